@@ -1,4 +1,4 @@
-"""What slots book, and helpers for sums of it that are updated in place."""
+"""Computes the amounts that a slot books, and updates sums of amounts in place."""
 
 from __future__ import annotations
 

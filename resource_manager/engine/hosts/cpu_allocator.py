@@ -1,11 +1,11 @@
-"""The cpus of one host: which slots hold them, and which ones a further slot would get.
+"""Assigns the cpus of one host: records which slots have them, and chooses those of a new slot.
 
-Answers are cached until the host's cpus change, because the question whether there is room is
-followed by the placement itself. Amounts and the number of slots are checked before (`Host.free`).
+Chosen assignments are cached until the host's cpus change, because a check for room is followed by
+the placement itself. The caller checks amounts and the number of slots before (`Host.free`).
 
-For *topology-constrained* requests, which demand more of their cpus than an amount, free amounts
-are necessary and not sufficient. On hosts that align all slots to NUMA nodes (`aligning`), this
-holds for all requests.
+Enough free amounts do not guarantee that a *topology-constrained* request fits, because its cpus
+must also lie in suitable places. On hosts that align all slots to NUMA nodes (`aligning`), this is
+true of all requests.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from resource_manager.engine.model.scheduling_key import CpuKey, Labels
 
 CpuKind = tuple[object, ...]
-"""Everything that decides which requests fit the cpus of an empty host. Equal hosts share one
-object.
+"""The properties that decide which requests fit the cpus of an empty host. Hosts with equal
+properties share one object.
 """
 
 ANSWERS_MAX = 16
-"""Answers cached per host: of the requests that are tried one after the other."""
+"""Most requests per host whose results are cached."""
 
 NOT_ANNOUNCED = "{}"
 """The announcement of an executor whose version does not know dedicated cpus."""
@@ -60,7 +60,9 @@ NO_TOPOLOGY = HostRefusal(
 
 
 class ResourceRequest(Protocol):
-    """What a host needs to know of a request: a scheduling class, or equal members of a gang."""
+    """The properties of a request that a host reads. A scheduling class has them, and a
+    `MemberRequest` of a gang.
+    """
 
     @property
     def profile(self) -> ResourceProfile | None:
@@ -84,19 +86,21 @@ class ResourceRequest(Protocol):
 
     @property
     def key(self) -> SchedulingKey:
-        """Everything that a host is chosen by."""
+        """All properties by which a host is chosen."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What equal slots get, one after the other, and why no more do, if that is known."""
+    """The cpus that equal slots get one after the other, and why no further slot fits, if that is
+    known.
+    """
 
     given: list[CpuAssignment]
     refusal: HostRefusal | None
 
 
 Answers = tuple[int, dict[CpuRequest, Answer]]
-"""Answers by request, as of a version of the ledger of cpus."""
+"""The version of the ledger of cpus, and the answers that are valid for it, by request."""
 
 
 def no_answers() -> Answers:
@@ -133,8 +137,8 @@ class CpuAllocator:
     # What there is.
 
     def adopt_topology(self) -> None:
-        """Makes a new ledger of cpus from the registration, with all slots. Slots keep what they
-        hold, even if the host no longer has it.
+        """Makes a new ledger of cpus from the registration and adds all slots. Slots keep their
+        cpus, even if the host no longer has these.
         """
         registration = self.executor.registration
         layout = _layout(registration)

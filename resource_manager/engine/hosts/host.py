@@ -1,14 +1,15 @@
 """The ledger of one executor: its slots and bookings, its last report, and the commands that it
 must get.
 
-Free capacity is always derived, in each dimension as the smaller one of two amounts. One is the
-total less all bookings here. The other is what the executor reported as available, less what is not
-in that report yet. So a report that was sent before an allocation arrived cannot give that capacity
-away a second time. And when an executor refuses an allocation, its report takes effect at once.
+Free capacity is computed from two amounts in each dimension; the smaller one counts. The first is
+the total less all bookings in this ledger. The second is the amount that the executor reported as
+available, less the bookings that this report does not contain yet. So a report that was sent before
+an allocation arrived does not make the allocated capacity free again. And when an executor refuses
+an allocation, its report takes effect at once.
 
-Example: the total is 8 cpus. Slots have booked 3, of which 1 was placed after the last report,
-which says 6 are available. Free are min(8 - 3, 6 - 1) = 5. If a process outside slots uses capacity
-and the report says 4, free are min(5, 3) = 3.
+Example: the total is 8 cpus, and slots have booked 3. The last report shows 6 available cpus,
+because it does not contain 1 of the 3 yet. So min(8 - 3, 6 - 1) = 5 cpus are free. If a process
+outside slots uses cpus and the report shows only 4, min(5, 4 - 1) = 3 cpus are free.
 """
 
 from __future__ import annotations
@@ -60,10 +61,12 @@ UNLIMITED = AMOUNT_MAX
 """Used for "no limit" where a number is needed."""
 
 KNOWN = "known/"
-"""Prefix of index columns: what a host in any state could give when empty."""
+"""Prefix of index columns for the capacity of a host when empty, whatever its state."""
 
 ONLINE = "online/"
-"""Prefix of index columns: the same, only of hosts that are not lost, draining or unreachable."""
+"""Prefix of index columns for the capacity of a host when empty. Only hosts that are not lost,
+draining or unreachable have these columns.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,9 +76,9 @@ class Host(CpuAllocator):
     Attributes:
         operator_policy: what operators have set for this host at runtime.
         cluster_policy: what they have set for all hosts.
-        total: what can be booked, including what is booked.
-        lost_cpus: by slot, dedicated cpus that it holds and that are not usable any more.
-        separate_pools: it has one memory pool per memory part.
+        total: amounts that can be booked, including those that are booked.
+        lost_cpus: by slot, those of its dedicated cpus that are no longer usable.
+        separate_pools: the host has a separate memory pool for each memory part.
         default_booking: what a default slot books.
         labels: of the executor.
         default_need: `default_booking` in the units of the index.
@@ -175,11 +178,11 @@ class Host(CpuAllocator):
         self.separate_pools = has_separate_pools(registration.total)
         self.labels = dict(registration.labels)
         self._adopt_cpus(self._cpus_now())
-        # First the settings in force, because the ledger of cpus reads them.
+        # After `_adopt_cpus`: the ledger of cpus reads the settings in force.
         self.adopt_topology()
         self.default_booking = self.booking_of(registration.default_profile)
         self.default_need = in_grains(self.default_booking)
-        # Recomputed in full: the memory pools may be others, which changes what each slot books.
+        # Recomputed in full: the host's memory pools may have changed, and with them each booking.
         self.booked = {}
         for slot in self.slots.values():
             slot.booked = self._booking_of_slot(slot)
@@ -188,7 +191,7 @@ class Host(CpuAllocator):
         self.notice_shrinking()
 
     def settle_cpus(self) -> bool:
-        """Takes in changed settings and what the executor sees of its cpus.
+        """Adopts changed settings and the cpu state that the executor reported.
 
         Returns:
             False if nothing changes for slots.
@@ -198,7 +201,7 @@ class Host(CpuAllocator):
             self._adopt_cpus(now)
         if not self.follow_settings() and now == before:
             return False
-        # The index columns depend on policy and kind, also if the total is the same.
+        # The index columns depend on policy and kind, even if the total is the same.
         self.described = None
         self.notice_shrinking()
         return True
@@ -222,8 +225,8 @@ class Host(CpuAllocator):
         ) or bool(registration.slots_max and len(self.slots) > registration.slots_max)
 
     def start_conversation(self) -> None:
-        """Forgets commands under way and all reports, when the executor registers. Slots stay
-        booked.
+        """Drops queued commands, the command in flight and all reports, because the executor has
+        registered. Slots stay booked.
         """
         self.reported = {}
         self.unowned = ()
@@ -247,7 +250,7 @@ class Host(CpuAllocator):
 
     def booking_for(self, request: ResourceRequest) -> dict[str, int]:
         """Returns what a slot for this request books here."""
-        # The two common cases do without any lookup of the default profile.
+        # The fast path for the common case: no CPU policy.
         if request.cpus is None:
             return (
                 self.default_booking
@@ -286,7 +289,7 @@ class Host(CpuAllocator):
             ordered: the resize in flight; None: there is none.
         """
         key = (slot.allocation_id, slot.generation)
-        # Both sums are corrected by what they contain now, then the slot changes.
+        # First subtracts the old booking from both sums, then changes the slot.
         decrease(self.booked, slot.booked)
         decrease(self.unreported, self.unreported_of(key, slot))
         slot.profile, slot.ordered = profile, ordered
@@ -331,11 +334,11 @@ class Host(CpuAllocator):
             return False
         command = self.in_flight
         if command is not None and command.number == slot.placed_with_command:
-            return False  # its answer will tell
+            return False  # whether the slot exists is known only after the answer
         return slot.placed_with_command <= self.contained_command
 
     def free(self, *, even_without_pool: bool = False) -> dict[str, int]:
-        """Returns what new slots could have if the host were eligible: no zeros, nothing negative.
+        """Returns the free amounts, as if the host were eligible. All of them are above zero.
 
         Args:
             even_without_pool: include best-effort cpu even if no cpu is in the best-effort pool.
@@ -347,14 +350,15 @@ class Host(CpuAllocator):
         for name, total in self.total.items():
             left = total - booked.get(name, 0)
             if available is not None:
-                # What the report cannot contain yet is subtracted, so that it is not given away
-                # twice.
+                # Bookings that the report does not contain yet are subtracted. Otherwise this
+                # capacity would be given to two slots.
                 said = available.get(name, 0) - unreported.get(name, 0)
                 if said < left:  # noqa: PLR1730 -- min() would take as long as all the rest
                     left = said
             if left > 0:
                 free[name] = left
-        # Booked amounts could not run anywhere, even if the total has best-effort cpu left.
+        # No cpu is in the best-effort pool, so best-effort slots could not run, even if the total
+        # has best-effort cpu left.
         if not even_without_pool and self.lacks_best_effort_pool:
             free.pop(BEST_EFFORT_CPU_MILLI, None)
         return free
@@ -406,7 +410,7 @@ class Host(CpuAllocator):
         return refusal is not None and refusal.active
 
     def end_refusals(self, now_ms: int) -> bool:
-        """Ends refusals whose time is over, or since which the reported state has changed.
+        """Ends refusals whose time is over, and those after which the reported state has changed.
 
         Returns:
             True if it ended any.

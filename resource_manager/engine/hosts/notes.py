@@ -1,5 +1,5 @@
-"""What the ledger of a host notes besides slots: the command in flight, refusals, resizes to try
-again, reserved capacity, and whether the executor can be dialled.
+"""Classes for what the ledger of a host stores besides slots: the command in flight, refusals,
+resizes to try again, reserved capacity, and whether the executor can be dialled.
 """
 
 from __future__ import annotations
@@ -83,22 +83,22 @@ class ResizeBackoff:
 
 @dataclass(frozen=True, slots=True)
 class ReservedCapacity:
-    """What a host keeps for the owner of a reservation: amounts as they are booked there, and a
-    number of slots.
+    """Capacity that a host keeps for the owner of a reservation: the amounts that the owner will
+    book there, and a number of slots.
 
-    The owner waits until the slots of `before` have ended, which were there when the reservation
-    was made. Meanwhile others may use what is free, as long as they and the owner together need no
-    more than the host has. That delays the owner by nothing, because it waits for `before` anyway.
+    The owner waits for the slots in `before`, which existed when the reservation was made.
+    Meanwhile others may use free capacity, as long as they and the owner together fit on the host.
+    That does not delay the owner, because it waits for the slots in `before` anyway.
 
-    Example: a host with 8 cpus reserves 4, and `before` has booked 6. Others may have the free 2,
-    since 2 + 4 is no more than 8. When 2 of `before` end, others may have these, too: 4 + 4 is no
-    more than 8. Whatever else ends of `before` is kept for the owner.
+    Example: a host with 8 cpus reserves 4, and the slots in `before` have booked 6. Others may use
+    the 2 free cpus, since 2 + 4 <= 8. When slots in `before` free 2 more cpus, others may use
+    these, too, since 4 + 4 <= 8. All cpus that are freed later are kept for the owner.
 
     Attributes:
         amounts: reserved amounts.
         slots: reserved number of slots.
-        before: what slots had booked when the reservation was made, by slot.
-        barred: dimensions of which others may have nothing.
+        before: amounts that each slot had booked when the reservation was made.
+        barred: dimensions that others must not use at all.
     """
 
     amounts: Amounts
@@ -114,7 +114,7 @@ class ReservedCapacity:
             total: its total.
             slots: all its slots.
         """
-        # what was booked after the reservation was made, also by older slots that have grown
+        # Amounts booked after the reservation was made, including the growth of older slots.
         since: dict[str, int] = {}
         for key, slot in slots.items():
             before = self.before.get(key, {})
@@ -123,7 +123,7 @@ class ReservedCapacity:
                     since[name] = since.get(name, 0) + amount - before.get(name, 0)
         spare = {}
         for name, amount in free.items():
-            # What others may still book so that they and the owner together stay within the total.
+            # Others may still book this much: then they and the owner stay within the total.
             beyond = total.get(name, 0) - self.amounts.get(name, 0) - since.get(name, 0)
             if name in self.barred:
                 continue
@@ -135,7 +135,9 @@ class ReservedCapacity:
         return spare
 
     def missing(self, free: Amounts, slots_left: int) -> tuple[dict[str, int], int]:
-        """Returns what of it is not free yet: amounts, and a number of slots."""
+        """Returns the part of the reserved capacity that is not free yet: amounts, and a number of
+        slots.
+        """
         return shortfall(self.amounts, free), max(0, self.slots - slots_left)
 
     def spare_slots(self, left: int, most: int, slots: Mapping[SlotKey, Slot]) -> int:

@@ -9,12 +9,12 @@ SCORE = "score"
 """Index column of "spread": the smallest free share of any dimension, in millionths."""
 
 CPU_SURPLUS = "score.cpu"
-"""Index column of "balanced": by how much more of the cpu than of the memory is free, in millionths
-of the host's total; 1,000,000 if both are equal.
+"""Index column of "balanced": 1,000,000 plus the free share of cpu less the free share of memory,
+in millionths. 50 % of the cpu and 20 % of the memory free: 1,300,000.
 """
 
 MEMORY_SURPLUS = "score.memory"
-"""Index column of "balanced": the same for memory."""
+"""Index column of "balanced": 1,000,000 plus the free share of memory less that of cpu."""
 
 SHARE_UNIT = 1_000_000
 
@@ -44,7 +44,8 @@ def score_columns(
         case "balanced":
             # `max` avoids a division by zero on hosts without this resource.
             cpu = free.get(CPU_MILLI, 0) * SHARE_UNIT // max(1, total.get(CPU_MILLI, 0))
-            # Memory parts are added up, so that hosts with one pool and with several compare.
+            # Memory parts are added up, so that hosts with one and with several memory pools can be
+            # compared.
             has = sum(total.get(name, 0) for name in MEMORY)
             memory = sum(free.get(name, 0) for name in MEMORY) * SHARE_UNIT // max(1, has)
             surplus = cpu - memory

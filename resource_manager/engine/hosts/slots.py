@@ -29,7 +29,7 @@ class Slots(dict[SlotKey, Slot]):
         self.superseded.setdefault(slot.allocation_id, []).append(slot)
 
     def unmark_superseded(self, slot: Slot) -> bool:
-        """Notes that a slot is gone, or belongs to its request again.
+        """Notes that a slot was deleted, or serves its request again.
 
         Returns:
             True if it was marked as superseded.

@@ -1,10 +1,10 @@
-"""What a constraint is: one condition that a host must meet for requests of a scheduling class.
+"""Defines constraints. A constraint is one condition that a host must meet to serve a request.
 
-Each kind of constraint is one class (`fit.py` lists them). It answers, about one host as it is, as
-if it were empty, or as if some of its slots had ended (`HostView`):
+Each kind of constraint is a subclass of `Constraint` (`fit.py` lists them). It checks one host: as
+it is, as if it were empty, or as if some of its slots had ended (`HostView`). It returns
 
-- which columns of the capacity index are necessary for it,
-- which obstacles there are, exactly and with numbers,
+- the columns of the capacity index that a host needs to meet the condition,
+- the obstacles on the host, with exact numbers,
 - the smallest changes of the request that would remove them.
 """
 
@@ -29,31 +29,31 @@ MILLION = 1_000_000
 
 
 class Blocker(StrEnum):
-    """Codes of obstacles, besides INSUFFICIENT_<DIMENSION>."""
+    """Codes of obstacles. There are also codes INSUFFICIENT_<DIMENSION>, which are not listed."""
 
     LOST = "LOST"
     UNCONFIRMED = "UNCONFIRMED"
     DRAINING = "DRAINING"
-    UNREACHABLE = "UNREACHABLE"  # it reports, but cannot be dialled
+    UNREACHABLE = "UNREACHABLE"  # the executor cannot be dialled
     LABEL_MISMATCH = "LABEL_MISMATCH"
     TOTAL_TOO_SMALL = "TOTAL_TOO_SMALL"
     SLOT_LIMIT = "SLOT_LIMIT"
-    REFUSED = "REFUSED"  # the executor refused an equal slot lately
-    HELD = "HELD"  # for the owner of a reservation
+    REFUSED = "REFUSED"  # the executor refused an equal slot recently
+    HELD = "HELD"  # the free capacity is reserved for another owner
     DEVICES = "DEVICES"  # no device, or too few, have enough left
-    TOPOLOGY = "TOPOLOGY"  # its cpus or NUMA nodes do not suit, whatever amounts are free
+    TOPOLOGY = "TOPOLOGY"  # the cpus or NUMA nodes do not suit, whatever amounts are free
 
 
 class Obstacle(NamedTuple):
-    """One thing that stands between a request and a host.
+    """One reason why a host cannot serve a request.
 
     Attributes:
         constraint: the condition that is not met.
-        blocker: its code, as people and the protocol see it.
-        transient: it goes away when enough slots on the host end.
-        lack: how far the host is from meeting the condition, in millionths of what is asked for;
-            0 where there is no such number.
-        dimension: of which too little is free.
+        blocker: the code of the obstacle, for people and in the protocol.
+        transient: the obstacle goes away when enough slots on the host end.
+        lack: how much is missing, in millionths of the requested amount; 0 if nothing can be
+            measured.
+        dimension: the dimension of which too little is free.
         host_refusal: why cpus or NUMA nodes do not suit.
     """
 
@@ -69,11 +69,11 @@ NO_OBSTACLE: tuple[Obstacle, ...] = ()
 
 
 class HostView:
-    """What a host could give to one more slot.
+    """A host as a constraint checks it: what the host could give to one more slot.
 
     Attributes:
         host: the host.
-        free: amounts that the slot could have.
+        free: amounts that the slot could have; `spare` also subtracts reserved capacity.
         total: amounts that it could have if all other slots ended.
         slots_left: how many more slots the host may have.
         is_empty: the host is seen as if it had no slots, now or ever, and no reservation.
@@ -118,8 +118,8 @@ class HostView:
     ) -> HostView:
         """Returns the host as if these slots had ended.
 
-        Includes best-effort cpu that cannot be used while the best-effort pool is empty: the end of
-        slots may fill the pool, and the cpus of the view tell.
+        `free` includes best-effort cpu even if the best-effort pool is empty now, because the end
+        of slots may fill the pool. `cpus` shows whether it does.
         """
         gone = tuple(ended)
         free = add(
@@ -133,15 +133,17 @@ class HostView:
 
     @classmethod
     def growing(cls, host: Host, slot: Slot) -> HostView:
-        """Returns the host as it is, for what a slot there needs beyond what it has booked."""
+        """Returns the host as it is, for the growth of a slot there: the amounts that the slot
+        needs in addition to its booking.
+        """
         # A slot that grows needs no second slot, so their number does not limit it.
         at = cls(host, host.free(), UNLIMITED)
-        # The slot stays, so at most the rest of the host is left for its growth.
+        # The slot keeps its booking, so its growth can have at most the rest of the host.
         at.total = subtract(host.total, slot.booked)
         return at
 
     def spare(self) -> Amounts:
-        """Returns what of `free` is not reserved for others."""
+        """Returns the part of `free` that is not reserved for others."""
         reserved = self.host.reserved
         if reserved is None or self.owns_reservation or self.is_empty:
             return self.free
@@ -166,12 +168,12 @@ class HostView:
 
     @property
     def is_now(self) -> bool:
-        """True if the host is seen as it is."""
+        """True if the view is not empty and leaves out no slots."""
         return not (self.is_empty or self._ended)
 
     def cpus(self) -> CpuLedger | None:
-        """Returns the ledger of cpus to ask; None: the host does not report its cores. The caller
-        must not change it.
+        """Returns the ledger of cpus that fits this view; None: the host does not report its cores.
+        The caller must not change it.
         """
         ledger = self.host.cpus
         if ledger is None or self.is_now:
@@ -189,10 +191,10 @@ class Remedy:
     """A change of a request that would let it fit on one host.
 
     Attributes:
-        size: of the change, to compare with others, in millionths.
+        size: how large the change is, in millionths, for comparison with other remedies.
         text: completes "fits now on host-a ...".
-        at_most: dimensions to ask less of, with the amount that would fit as `free`.
-        relaxed: policies that would have to give way: "bind", "exclusive", "numa", "qos".
+        at_most: dimensions whose requested amount must be lower; `free` is the amount that fits.
+        relaxed: policies that must be given up: "bind", "exclusive", "numa", "qos".
     """
 
     size: int
@@ -205,15 +207,15 @@ class Constraint(ABC):
     """One condition that a host must meet.
 
     Attributes:
-        of_size: the condition is about what a host is, so it also holds for an empty one.
-        costly: to check it takes much longer than to compare numbers, so it is checked only where
-            all other conditions are met.
-        columns: names of its index columns, those of amounts excepted.
-        column_prefixes: prefixes of further ones, whose names depend on what hosts have.
-        has_columns: it has index columns.
+        of_size: the condition does not depend on slots, so an empty host must meet it as well.
+        costly: a check takes much longer than a comparison of numbers. It is made only on hosts
+            that meet all other conditions.
+        columns: names of its index columns, except those of amounts.
+        column_prefixes: prefixes of further index columns, whose names depend on what hosts have.
+        has_columns: whether the constraint has index columns.
         is_counted: its columns may be compared with sums over hosts.
-        remedies_sought_on: on how many hosts `remedies` may be asked, for one explanation.
-        phrase: its obstacle in words, where those are always the same.
+        remedies_sought_on: on how many hosts one explanation may call `remedies`.
+        phrase: text of its obstacle, if the text is always the same.
     """
 
     of_size: ClassVar[bool] = False
@@ -234,22 +236,22 @@ class Constraint(ABC):
         return True
 
     def needs(self, request: ResourceRequest, *, separate_pools: bool) -> dict[str, int]:
-        """Returns what a host must have at least, in index columns. A host that has less certainly
-        does not meet the condition.
+        """Returns the least value that a host must have in each index column. A host with less does
+        not meet the condition; a host with more may still not meet it.
 
         Args:
-            request: what is asked for.
-            separate_pools: on a host with a pool for each memory part.
+            request: the request.
+            separate_pools: True: for a host with a separate memory pool for each memory part.
         """
         return {}
 
     def offers(self, at: HostView) -> dict[str, int]:
-        """Returns what a host has in these columns."""
+        """Returns the values of a host in the columns of this constraint."""
         return {}
 
     def preferred(self, request: ResourceRequest) -> list[dict[str, int]]:
-        """Returns, for each policy that the request prefers, what a host must have in addition so
-        that the policy can be met; empty where the index does not tell.
+        """Returns, for each policy that the request prefers, the least column values with which a
+        host can meet the policy; an empty dict if no column shows it.
         """
         return []
 
@@ -261,10 +263,10 @@ class Constraint(ABC):
     def obstacles(
         self, request: ResourceRequest, asked: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
-        """Returns what stands between a request and a host; none if the condition is met.
+        """Returns the reasons why the host does not meet the condition; empty: it does.
 
         Args:
-            request: what is asked for.
+            request: the request.
             asked: the amounts that it would book there.
             at: the host.
         """
@@ -279,12 +281,12 @@ class Constraint(ABC):
         at: HostView,
         settings: EngineSettings,
     ) -> Iterator[Remedy]:
-        """Yields the smallest changes of a request with which a host would fit that meets all other
-        conditions.
+        """Yields the smallest changes of a request with which this host would meet the condition.
+        The caller has checked that the host meets all other conditions.
 
         Args:
-            request: what is asked for.
+            request: the request.
             at: the host.
-            settings: for the least that a request may ask for.
+            settings: contain the least amounts that a request may have.
         """
         yield from ()

@@ -1,7 +1,7 @@
 """Finds out whether some host could serve a scheduling class, now or when empty.
 
-The capacity index selects hosts, so that not every host is compared. `fit.py` compares those with
-the request. The answer for empty hosts is cached with the class until the size, labels or
+The capacity index selects hosts, so that not every host is compared. `fit.py` compares the selected
+hosts with the request. The result for empty hosts is cached in the class until the size, labels or
 availability of a host changes.
 """
 
@@ -25,11 +25,11 @@ from resource_manager.engine.placement.reserved import Reservation, Reservations
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 ASKED_MAX = 64
-"""Hosts whose cpus and NUMA nodes are checked, at most, to explain why a request waits."""
+"""Most hosts whose cpus and NUMA nodes are checked to explain why a request waits."""
 
 
 class Feasibility(StrEnum):
-    """Whether a scheduling class could be served by empty hosts, whatever is free now."""
+    """Whether a host could serve a scheduling class if the host were empty."""
 
     POSSIBLE = "POSSIBLE"  # some executor could serve it when empty
     OFFLINE = "OFFLINE"  # only lost, draining or unreachable executors could
@@ -101,8 +101,8 @@ def _some_host_could(
 
     likely: Iterable[str] = hosts
     if scheduling_class.policy.topology_constrained and scheduling_class.profile is not None:
-        # Either the cpus of all hosts of a kind suit, or those of none, so one host is checked.
-        # Default slots are excluded, because they differ within a kind.
+        # All hosts of a kind have equal cpus, so one host is checked for all. This does not hold
+        # for default slots: hosts of one kind may have different default profiles.
         kinds = [
             names
             for names in hosts.indexes.kinds.values()
@@ -121,7 +121,7 @@ def some_host_covers(hosts: Hosts, labels: Labels, needs: list[Need]) -> bool:
         needs: alternatives, in columns of the index.
     """
     index = hosts.indexes.of(labels)
-    # No label needs a check: none is required, or the index has only hosts that carry them.
+    # Labels need no check: none is required, or the index contains only hosts that carry them.
     if not labels or index is not hosts.indexes.main:
         return next(index.covering_by_block(needs), None) is not None
 
@@ -140,8 +140,9 @@ def _some_host(
 ) -> bool:
     """Returns True if some host can serve a request.
 
-    Iterates over two lists in step and ends with the shorter one: the hosts that cover a need, and
-    the hosts that carry the labels or are likely to suit. A host that can serve is in both lists.
+    A host that can serve is in two lists: the hosts that cover a need, and the hosts that carry the
+    labels or are likely to suit. So it is enough to read the shorter list to its end. Both are read
+    in step, because their lengths are unknown.
 
     Args:
         hosts: all hosts.
@@ -154,7 +155,7 @@ def _some_host(
     if labels and index is hosts.indexes.main:
         likely = hosts.indexes.carriers(labels)
     for at, name in zip(index.covering(needs), likely, strict=False):
-        # Both are checked in each step, since it is unknown which list ends first.
+        # Checks the next host of each list.
         for host in (hosts[index.ids[at]], hosts[name]):
             if host.carries(labels) and serves(host):
                 return True
@@ -177,11 +178,11 @@ def free_sums(hosts: Hosts, scheduling_class: SchedulingClass) -> Amounts:
 
 
 def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
-    """Returns True if some host has room for a request of a class now, even if the host would not
-    take it. The indexes must be up to date.
+    """Returns True if some host has room for a request of a class now, even if the host would
+    refuse the request. The indexes must be up to date.
 
-    Where amounts do not decide, at most `ASKED_MAX` hosts are checked. This is only an explanation:
-    a request that waits has been tried on all hosts.
+    Where amounts do not decide, at most `ASKED_MAX` hosts are checked. That is enough, because the
+    result is used only to explain why a request waits.
     """
     needs: list[Need] = [*needs_of(scheduling_class).kinds]
     if not is_exact_somewhere(hosts, scheduling_class):
@@ -243,6 +244,6 @@ def blocking_reservations(
     fit = Fit(scheduling_class)
     for each in reservations.all():
         reserved = (hosts[name] for name in each.hosts if name in hosts)
-        # With any further blocker the request would not fit without the reservation either.
+        # If there is another blocker, the request would not fit without the reservation either.
         if any(fit.verdict(HostView.now(host)).blockers == (Blocker.HELD,) for host in reserved):
             yield each

@@ -23,7 +23,7 @@ class Hosts(dict[str, Host]):
     Attributes:
         settings: of the engine.
         indexes: find hosts with room; up to date after `refresh`.
-        version: rises when what the hosts could give when empty changes.
+        version: rises when the capacity of hosts when empty, or which hosts there are, changes.
         in_use: number of hosts that have slots.
         refusing: hosts that refused a slot at some time; the refusal may have ended.
         touched: hosts whose free capacity may have changed since the last `refresh`, or that were
@@ -51,7 +51,8 @@ class Hosts(dict[str, Host]):
         """Updates the indexes from the hosts that were touched, and unblocks requests that may fit
         now.
         """
-        # A removed host was touched, too: it has no columns left, but the trees must be rebuilt.
+        # `touched` may contain hosts that were removed. `refresh` is called even if only these are
+        # left, because their removal requires the trees of the indexes to be rebuilt.
         touched = [self[name] for name in sorted(self.touched) if name in self]
         self.touched.clear()
         self.indexes.refresh(touched, queue)
@@ -61,7 +62,8 @@ class Hosts(dict[str, Host]):
         del self[host.host_id]
         self.indexes.remove(host)
         self.touch(host)  # `refresh` has to rebuild the indexes
-        # Verdicts about empty hosts are cached with this version, and may have counted on the host.
+        # Cached verdicts about empty hosts may depend on the host. The new version makes them
+        # invalid.
         self.version += 1
 
     def heard(self) -> Heard:

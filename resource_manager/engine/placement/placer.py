@@ -1,10 +1,10 @@
 """Finds hosts for slots of a scheduling class, and takes the capacity. A `Placer` is one placement
-pass; everything in it is counted, nothing is made per slot.
+pass. It works with numbers of slots, and makes no object for each slot.
 
-For each class it goes through the levels of candidates (`tiers.py`). Where amounts decide, the
-number of slots that fit a host is a division, and taking them one subtraction per column of the
-index. Where they do not, each candidate is asked about its cpus and NUMA nodes (`search.py`), and
-the caller books the slots and lets the pass `follow` the hosts.
+For each class it tries the levels of candidates in order (`tiers.py`). Where amounts decide, a
+division gives the number of slots that fit on a host, and one subtraction per index column takes
+them. Otherwise the cpus and NUMA nodes of each candidate are checked (`search.py`). The caller then
+books the slots and calls `follow` with their hosts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ Run = tuple[str, int]
 
 
 class Placer:
-    """One pass. The indexes must be fresh; until `finish`, nothing else may change them."""
+    """One placement pass. The indexes must be up to date at its start. Until `finish`, only this
+    placer may change them.
+    """
 
     def __init__(
         self, hosts: Hosts, reservations: Reservations, ledger: Ledger | None = None
@@ -49,14 +51,15 @@ class Placer:
         self._closed: set[str] = set()  # hosts that get no more slots
         most = hosts.settings.hosts_asked_max
         self._asks = Asks(most, most // 2)
-        # Entries outlive their refusals; dropping them here keeps the checks of each class short.
+        # An entry of `refusing` stays when the host's refusals are deleted. Such entries are
+        # dropped here, because each class checks all entries.
         for name in list(hosts.refusing):
             if name not in hosts or not hosts[name].refusals:
                 del hosts.refusing[name]
 
     def has_room(self, scheduling_class: SchedulingClass) -> bool:
         """Returns True if at least one slot of a class can be placed."""
-        # Most classes that were unblocked still have no room. This is cheaper than a search.
+        # Most classes that were unblocked still have no room. This check is cheaper than a search.
         if scheduling_class not in self._found and self._is_still_full(scheduling_class):
             return False
         return self._candidates(scheduling_class).first() is not None
@@ -75,8 +78,8 @@ class Placer:
     ) -> list[Run]:
         """Takes capacity for up to `count` slots.
 
-        Books nothing: the caller makes the slots before it asks again. After slots whose cpus and
-        NUMA nodes are chosen (`Host.needs_topology`), it lets the pass `follow` their hosts.
+        The caller must book the slots before the next call. If their cpus and NUMA nodes are chosen
+        (`Host.needs_topology`), it must then call `follow` with their hosts.
 
         Args:
             scheduling_class: the class.
@@ -100,13 +103,13 @@ class Placer:
         return runs
 
     def asked(self, scheduling_class: SchedulingClass) -> int:
-        """Returns how many hosts were asked in this pass about cpus and NUMA nodes for a class."""
+        """Returns on how many hosts this pass has checked cpus and NUMA nodes for a class."""
         found = self._found.get(scheduling_class)
         return sum(search.asked for search in found.begun()) if found is not None else 0
 
     def cut_off(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if too many hosts answered in this pass that they cannot serve a class, and
-        there are more: whether there is room is unknown.
+        """Returns True if the search for a class was cut off, because too many hosts were checked
+        and did not suit. Whether one of the other hosts has room is unknown.
         """
         found = self._found.get(scheduling_class)
         # A level that demands preferences may be cut off: the last level accepts any host.
@@ -115,13 +118,13 @@ class Placer:
         )
 
     def follow(self, hosts: Iterable[Host]) -> None:
-        """Takes in what was booked on these hosts during the pass by others than `place`: a gang,
-        a slot that grows, or slots whose cpus and NUMA nodes were chosen.
+        """Reads again what is booked on these hosts. The caller calls this after it has booked a
+        gang, a slot that grows, or slots whose cpus and NUMA nodes were chosen.
         """
         self._ledger.follow(hosts)
 
     def finish(self) -> None:
-        """Makes the indexes exact again and stores how far the searches came."""
+        """Brings the indexes up to date and stores how far the searches came."""
         self._ledger.settle()
         for found in self._found.values():
             found.finish()
@@ -224,8 +227,8 @@ class Placer:
         return self._one_by_one(found, level, column, count, besides)
 
     def _pack(self, found: Candidates, level: int, count: int, besides: set[int]) -> list[Taken]:
-        """Takes a part of each host with room, in order of rank, and again until nothing is left to
-        place or nothing fits.
+        """Takes a part of each host with room, in order of rank. Repeats this until all slots are
+        placed or no host has room.
         """
         taken: list[Taken] = []
         # Locals and inlined arithmetic: this is the innermost loop of placement.
@@ -237,10 +240,10 @@ class Placer:
             for _, position in ranked:
                 booking = bookings.everywhere or bookings.at(position)
                 columns = booking.columns
-                # The only host left takes all. Otherwise it gets a part, so that slots of other
-                # proportions can be placed beside them.
+                # The only host left takes all. Otherwise each host gets a part, so that slots with
+                # other proportions of cpu and memory can share the host.
                 share = count if len(ranked) == 1 else min(count, booking.at_once)
-                # One slot fits: the ranking has just checked that.
+                # The ranking has just checked that one slot fits.
                 if share > 1:
                     for leaves, amount, _ in columns:
                         fit = leaves[position] // amount
@@ -293,8 +296,9 @@ class Placer:
         return taken
 
     def _best_fit(self, found: Candidates, level: int, besides: set[int]) -> int | None:
-        """Returns the host that meets most of what is preferred; of these one with least free cpu,
-        so that what is large and whole stays so. A host in use comes before an empty one.
+        """Returns the host that meets most preferred policies. On a tie it is the one with least
+        free cpu, so that hosts with much free cpu stay free for large requests. A host in use comes
+        before an empty one.
         """
         window = found.window(level, self._hosts.settings.pack_candidates, besides)
         return min(window, key=found.rank, default=None)
@@ -355,8 +359,8 @@ class Candidates:
         return None
 
     def window(self, level: int, most: int, besides: Collection[int]) -> list[int]:
-        """Returns the first hosts of a level that have room: hosts in use, else empty ones. If
-        hosts in use are left to ask, it is unknown whether an empty one is needed.
+        """Returns the first hosts of a level that have room: hosts in use, else empty ones. If the
+        search of hosts in use was cut off, empty hosts are not returned: they may not be needed.
         """
         found: list[int] = []
         for search in self.searches(level):
@@ -368,7 +372,7 @@ class Candidates:
         return found
 
     def rank(self, position: int) -> tuple[int, int, int, int]:
-        """Returns the rank of a host that was asked; the best one has the lowest."""
+        """Returns the rank of a host whose cpus were checked. The best host has the lowest rank."""
         scope = self.scope
         wanted, host = scope.scheduling_class, scope.host(position)
         cpu = BEST_EFFORT_CPU_MILLI if wanted.best_effort else CPU_MILLI

@@ -19,7 +19,7 @@ Members = Sequence[tuple[MemberRequest, int]]
 
 @dataclass(frozen=True, slots=True)
 class ReservationOwner:
-    """What capacity is reserved for: a request, a gang, or the growth of a slot.
+    """A request, a gang, or a slot that must grow, for which capacity is reserved.
 
     Attributes:
         number: arrival number, which identifies it.
@@ -50,7 +50,7 @@ class HostChoice:
     """The hosts that an owner would get.
 
     Attributes:
-        booked: what it would book, by host, with the number of slots as `SLOTS`.
+        booked: amounts that it would book, by host, with the number of slots as `SLOTS`.
         requests: what the owner requests; empty for a resize.
         shares: how many members of each request go to each host.
         members: the same by host.
@@ -69,7 +69,7 @@ class Reservation:
     Attributes:
         owner: the request, gang or slot that it is kept for.
         choice: the hosts that the owner would get.
-        hosts: what is kept, by host.
+        hosts: the reserved capacity, by host.
         starved_since: start of the owner's starvation clock.
         since_time_ms: when the reservation was made (wall clock).
         until_ms: when it expires, if slots that must end have not ended by then (monotonic).
@@ -109,7 +109,8 @@ class Reservations:
         searched_as_of: version of the cluster for which `searched` is valid, and until when.
         next_since: start of the oldest starvation clock that was not over at the last check.
         due_ms: when starved waiters are examined next; earlier if more waiters become starved.
-        stuck: time alone may make it possible to reserve capacity for one of them.
+        stuck: a further check may make a reservation although nothing has changed: waiters are left
+            to examine, or time alone may help.
         placements: number of placements of all jobs at the last check.
     """
 
@@ -139,11 +140,11 @@ class Reservations:
             self.on_host[name] = made
 
     def remove(self, ended: Reservation) -> None:
-        """Removes a reservation. Its hosts may now suit waiters for which none were found."""
+        """Removes a reservation. Its hosts may now suit waiters for which no hosts were found."""
         del self.by_number[ended.owner.number]
         for name in ended.hosts:
             del self.on_host[name]
-        # A waiter that no host would suit gains nothing. The others may find free hosts now.
+        # Keeps only waiters that no host would suit: for all others, a new search may find hosts.
         self.searched = {each: found for each, found in self.searched.items() if not found}
         # The next check begins again with the longest starved, and is due at once.
         self.unexamined.clear()

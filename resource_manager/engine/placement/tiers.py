@@ -8,7 +8,7 @@ compared with each other. The next level is tried if no host of the earlier leve
 - A topology-constrained class: first the hosts that can meet all its preferred policies, then those
   that miss one, and so on. So a preference ranks all hosts, not only the first ones with room.
 
-Example: "SpreadByPCPUs" is preferred, on 1,000 hosts that demand whole cores and one that does not.
+Example: a request prefers "SpreadByPCPUs". 1,000 hosts demand whole cores, and one host does not.
 The first level needs the column `pin.cores`, which only that one host has, so it is found at once.
 """
 
@@ -33,7 +33,8 @@ class Tier(NamedTuple):
     """Some of the hosts.
 
     Attributes:
-        columns: what these hosts must have in the index, besides what the class needs.
+        columns: index columns with the least value that these hosts must have, in addition to the
+            needs of the class.
         in_use: True: only hosts with slots; False: only empty ones; None: both.
         unmet_max: number of preferred policies that a host may miss; None: any.
         aligning: only hosts that align every slot to NUMA nodes.
@@ -72,8 +73,8 @@ def _by_preferences(
     told = [need for need in needs if need]  # the index has columns for these
     found: list[Level] = []
     for missed in range(len(needs)):
-        # The index can demand only preferences that have columns. Each choice of those that are met
-        # is one tier; other preferences are compared when hosts are asked.
+        # An index search can demand only preferences that have columns. Each combination of met
+        # preferences is one tier. Other preferences are compared when a host's cpus are checked.
         some = combinations(told, max(0, len(told) - missed))
         most = missed + never_met
         found.append(tuple(Tier(tuple(chain(*each)), unmet_max=most) for each in some))

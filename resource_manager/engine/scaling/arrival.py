@@ -1,13 +1,14 @@
-"""Handles executors that register: which provision they belong to, and which requests go there
-first.
+"""Handles executors that register: finds the provision of each, and places the requests that were
+planned on it.
 
-A provisioned executor is known by its id. Requests that were planned on it are placed before all
+A provisioned executor is found by its id. Requests that were planned on it are placed before all
 others. Requests that do not fit, because it is smaller than promised, stay queued and are planned
-again. If it could not even serve them when empty, its shape backs off.
+again. If it could not serve them even when empty, its shape backs off.
 
-An executor that came by itself takes over the plan of the most similar pending one. A provider may
-have started an executor whose provision is unknown: it was given up, or is newer than the stored
-state. This executor is adopted, so that it is given back when it is idle.
+An executor that no provision has ordered takes over the plan of the most similar pending executor.
+A provider may also have started an executor whose provision is unknown: the provision was given up,
+or is newer than the stored state. This executor is adopted: it gets a provision, so that it is
+given back when it is idle.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None
     Args:
         context: of the registration.
         executor_id: the executor.
-        new: it was unknown before.
+        new: whether the executor was unknown before.
     """
     state, elastic, host = context.state, context.state.elastic, context.state.hosts[executor_id]
     provision = state.provisions.get(host.host_id)
@@ -51,14 +52,14 @@ def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None
     if of_shape in elastic.shapes:
         elastic.seen[of_shape] = empty_like(host)
     if provision is not None:
-        # One that registers again has no plan any more.
+        # An executor that registers again has no plan any more.
         if provision.state in PENDING:
             elastic.arrived[host.host_id] = host.host_id
         context.state.provision_moves.registered(provision, host)
         return
     if not elastic.provisioning:
         return
-    # One that registers again took over a plan when it was new, if there was one.
+    # Only a new executor takes over a plan. One that registers again has done so before.
     if new:
         elastic.arrived[host.host_id] = _nearest(state.provisions, state.elastic, host)
     shape = host.executor.registration.provided_as
@@ -85,7 +86,8 @@ def _adopt(context: EventContext, host: Host, shape: str) -> None:
 
 
 def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> str:
-    """Returns the most similar pending executor; empty if this one carries the labels of none.
+    """Returns the id of the most similar pending executor whose labels this host carries; empty:
+    there is none.
 
     The difference is the sum over all dimensions of |a - b| / max(a, b). On a tie, the oldest wins.
     """
@@ -115,8 +117,8 @@ def hand_over(context: EventContext) -> None:
     for host_id, promised in elastic.arrived.items():
         host = state.hosts.get(host_id)
         content = elastic.plan.on.get(promised)
-        # An executor that came by itself leaves the plan in place: the pending one may still
-        # register.
+        # If the executor took over the plan of another one, that plan stays: the pending executor
+        # may still register.
         if promised == host_id:
             elastic.plan.drop(promised)
             if host is not None:
@@ -133,8 +135,8 @@ def _judge(
 ) -> None:
     """Compares an executor with what was promised for the requests planned on it.
 
-    An executor that could not serve them even when empty is a failure of its shape. Otherwise
-    executors of that shape would be ordered and given back without end.
+    If the executor could not serve them even when empty, its shape backs off. Otherwise executors
+    of that shape would be ordered and given back without end.
     """
     elastic, provision = provision_moves.elastic, provision_moves.provisions[host.host_id]
     shape = elastic.shapes.get(provision.shape)
@@ -143,14 +145,14 @@ def _judge(
     # One reason is enough for a failure.
     lack = next(_lacks(gangs, host, content), "")
     if lack:
-        elastic.verdicts[host.host_id] = True  # judged for good, even if other requests use it
+        elastic.verdicts[host.host_id] = True  # final, even if other requests use the executor
         message = (
             f"{host.host_id}: registered with {amounts_text(host.executor.registration.total)}"
         )
         message += f" ({amounts_text(shape.total)} were promised), and {lack}"
         provision_moves.back_off(shape.name, message)
     elif content:
-        # the back-off ends for good once a slot runs there
+        # The shape may be ordered again. Its failures are cleared once a slot runs there.
         elastic.backoffs[shape.name].until_ms = 0
     else:
         provision_moves.proved(provision)
@@ -164,7 +166,9 @@ _LACKS: dict[Constraint, str] = {
 
 
 def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
-    """Yields reasons why an executor could not serve, even when empty, what was planned on it."""
+    """Yields the reasons why an executor, even when empty, could not serve the requests that were
+    planned on it.
+    """
     total, empty = host.total, HostView.empty(host)
     for scheduling_class in content.classes:
         obstacle = Fit(scheduling_class).size_obstacle(empty)
@@ -192,9 +196,10 @@ def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
 
 
 def _place_gangs(context: EventContext, content: Content) -> None:
-    """Tries gangs that may fit as a whole now; the others stay queued.
+    """Tries the planned gangs. Those that do not fit stay queued.
 
-    Called after single requests are placed: a gang searches all hosts, and might take their room.
+    Called after single requests are placed, because a gang searches all hosts and might take the
+    room of those requests.
     """
     state = context.state
     for gang_id in content.gangs:
@@ -225,7 +230,7 @@ def _place(context: EventContext, host: Host, content: Content) -> None:
     for scheduling_class, count in left.items():
         numbers = _first_admitted(state.flows, state.quotas, scheduling_class, count)
         candidates += [(number, scheduling_class, state.requests.at(number)) for number in numbers]
-    # In order of arrival; neighbours of one class and job are then placed together.
+    # Sorted by arrival. Consecutive requests of one class and job are then placed together.
     candidates.sort(key=lambda each: each[0])
     for (scheduling_class, job_id), run in groupby(
         candidates, key=lambda each: (each[1], each[2].job_id)
@@ -235,7 +240,7 @@ def _place(context: EventContext, host: Host, content: Content) -> None:
             for _, _, request in run
             if not _still_holds_older_slot(state.slots, request, host)
         ]
-        # What was placed before in this loop has taken room and quota, so both are read again.
+        # Room and quota are read again, because earlier iterations have used some of both.
         most = min(len(requests), left[scheduling_class], _room_for(host, scheduling_class))
         if fitting := requests[: state.quotas.admitted_of(scheduling_class, job_id, most)]:
             context.state.moves.place(fitting, host)
@@ -248,8 +253,8 @@ def _first_admitted(
 ) -> Iterable[int]:
     """Returns the first arrival numbers of a scheduling class that quotas admit, up to `count`.
 
-    If any group has a maximum, up to `count` numbers of each job are returned, since earlier ones
-    may use up the quota of others.
+    If any group has a maximum, up to `count` numbers of each job are returned: quotas may later
+    block some of them, and numbers of other jobs are then needed.
     """
     if not any(group.maximum for group in flows.groups.values()):
         return islice(scheduling_class.numbers(), count)

@@ -1,10 +1,11 @@
 """Runs the planning pass, which orders new executors and gives executors back.
 
-A pass over a long queue takes several cycles: it goes on where it stopped (`planning/steps.py`).
+If the queue is long, a pass takes several cycles; each continues where the last one stopped
+(`planning/steps.py`).
 
-A pass runs `plan_interval_ms` after something has happened, and never more often. So requests that
-come one by one are planned together, and a slot that is just being freed can still serve the next
-request. Queued requests are planned again only if the result could differ from the last one.
+A pass begins `plan_interval_ms` after the first cycle that requires one. So requests that arrive
+one by one are planned together, and a slot that is being freed can still serve the next request.
+Queued requests are planned again only if the result could differ from the last one.
 
 After a restart, nothing is planned while known executors have yet to register again: the queued
 requests may fit there.
@@ -33,12 +34,12 @@ from resource_manager.engine.scaling.backlog import PATIENCE, more_of, note_tota
 from resource_manager.engine.state import State
 
 _PARTS_MAX = 5_000
-"""Upper bound for the number of units in which a missing amount is counted; keeps the search for
-the cheapest set small.
+"""A missing amount is counted in units, and is at most about this many. The limit keeps the search
+for the cheapest set small.
 """
 
 WORK_MAX = 10_000
-"""Work that one cycle spends on a planning pass, counted as in `planning/steps.py`: some
+"""Most steps (`planning/steps.py`) of a planning pass that one cycle runs. They take some
 milliseconds.
 """
 
@@ -60,7 +61,7 @@ def provide(context: EventContext) -> None:
     if elastic.next_pass_ms is None and elastic.steps is None:
         elastic.next_pass_ms = context.now_ms + interval_ms
     elif not state.queue_unfinished:
-        # Otherwise the queue may still place requests that then need no new executor.
+        # While the queue is unfinished, it may still place requests, which then need no executor.
         if elastic.steps is None and context.now_ms >= (elastic.next_pass_ms or 0):
             elastic.steps, elastic.next_pass_ms = _pass(state), None
         if elastic.steps is not None and advance(elastic.steps, WORK_MAX):
@@ -84,13 +85,13 @@ def _pass(state: State) -> Steps[None]:
     needed.
     """
     for provision in list(state.provisions.values()):
-        # The pass was paused in between, so it may be gone.
+        # The pass pauses at each `yield`, so the provision may have been deleted meanwhile.
         if provision.executor_id in state.provisions:
             _check_provision(state, provision)
             yield 1
     if _are_expected_back(state.journal, state.hosts, state.settings, state.started):
         return
-    # Plans first: they tell which executors are needed.
+    # Plans first: executors that the plan needs must not be given back.
     yield from plan_waiting(state)
     _request_minimum(state.provision_moves)
     yield len(state.provisions)
@@ -107,7 +108,8 @@ def _check_provision(state: State, provision: Provision) -> None:
     shape = elastic.shapes.get(provision.shape)
     if provision.state in PENDING and shape is not None:
         heard_ms = state.timers.listening_since_ms + shape.start_timeout_ms
-        # Time in which the resource manager could receive nothing does not count.
+        # After a stall of the resource manager, the executor gets the whole timeout again, because
+        # no registration could be received during the stall.
         if state.journal.now_ms >= max(provision.deadline_at_ms or 0, heard_ms):
             seconds = shape.start_timeout_ms // 1_000
             state.provision_moves.fail(provision, f"did not register within {seconds} s")
@@ -116,7 +118,7 @@ def _check_provision(state: State, provision: Provision) -> None:
         if host is None:
             state.provision_moves.stop(provision, "an operator had it forgotten")
         elif is_lost(host):
-            # Nothing stores when it was lost, so after a restart the time begins again.
+            # The time when it was lost is not stored, so a restart begins to count again.
             since_ms = elastic.lost_since_ms.setdefault(provision.executor_id, state.journal.now_ms)
             if state.journal.now_ms - since_ms >= elastic.provisioning.provided_lost_timeout_ms:
                 seconds = elastic.provisioning.provided_lost_timeout_ms // 1_000
@@ -129,10 +131,8 @@ def _check_provision(state: State, provision: Provision) -> None:
 def _judge_by_use(
     elastic: Elastic, provision_moves: ProvisionMoves, provision: Provision, host: Host
 ) -> None:
-    """Counts an executor as a failure of its shape if it cannot be dialled, or accepts no
-    slots.
-
-    Otherwise executors of that shape would be ordered and given back without end.
+    """Backs off the shape of an executor if the executor cannot be dialled, or refuses slots again
+    and again. Otherwise executors of that shape would be ordered and given back without end.
     """
     verdicts = elastic.verdicts
     if verdicts.get(host.host_id):
@@ -154,7 +154,7 @@ def _are_expected_back(
     journal: Journal, hosts: Hosts, settings: EngineSettings, started: Instant
 ) -> bool:
     """Returns True while known executors may still register with this resource manager."""
-    # Executors that have not come by then are no longer waited for.
+    # After the lost timeout, the plan no longer waits for executors that have not registered.
     if journal.now_ms >= started.monotonic_ms + settings.lost_timeout_ms:
         return False
     return any(
@@ -164,7 +164,7 @@ def _are_expected_back(
 
 
 def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[str, int]:
-    """Returns what is missing to the configured minimum, by dimension."""
+    """Returns the amounts that are missing to reach the configured minimum, by dimension."""
     least = settings.provisioning.total_min
     if not least:
         return {}
@@ -179,8 +179,8 @@ def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[
 def _request_minimum(moves: ProvisionMoves) -> None:
     """Orders executors for the configured minimum.
 
-    For one dimension after the other, it orders the cheapest set that provides what is still
-    missing.
+    For one dimension after the other, it orders the cheapest set of executors that provides the
+    missing amount.
     """
     for name in sorted(_missing(moves.settings, moves)):
         # Executors that were just ordered for another dimension count here as well.
@@ -210,11 +210,12 @@ def _cheapest(
     if not shapes:
         return []
     unit = gcd(*[shape.total[name] for shape in shapes])
-    # With odd amounts of bytes, the unit is rounded; shapes then count as a little smaller than
-    # they are.
+    # If the common divisor is very small, a larger unit is used. Shapes are then rounded down to
+    # whole units.
     if lack // unit > _PARTS_MAX:
         unit = max(unit, min(lack // _PARTS_MAX, *[shape.total[name] for shape in shapes]))
-    # One request per unit; all that may be ordered is ordered if it is not enough.
+    # Each unit is one request for `cover`. If all permitted executors together are not enough, all
+    # of them are ordered.
     offers = [
         Offer([shape.total[name] // unit], [((0, 1),)], max(1, round(shape.cost * COST_UNIT)))
         for shape in shapes
@@ -226,9 +227,7 @@ def _cheapest(
 
 
 def _give_back_surplus(state: State) -> None:
-    """Stops pending executors that no request needs, if that was so in the previous pass as
-    well.
-    """
+    """Stops pending executors that no request needed in this pass and in the one before."""
     elastic = state.elastic
     before, elastic.surplus = elastic.surplus, set()
     spare = _Spare(state)
@@ -255,18 +254,19 @@ def _give_back_idle(state: State) -> None:
         host = state.hosts.get(provision.executor_id)
         if provision.state is not ProvidedExecutorState.REGISTERED or host is None:
             continue
-        # The owner of a reservation will use it soon.
+        # A host with a reservation counts as busy, because the owner will use it soon.
         busy = host.slots or host.reserved is not None
         if busy or host.executor.state is not ExecutorState.ACTIVE:
             provision.idle_since_ms = None
             continue
-        # A changed number shows that slots came and went between two passes.
+        # If a number has changed, the host may have had slots between two passes.
         mark = (host.executor.registration_number, host.executor.command_number)
         if provision.idle_since_ms is None or elastic.idle_marks.get(host.host_id) != mark:
             provision.idle_since_ms = state.journal.now_ms
             elastic.idle_marks[host.host_id] = mark
         idle_ms = state.journal.now_ms - provision.idle_since_ms
-        # A planned gang counts on it, together with executors that have not registered yet.
+        # An executor in `counted_on` is kept: a planned gang needs it, together with executors that
+        # have not registered yet.
         if idle_ms < timeout_ms or provision.executor_id in elastic.plan.counted_on:
             continue
         total = host.executor.registration.total
@@ -287,7 +287,7 @@ def _dearest_first(provisions: dict[str, Provision], elastic: Elastic) -> list[P
 
 
 class _Spare:
-    """What may be given back without going below the configured minimum."""
+    """The capacity that may be given back without going below the configured minimum."""
 
     def __init__(self, state: State) -> None:
         self._least = state.settings.provisioning.total_min

@@ -19,7 +19,7 @@ def provision_started(context: EventContext, event: ProvisionStarted) -> None:
     provision = context.state.provisions.get(event.executor_id)
     if provision is None:
         return
-    # An answer without a handle does not erase a known one.
+    # If the provider returns no handle, a known one is kept.
     provision.handle = event.handle or provision.handle
     # It may have registered, or been given up, before the provider answered.
     if provision.state is ProvidedExecutorState.ASKED:
@@ -30,21 +30,23 @@ def provision_started(context: EventContext, event: ProvisionStarted) -> None:
 
 
 def provision_failed(context: EventContext, event: ProvisionFailed) -> None:
-    """Gives up a provision that could not be started, and stops what is left of the attempt."""
+    """Gives up a provision that could not be started, and orders the provider to stop whatever the
+    attempt has started.
+    """
     provision = context.state.provisions.get(event.executor_id)
-    # One that has registered works, whatever its start command answered.
+    # A registered executor works, even if its start command reported a failure.
     if provision is not None and provision.state in PENDING:
         context.state.provision_moves.fail(provision, event.message)
 
 
 def provision_ended(context: EventContext, event: ProvisionEnded) -> None:
-    """Deletes a provision of which nothing is left, and its executor with all slots."""
+    """Deletes a provision whose executor has ended, and deletes the executor with all its slots."""
     state = context.state
     provision = state.provisions.pop(event.executor_id, None)
     if provision is None:
         return
     message = event.message or "its provider says that nothing is left of it"
-    # It never registered, so the next ones of its shape may fail as well.
+    # If it never registered, further executors of its shape may fail as well.
     if provision.state in PENDING:
         context.state.provision_moves.back_off(
             provision.shape, f"{provision.executor_id}: ended before it came: {message}"
@@ -55,7 +57,7 @@ def provision_ended(context: EventContext, event: ProvisionEnded) -> None:
     context.state.provision_moves.record("provision_ended", provision, message)
     host = state.hosts.get(provision.executor_id)
     if host is not None:
-        # Lost first, so that the history has the reason.
+        # It is marked as lost before it is deleted, so that the history contains the reason.
         if host.executor.state is not ExecutorState.LOST:
             context.state.departures.lose_executor(
                 host, f"executor {host.host_id} has ended: {message}"

@@ -3,12 +3,12 @@
 An executor has at most one command in flight. A command frees many slots, allocates many slots, or
 resizes one.
 
-- Frees are sent first. They make room, and their number is limited, because only allocated slots
-  are freed.
-- Resizes and allocations alternate, so that many of one kind delay the other kind by one command
-  only. Their order does not change what fits, because all of them are booked already.
+- Frees are sent first, because they make room. They cannot delay other commands without end,
+  because only allocated slots are freed.
+- Resizes and allocations alternate. So many commands of one kind delay the other kind by one
+  command only. All of them are booked already, so their order does not change what fits.
 - A report may arrive before or after the answer to a command. While the command is in flight, a
-  report that shows its slots confirms them, and one that does not show them proves nothing.
+  report that contains its slots confirms them. A report without them proves nothing.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def dispatch(context: EventContext) -> None:
     for executor_id in executor_ids:
         host = state.hosts.get(executor_id)
         if host is None or host.executor.state is not ExecutorState.ACTIVE:
-            continue  # when it registers, it gets its orders again
+            continue  # its orders are queued again when it registers
         if host.reach.unreachable:
-            continue  # the same happens when it can be dialled again
+            continue  # its commands are queued again when it can be dialled
         command = host.in_flight
         if command is None:
             _send_next(context, host)
@@ -157,7 +157,7 @@ def command_answered(context: EventContext, event: CommandAnswered) -> None:
             refused.append((slot, outcome))
         else:
             _free_failed(context.journal, context.state.settings, context.state.timers, host, slot)
-    # Only a command of frees that succeeds ends their back-off.
+    # The back-off of frees ends only when a command of frees succeeds for all its slots.
     if not any(outcome.reason for outcome in event.outcomes):
         host.frees_failed = 0 if command.frees else host.frees_failed
     for slot, outcome in refused:
@@ -179,7 +179,7 @@ def command_answered(context: EventContext, event: CommandAnswered) -> None:
     if not taken.taken:  # a newer state was processed before this answer, and contains its effects
         host.contained_command = max(host.contained_command, event.command_number)
         settle(context, host)
-    # After the report, because a refusal ends when the state differs from this one.
+    # After the report: a refusal stores the reported state, and ends when that state changes.
     for slot, _ in refused:
         remember_refusal(context, host, slot)
     if isinstance(command.effect, SendResize):
@@ -192,8 +192,8 @@ def command_answered(context: EventContext, event: CommandAnswered) -> None:
 def command_refused(context: EventContext, event: CommandRefused) -> None:
     """Processes the refusal of a command whose numbers the executor does not accept.
 
-    What the resource manager knows of the executor may be wrong, so the executor must register
-    again. After `refused_commands_max` refusals it counts as unreachable.
+    The resource manager's state of the executor may be wrong, so the executor must register again.
+    After `refused_commands_max` refusals it counts as unreachable.
 
     Raises:
         EpochSeen: the executor has seen a newer resource manager than this one.
@@ -230,10 +230,10 @@ def _distrust(
     *,
     reason: str = "",
 ) -> None:
-    # When it registers, it gets its orders again with new numbers.
+    # When the executor registers, it gets its orders again with new numbers.
     host.in_flight = None
     transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
-    usage.total_changed(host)  # what is reserved there is reserved on other hosts
+    usage.total_changed(host)  # raises `hosts.version`: reservations there are checked again
     journal.cluster_event(
         "executor_distrusted",
         executor_id=host.host_id,

@@ -2,10 +2,10 @@
 slots there ended. Of these hosts, those with the smallest missing part are chosen.
 
 The missing part of a host is measured in its scarcest dimension. Example: a slot needs 4 cpus and
-8 GiB, and the host has 1 cpu and 6 GiB free. 75 % of the cpus and 25 % of the memory are missing, so
-the missing part is 75 %. Members of a gang get hosts one after another, the largest member first.
-If that fails, the search that places gangs (`placement/gangs.py`) is tried. Slots that outlasted a
-reservation are assumed never to end.
+8 GiB, and the host has 1 cpu and 6 GiB free. 75 % of the cpus and 25 % of the memory are missing,
+so the missing part is 75 %. Members of a gang get hosts one after another, the largest member
+first. If that fails, the search that places gangs (`placement/gangs.py`) is tried. Slots that
+outlasted a reservation are assumed never to end.
 """
 
 from __future__ import annotations
@@ -221,8 +221,7 @@ class ReservationSearch:
         return size_of(self._queue.class_for(request.key), self._hosts.indexes.main.sums)
 
     def _if_others_ended(self, host: Host) -> dict[str, int]:
-        """Returns what a host would have free if all slots ended except those that may never end.
-        """
+        """Returns what a host would have free if all slots ended except those that may never end."""
         stays = [slot.booked for key, slot in host.slots.items() if key in self._outlasting]
         # Less than the total, if processes outside slots use a part of it.
         total, could = host.total, add(host.free(), host.booked)

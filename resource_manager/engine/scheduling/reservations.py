@@ -1,24 +1,26 @@
 """Reservations: capacity that is kept for starved requests, gangs and resizes.
 
-Whatever fits is placed, so small requests could keep a large one waiting indefinitely. The one
-rule: the longest starved gets the hosts where least is missing, as if everything else there had
-ended. Others may use what its hosts have beyond that (`ReservedCapacity.spare`), which delays the
-owner by nothing. So it is placed at the latest when everything has ended that was there when the
-reservation was made. It is placed elsewhere if that is possible earlier.
+Every request that fits is placed, so small requests could delay a large one indefinitely. So the
+longest starved request, gang or resize becomes the owner of a reservation. Of the hosts that could
+serve it if all other slots there ended, the reservation gets those with the smallest missing part.
+Others may use the rest of these hosts (`ReservedCapacity.spare`), which does not delay the owner.
+The owner is placed there at the latest when all slots have ended that existed when the reservation
+was made. It is placed on other hosts if that is possible earlier.
 
-- A job has one reservation at a time, a host keeps capacity for one owner, and there are at most
-  `reservations_max`.
-- A job that has received more than its share, compared with those served meanwhile, is not starved.
-- Reserved capacity is idle for a while. Only the longest starved may have all it needs; all others
-  together reserve at most `reserved_part_max` of any resource.
-- If all hosts that would do are reserved for others, they are kept from those that starve for a
-  shorter time.
-- A reservation ends when its owner is placed or waits no more, when its hosts do not suit any more,
-  and while a quota blocks the owner. It expires when slots on its hosts have not ended for very
-  long, since these may be services; it lasts twice as long after each time.
+- A job has at most one reservation, a host keeps capacity for at most one owner, and there are at
+  most `reservations_max` reservations.
+- A job gets no reservation if it received more than its share, compared with jobs that were served
+  since its starvation clock started.
+- Reserved capacity is idle for a while. Only the longest starved owner may reserve all that it
+  needs; all others together reserve at most `reserved_part_max` of any resource.
+- If all suitable hosts are reserved for others, owners that are starved for a shorter time must not
+  reserve these hosts.
+- A reservation ends when its owner is placed or is no longer pending, when its hosts can no longer
+  serve the owner, or when a quota blocks the owner.
+- A reservation expires if slots on its hosts do not end for very long, since these may be services.
+  The owner's next reservation then lasts twice as long.
 
-A host set, what may use it meanwhile, and when it expires: run times of jobs would change `spare`
-and `until_ms`, and nothing else.
+Run times of slots are not known. If they were, only `spare` and `until_ms` would depend on them.
 """
 
 from __future__ import annotations
@@ -59,30 +61,30 @@ CHECK_INTERVAL_MS = SECOND_MS
 """Starved waiters are examined at most this often."""
 
 EXAMINED_MAX = 250
-"""Waiters that one check examines; the next one goes on where it stopped."""
+"""Most waiters that one check examines. The next check continues where this one stopped."""
 
 SEARCH_COST = 125
 """A search for hosts counts as this many waiters."""
 
 SEARCHED_FOR_MS = 60 * SECOND_MS
-"""A search without result is made again after this, if hosts have not changed."""
+"""A failed search is repeated after this time even if hosts have not changed."""
 
 EXPIRES_AFTER = 48
 """A reservation expires after this many times the starvation timeout."""
 
 DOUBLED_MAX = 20
-"""How often this is doubled at most: that is years."""
+"""Most times that the lifetime of a reservation is doubled. The result is years."""
 
 EARLIER_MAX = 64
-"""Jobs with earlier requests of the same class that are looked at."""
+"""Most jobs with earlier requests of the same class that are compared."""
 
 RIVALS_MAX = 256
-"""Jobs that wait with something smaller, of which one may come later in order."""
+"""Most jobs with smaller pending requests that are compared."""
 
 
 def serve_owners(context: EventContext) -> None:
-    """Places owners whose hosts have room, and ends reservations that cannot stay. Must be called
-    before anything else is placed.
+    """Places owners whose hosts have room, and ends reservations that are no longer valid. Must be
+    called before anything else is placed.
     """
     for each in list(context.state.reservations.all()):
         why = _void(context.state, each) or _expired(context, each)
@@ -94,8 +96,8 @@ def serve_owners(context: EventContext) -> None:
 
 
 def end_served(context: EventContext) -> bool:
-    """Ends reservations whose owners were placed elsewhere. Returns True if there were any: then
-    there is more capacity for others.
+    """Ends reservations whose owners were placed on other hosts. Returns True if it ended any: then
+    more capacity is free for others.
     """
     state = context.state
     served = [each for each in state.reservations.all() if not still_waits(state, each.owner)]
@@ -105,7 +107,7 @@ def end_served(context: EventContext) -> bool:
 
 
 def reserve_for_starved(context: EventContext) -> None:
-    """Makes reservations for what is starved. The indexes must be fresh."""
+    """Makes reservations for starved waiters. The indexes must be up to date."""
     state, reservations = context.state, context.state.reservations
     if not state.settings.fairness.reservations_max:
         return
@@ -116,7 +118,7 @@ def reserve_for_starved(context: EventContext) -> None:
     # Wake up when time alone may change something: a clock runs out, or a reservation expires.
     next_ms = reservations.next_since.ms + state.settings.fairness.starvation_timeout_ms
     wake_ms = [next_ms, *(each.until_ms for each in reservations.all())]
-    # Another check finds more only if time helps or something was placed.
+    # Another check can only find more if time may help or something was placed.
     if reservations.stuck or state.flows.placements > reservations.placements:
         wake_ms.append(reservations.due_ms)
     wake_ms = [each for each in wake_ms if each > context.now_ms]
@@ -128,14 +130,14 @@ def _check(context: EventContext) -> None:
     """Examines starved waiters, the longest starved first, and reserves hosts for some of them."""
     state, reservations = context.state, context.state.reservations
     fairness, now_ms = state.settings.fairness, context.now_ms
-    # Find the starved; begin again with the longest only when all were examined.
+    # Starts again with the longest starved waiter only when all have been examined.
     waiting, reservations.next_since = state.queue.starvation.starved(fairness)
     if not reservations.unexamined:
         # Reversed, because `pop` takes the last one first.
         reservations.unexamined = list(waiting)[::-1]
-        # Each time all are examined, hosts are claimed again from the longest starved on.
+        # A new round of examination claims hosts again, from the longest starved waiter on.
         reservations.claimed = set()
-    # Searches without result are void when hosts have changed, or after a minute.
+    # Results of failed searches are dropped when hosts have changed, or after a minute.
     version, until_ms = reservations.searched_as_of
     if not reservations.searched or version != state.hosts.version or now_ms >= until_ms:
         reservations.searched_as_of = state.hosts.version, now_ms + SEARCHED_FOR_MS
@@ -152,7 +154,7 @@ def _check(context: EventContext) -> None:
         budget -= 1
         owner, clock = owner_of(state, waiter), state.queue.starvation.get(waiter)
         if owner is None or clock is None or quota_block_of(state, waiter) is not None:
-            # Time lifts no quota: only an event does, such as the end of a slot.
+            # Time alone does not end a quota block: only an event does, such as the end of a slot.
             continue
         if any(each.owner.job_id == owner.job_id for each in reservations.all()):
             continue
@@ -162,10 +164,10 @@ def _check(context: EventContext) -> None:
             or not _is_owed(state, shares, owner, clock.since)
             or not _may_reserve(state, owner, since)
         ):
-            # All three may change with time or with placements of others.
+            # Each of the three conditions may change with time or when others are placed.
             time_may_help = True
         elif waiter in reservations.searched:
-            # The hosts that it would get are kept from those that are starved for less long.
+            # Waiters that are starved for a shorter time must not get the hosts that suit it.
             reservations.claimed |= reservations.searched[waiter]
         else:
             _reserve(context, owner, since)
@@ -176,11 +178,12 @@ def _check(context: EventContext) -> None:
 
 
 def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark | None:
-    """Returns since when others are placed before a waiter; None: it is not starved.
+    """Returns the mark from which a waiter is starved: its last placement, else the start of its
+    clock. None: it is not starved.
 
-    A job of which requests are placed now and then is starved as well, without another timeout, if
-    it comes before a running job that waits with something smaller: what that gives back is too
-    small for it.
+    A waiter whose requests are placed now and then may be starved as well, without another timeout:
+    if its job comes before a running job that waits for something smaller. The slots of that job
+    are too small for this waiter when they end.
     """
     mark = clock.served or clock.since
     if state.queue.starvation.is_over(mark, state.settings.fairness):
@@ -193,7 +196,9 @@ def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark
 def _precedes_smaller(
     flows: FlowTree, queue: WaitingQueue, scheduling_class: SchedulingClass, job_id: str
 ) -> bool:
-    """Returns True if a job comes before a running one that waits with less of anything."""
+    """Returns True if a job comes, in fair order, before a running job that has a pending request
+    for less of some resource.
+    """
     need = needs_of(scheduling_class).pooled
     smaller = (
         flows.jobs[other_id]
@@ -207,12 +212,12 @@ def _precedes_smaller(
 
 
 def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: Mark) -> bool:
-    """Returns True if the owner's job has received no more than its share since then."""
+    """Returns True if the owner's job has received no more than its share since `since`."""
     if state.settings.fairness.order == "fair":
         return shares.is_owed(owner.job_id, since.ms)
     if isinstance(owner.waiter, int):
         return True
-    # In order of arrival, earlier requests of the same class are not served out of order.
+    # If the order is that of arrival, an owner must not overtake earlier requests of its class.
     scheduling_class, _ = owner.waiter
     # A request that a quota blocks would not be served first, so it does not count.
     return all(
@@ -223,8 +228,8 @@ def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: 
 
 
 def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
-    """Returns True if an owner is the longest starved, or needs little enough beside what all but
-    the longest starved have.
+    """Returns True if an owner may reserve capacity: it is the longest starved, or its need and the
+    reservations of all but the longest starved stay within `reserved_part_max`.
     """
     in_order = sorted(state.reservations.all(), key=lambda each: each.order)
     if not in_order or (since.ms, owner.number) < in_order[0].order:
@@ -238,21 +243,23 @@ def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
 
 def _reserve(context: EventContext, owner: ReservationOwner, since: Mark) -> bool:
     """Reserves the best hosts for an owner, or places it if it fits there now. Returns False if no
-    hosts are free of reservations; those that would do are kept from others.
+    suitable hosts are left. Hosts that would suit without their reservations are then claimed for
+    the owner.
     """
     state, reservations = context.state, context.state.reservations
-    # Choose hosts; if none are left, remember which ones would do.
+    # Choose hosts. If none are left, remember those that would suit without reservations.
     taken = reservations.claimed.union(reservations.on_host)
     choice = choose_hosts(state, owner, taken)
     if choice is None:
-        # Ignores reservations, to find the hosts that are kept for it until they end.
+        # Ignores reservations and claims, to find the hosts that the owner may get later.
         others = choose_hosts(state, owner, ()) if taken else None
         found = frozenset(others.booked) if others is not None else frozenset()
         reservations.searched[owner.waiter] = found
         reservations.claimed |= found
         return False
     made = _reservation(context, owner, choice, since)
-    if _has_room(state, made):  # the search here finds more than the usual one
+    # This search finds placements that the one of `Placer` does not, so the owner may fit now.
+    if _has_room(state, made):
         place_owner(state, made)
         for name in made.hosts:
             state.hosts.touch(state.hosts[name])
@@ -277,13 +284,13 @@ def _reservation(
     clock = state.queue.starvation.get(owner.waiter)
     doubled = min(clock.expired if clock is not None else 0, DOUBLED_MAX)
     lasts_ms = EXPIRES_AFTER * state.settings.fairness.starvation_timeout_ms * 2**doubled
-    # Best-effort slots run wherever LSE slots do not. One after another, they could keep those off
-    # the last cpu indefinitely.
+    # Best-effort slots run on all cpus that LSE slots leave. New best-effort slots, one after
+    # another, could keep an LSE slot off the last cpu indefinitely, so they are barred.
     exclusive = any(each.cpus and each.cpus[0].qos is QosClass.LSE for each in choice.requests)
     barred = frozenset({BEST_EFFORT_CPU_MILLI} if exclusive else ())
     hosts = {}
     for name, booked in choice.booked.items():
-        # The owner waits for these slots alone; what is booked later must leave room for it.
+        # The owner waits only for these slots. Slots that are booked later must leave room for it.
         before = {key: slot.booked for key, slot in state.hosts[name].slots.items()}
         amounts = {dimension: n for dimension, n in booked.items() if dimension != SLOTS}
         hosts[name] = ReservedCapacity(amounts, booked.get(SLOTS, 0), before, barred)
@@ -305,7 +312,7 @@ def _end(context: EventContext, ended: Reservation, why: str) -> None:
     for host in (state.hosts[name] for name in ended.hosts if name in state.hosts):
         host.reserved = None
         state.hosts.touch(host)
-        # Classes that must be asked about cpus had no room there, whatever amounts were left.
+        # Topology-constrained classes had no room on a reserved host, even where amounts were free.
         state.hosts.indexes.log_growth(host, state.queue)
     _record(context, "reservation_ended", ended, f"{ended.owner.title}: {why}")
 
@@ -321,11 +328,11 @@ def _record(context: EventContext, kind: str, about: Reservation, message: str) 
 
 
 def _void(state: State, each: Reservation) -> str:
-    """Returns why a reservation cannot stay; empty: it can."""
+    """Returns why a reservation is no longer valid; empty: it is valid."""
     if not still_waits(state, each.owner):
         return "it waits no more"
-    # What a host could give when empty changes with its version; a refusal and a wrong report do
-    # not change that.
+    # While `hosts.version` is the same, all hosts would suit when empty. Refusals and reports do
+    # not change the version, so hosts that refused and the lacking one are always checked.
     names = [each.lacking, *(name for name in state.hosts.refusing if name in each.hosts)]
     if each.version != state.hosts.version:
         each.version, names = state.hosts.version, list(each.hosts)
@@ -336,8 +343,8 @@ def _void(state: State, each: Reservation) -> str:
 
 
 def _expired(context: EventContext, each: Reservation) -> str:
-    """Returns why a reservation has expired, or an empty text. Slots that did not end in time are
-    noted, so that others do not wait for them.
+    """Returns why a reservation has expired; empty: it has not. Slots that did not end in time are
+    added to `outlasting`, so that other reservations do not wait for them.
     """
     state = context.state
     # With room, the owner is placed in this cycle (`serve_owners`).
@@ -350,18 +357,18 @@ def _expired(context: EventContext, each: Reservation) -> str:
         for key, slot in state.hosts[name].slots.items()
         if key in kept.before and slot.state is not SlotState.FREEING and key != each.owner.slot
     ]
-    # All slots that were there end or have ended: what is lacking may be free soon.
+    # All slots of `before` are being freed or have ended: the lacking capacity may be free soon.
     if not lasting:
         each.until_ms = context.now_ms + state.settings.fairness.starvation_timeout_ms
         return ""
     outlasting = state.reservations.outlasting
-    # Slots that have ended meanwhile need no note.
+    # Drops slots that have ended.
     outlasting.intersection_update(state.slots)
     outlasting.update(key for _, key in lasting)
     clock = state.queue.starvation.get(each.owner.waiter)
     if clock is not None:
-        # The next reservation lasts twice as long, so that finite slots cannot outlast each of
-        # them.
+        # The next reservation lasts twice as long. So a slot that ends at some time cannot outlast
+        # every reservation.
         clock.expired += 1
     where, (allocation_id, _) = lasting[0]
     more = f" and {len(lasting) - 1} more" if len(lasting) > 1 else ""
@@ -370,7 +377,7 @@ def _expired(context: EventContext, each: Reservation) -> str:
 
 def _has_room(state: State, each: Reservation) -> bool:
     """Returns True if the owner fits on its hosts now."""
-    # The host that lacked something at the last check probably still does.
+    # Checks the host first that lacked something at the last check: it probably still does.
     for name in (each.lacking, *each.hosts):
         if _lacks(state.hosts, each, name):
             each.lacking = name

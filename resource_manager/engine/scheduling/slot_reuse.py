@@ -1,18 +1,17 @@
 """Decides whether a slot whose work is done may serve another request of its job.
 
-It may if giving it back would have the same result: the job would be served next with what the slot
-frees (`next_in_order.py`). The slot is then not taken down and carved again. So no job waits while
-others pass slots on among their own requests, and reuse gives a job no more than its share, apart
-from the one slot that it has already. Otherwise the slot is given back, and its request has the
-reason.
+Reuse is allowed if giving the slot back would have the same result: the slot's job would be served
+next with the freed capacity (`next_in_order.py`). Reuse then saves taking the slot down and carving
+it again. It gives a job no more than its share, apart from the one slot that the job already has.
+If reuse is not allowed, the slot is given back, and its request ends with the reason.
 
 Example: job A has a slot whose work is done, and a request for an equal one. Job B waits for a slot
 that would fit there. If A has the lower virtual time without the slot, its request is RELEASED with
 the reason REUSED, and the slot stays. Otherwise the slot is freed with the reason FAIR_SHARE.
 
-Slots of a call are decided one after another. The answer is stored in the requests that ended, so a
-repeated call gets the same answer, also after a restart. Messages do not name requests, because a
-range stores its ended members by reason and message.
+The slots of a call are decided one after another. The result is stored in the requests that ended,
+so a repeated call gets the same result, also after a restart. Messages do not contain request ids:
+a range stores its ended members by reason and message, so different messages need more space.
 """
 
 from __future__ import annotations
@@ -64,14 +63,14 @@ def _ask(
     state, job_id = context.state, event.job_id
     allocation_id, generation, for_id = asked
     request, waiting = state.requests.named(allocation_id), state.requests.named(for_id)
-    # Answer what needs no comparison: unknown, answered before, ended or outdated.
+    # First the cases that need no comparison of jobs: unknown, decided before, ended or outdated.
     if request is None or request.job_id != job_id:
         return ItemOutcome(
             allocation_id,
             Reason.ALLOCATION_UNKNOWN,
             f"allocation {allocation_id} is not known in job {job_id}",
         )
-    # A repetition of a call that was answered gets the same answer.
+    # A repeated call gets the same result as the first one.
     if waiting is not None and _was_agreed(request, waiting, following):
         return ItemOutcome(allocation_id)
     if request.state in ENDED_REQUEST_STATES:
@@ -86,7 +85,7 @@ def _ask(
             f" {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
-    # Compare with other jobs; hand the slot on, or give it back.
+    # Compare with other jobs. Then let the slot be reused, or give it back.
     reason, message = _obstacle(
         context.state.hosts, context.state.slots, request, waiting, following
     )
@@ -99,16 +98,16 @@ def _ask(
     context.state.gang_moves.give_up(
         request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms
     )
-    # Its job has one slot less now, which may change the answer for the next slot.
+    # The job has one slot less now, which may change the result for the next slot.
     following.gave_back(job_id)
     return ItemOutcome(allocation_id, reason, message)
 
 
 def _was_agreed(request: Request, waiting: Request, following: NextInOrder) -> bool:
-    """Returns True if the slot of `request` took over the work of `waiting`, as far as is known.
+    """Returns True if the slot of `request` probably took over the work of `waiting`.
 
-    Which slot did is not stored. It was another slot if that one still does the work, or if this
-    one was given back earlier.
+    The slot that took over is not stored. It was another slot if that slot still does the work, or
+    if this slot was given back earlier.
     """
     if waiting.job_id != request.job_id or waiting.reason != Reason.REUSED:
         return False
@@ -160,7 +159,9 @@ def _obstacle(
 
 
 def _ask_for_the_same(request: Request, waiting: Request) -> bool:
-    """Returns True if both requests would get equal slots."""
+    """Returns True if the specs of both requests are equal, so that they would get equal slots. The
+    ids and two settings that do not affect the slot are ignored.
+    """
     like = replace(
         waiting.spec,
         allocation_id=request.allocation_id,
@@ -183,8 +184,8 @@ def _has_its_size(hosts: Hosts, slot: Slot, request: Request) -> bool:
 def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: Request) -> None:
     """Counts the finished thread of a slot that is given back because it may not be reused.
 
-    The job master asked because the thread is done. `give_up` does not know this: with a reason, it
-    treats the slot as taken away.
+    The job master requested reuse because the thread is done. `give_up` does not know that: with a
+    reason, it treats the slot as taken away.
     """
     slot = slots.of(request)
     if slot is not None and request.state is RequestState.GRANTED:
@@ -195,7 +196,8 @@ def _hand_on(context: EventContext, request: Request, waiting: Request) -> None:
     """Lets the slot of a request take over the work of a pending one, which ends."""
     state = context.state
     slot = state.slots.of(request)
-    # Counts as a placement; noted before the request ends, which may stop the clock.
+    # Reuse counts as a placement. `served` must be called first: the end of the request may stop
+    # the clock.
     state.queue.starvation.served((state.queue.class_of(waiting.spec), waiting.job_id))
     context.state.moves.end_request(
         waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON
