@@ -1,4 +1,4 @@
-"""The two exact ways to place members of a gang that compete for hosts.
+"""Two exact algorithms that place members of a gang that compete for hosts.
 
 `Matching` is for hosts on which members take one place each: with one member a host, or with equal
 members. `Packing` is for members of different sizes that share hosts.
@@ -79,7 +79,7 @@ class Matching:
         return True
 
     def _place_instead(self, start: int) -> bool:
-        """Places a member where others move on. Returns False if there is no way."""
+        """Places a member by moving others along a chain. Returns False if there is no chain."""
         self._placer.roll_back(self._start)  # `room` must tell what hosts had at first
         came: dict[int, tuple[int, str]] = {}  # which member takes the place of another, and where
         to_try, seen, unseen = [start], {start}, dict.fromkeys(self._on)
@@ -137,7 +137,7 @@ class Packing:
 
     Attributes:
         steps_left: steps that it may still make.
-        cut_off: it used them up: whether all members fit is unknown.
+        cut_off: True if the search used up its steps: whether all members fit is unknown.
     """
 
     def __init__(self, placer: TentativePlacer, members: Sequence[Members], steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Hosts for all members of a gang, or for none.
+"""Finds hosts for all members of a gang, or for none.
 
 - SAME_EXECUTOR: a host that has what all members need together.
 - SPREAD: a bipartite matching of members and hosts, which is exact.
@@ -45,10 +45,11 @@ from resource_manager.engine.queue.gangs import (
 from resource_manager.engine.queue.scheduling_classes import make_scheduling_class
 
 STEPS_MAX = 1_500
-"""Steps of one exact search for members that differ: 10 to 20 ms, as one decision must be short."""
+"""Most steps of the exact searches for one gang. They take 10 to 20 ms: a decision must be short.
+"""
 
 HOSTS_LOOKED_FURTHER = 128
-"""Hosts with room that are looked at for a better value of a label, once one is found."""
+"""Most hosts with room that are checked for a better value of a label, once a value is found."""
 
 
 class GangSearch:
@@ -58,7 +59,7 @@ class GangSearch:
         members: what is placed.
         wanted: how many members there are.
         steps_left: steps that exact searches may still make.
-        cut_off: they used them up: whether the members fit is unknown.
+        cut_off: True if the searches used up their steps: whether the members fit is unknown.
     """
 
     def __init__(
@@ -101,7 +102,8 @@ class GangSearch:
         none, or that is unknown.
 
         Args:
-            among: hosts without which there is no way, as is known; None: nothing is known.
+            among: hosts of which the result must contain at least one, as the caller knows; None:
+                nothing is known.
         """
         try:
             match self._where.placement:

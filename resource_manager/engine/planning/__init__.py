@@ -1,1 +1,1 @@
-"""Which executors to request, as numbers; and whether a gang could be placed as a whole."""
+"""Computes which executors to request, and whether a gang could be placed as a whole."""

@@ -1,4 +1,6 @@
-"""A plan in the making: bins with what was put into them, and what may still be requested."""
+"""A draft of a plan: bins, the requests that were put into them, and the executors that may still
+be requested.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ COST_UNIT = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """Executors that could be requested: what one has (in columns of the capacity index), its exact
-    total, for limits, what it costs, and how many more there may be.
+    """A kind of executor that could be requested: its capacity (in columns of the capacity index),
+    its exact total (for limits), its cost, and how many more may be requested.
     """
 
     capacity: Capacity
@@ -44,7 +46,7 @@ class Draft:
         hosts: free capacity of registered executors, by name.
         opened: new executors, as (supply, bin).
         offers: what may be requested, one for each supply.
-        allowance: how many of each still.
+        allowance: how many of each offer may still be requested.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class Draft:
     def fill(
         self, bins: Iterable[Bin], queue: Iterable[Entry], mark: Mark | None = None
     ) -> Steps[list[Entry]]:
-        """Puts queued requests into bins, the first ones first; returns those without a place."""
+        """Puts queued requests into bins, in queue order. Returns the requests that fit nowhere."""
         entries = [entry for entry in queue if entry[1]]
         empty = 0
         for each in bins:
@@ -149,8 +151,8 @@ class Draft:
         return Mark(len(self.opened), self.allowance.copy())
 
     def undo(self, mark: Mark) -> None:
-        """Takes back what was requested since a mark, and what was added with it."""
-        # Earlier bins get back what was added; later ones go with their content.
+        """Undoes all requests of executors and all additions to bins since a mark."""
+        # Bins that existed at the mark lose what was added since. Later bins are removed.
         for into, kind, count in mark.added:
             into.add(kind, -count)
         mark.added.clear()

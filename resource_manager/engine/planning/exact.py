@@ -1,13 +1,14 @@
 """The cheapest executors for a few requests, by dynamic programming.
 
-The states are what is left to serve, at most `STATES_MAX` of them. One offer after the other is
-considered: from every state that was reached so far, at the least cost known, one executor of the
-offer is requested with each content to which nothing that is left could be added; then a second
-one, as long as that reaches any state at a lower cost. A state is dropped if what is left costs too
-much even if executors could be requested in fractions.
+A state is a set of requests that are left to serve; at most `STATES_MAX` states are visited. The
+offers are considered one after the other. From every state that was reached so far, at the least
+known cost, the search adds one executor of the offer. It tries each full content: one to which no
+request that is left could be added. Then it adds a second executor of the offer, and so on, as long
+as that reaches any state at a lower cost. A state is dropped if serving the rest costs too much
+even with fractions of executors.
 
-The result is the cheapest one unless limits bind: of two ways to a state only the cheaper one is
-followed, even if it uses more of a limit.
+The result is the cheapest one unless limits bind: of two paths to a state only the cheaper one is
+kept, even if it uses more of a limit.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from resource_manager.engine.planning.packing import Need
 from resource_manager.engine.planning.steps import Steps
 
 STATES_MAX = 256
-"""Different sets of requests left, up to which executors are searched for exactly."""
+"""Most states of one search. If there may be more, no exact search is made."""
 
 _VISITS_MAX = 8_000
-"""Contents that are looked at before a search is given up."""
+"""Most contents that are tried before a search is given up."""
 
 _Content = tuple[int, ...]
 """How many requests of each kind."""
 
 
 class _Node(NamedTuple):
-    """The cheapest way known to a state: its price, what it leaves of the limits, and the executor
-    that was requested last.
+    """The cheapest known path to a state: its price, what it leaves of the limits, and the executor
+    that was added last.
     """
 
     cost: int
@@ -57,7 +58,7 @@ def least_cost(
         price: (cost, number) that the result must be below.
 
     Returns:
-        The executors; None if there are none for less, or too many had to be looked at.
+        The executors; None if no set costs less, or the search was given up.
     """
     kinds = list(counts)
     usable = [at for at, offer in enumerate(offers) if allowance.copies(at, offer)]
@@ -80,7 +81,7 @@ def least_cost(
                 if min(limits, default=0) < 0:
                     continue
                 cost, number = node.cost + offer.cost, node.number + 1
-                # What fits depends on what is left, and not on the way there.
+                # The contents depend only on the requests that are left, and not on the path to the state.
                 if left not in contents:
                     contents[left] = list(_contents(needs, left, list(offer.total), 0))
                 for content in contents[left]:
@@ -107,7 +108,9 @@ def least_cost(
 
 
 class _Bound:
-    """What serving a state costs at least: the linear relaxation of its scarcest dimension."""
+    """Computes a lower bound of the cost to serve a state: the linear relaxation of its scarcest
+    dimension.
+    """
 
     def __init__(self, kinds: Sequence[int], offers: Sequence[Offer]) -> None:
         lowest = prices(offers)
@@ -136,7 +139,7 @@ class _Bound:
 def _contents(
     needs: Sequence[Need | None], left: _Content, room: list[int], kind: int
 ) -> Iterator[_Content]:
-    """Yields all contents of one executor to which nothing that is left could be added."""
+    """Yields all contents of one executor to which no request that is left could be added."""
     need = needs[kind] or ()
     most = left[kind] if needs[kind] is not None else 0
     for dimension, amount in need:

@@ -1,7 +1,7 @@
-"""Whether a gang could ever be placed as a whole, on known executors or on new ones.
+"""Decides whether a gang could ever be placed as a whole, on known executors or on new ones.
 
-Uses the search that places gangs, and the planner, with all executors taken as empty. If the search
-is given up, the gang counts as possible: it waits instead of being rejected.
+Runs the search that places gangs, and the planner, as if all executors were empty. If the search is
+given up, the gang counts as possible: it waits instead of being rejected.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def gang_feasibility(
 
 
 def demand_of(member: MemberRequest) -> Demand:
-    """Returns what equal members of a gang ask for."""
+    """Returns the demand of equal members of a gang."""
     if member.profile is None:
         need = {DEFAULT_SLOTS: 1}
         return Demand(need, need, member.labels)

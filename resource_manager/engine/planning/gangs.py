@@ -1,8 +1,9 @@
-"""Gangs in a plan: all members somewhere, or none anywhere.
+"""Plans gangs: all members of a gang are planned, or none.
 
-A gang is tried on its own, with the capacity that those before it left: on registered executors, on
-pending ones, on those that were chosen for gangs before it, and on new ones. What was planned for
-it before is kept if the other members can still be served.
+Gangs are planned one after another. Each may use the capacity that earlier gangs left on registered
+executors, pending executors and executors that were chosen for earlier gangs, and new executors.
+Places that the previous plan gave to some members are kept if the other members can still be
+served.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class GangPlanner:
         self._kept: dict[int, Mark] = {}  # by `id` of the gang
 
     def keep(self, gangs: Sequence[GangDemand], kept: Mapping[str, Counts]) -> None:
-        """Puts members where they were planned before, for all gangs, so that no gang takes what is
-        meant for another one.
+        """Puts the members of all gangs where the previous plan put them. So no gang takes capacity
+        that was planned for another gang.
         """
         for gang in gangs:
             mark = self._draft.mark()
@@ -53,7 +54,7 @@ class GangPlanner:
                 self._kept[id(gang)] = mark
 
     def plan(self, gang: GangDemand) -> Steps[bool]:
-        """Plans a gang; returns False, and changes nothing, if there is no way."""
+        """Plans a gang. If its members do not all fit, changes nothing and returns False."""
         if (kept := self._kept.pop(id(gang), None)) is not None:
             if (yield from self._complete(gang, kept)):
                 return True

@@ -221,7 +221,9 @@ class ReservationSearch:
         return size_of(self._queue.class_for(request.key), self._hosts.indexes.main.sums)
 
     def _if_others_ended(self, host: Host) -> dict[str, int]:
-        """Returns what a host would have free if all slots ended except those that may never end."""
+        """Returns the amounts that a host would have free if only those slots were left that may
+        never end.
+        """
         stays = [slot.booked for key, slot in host.slots.items() if key in self._outlasting]
         # Less than the total, if processes outside slots use a part of it.
         total, could = host.total, add(host.free(), host.booked)
