@@ -81,7 +81,7 @@ def least_cost(
                 if min(limits, default=0) < 0:
                     continue
                 cost, number = node.cost + offer.cost, node.number + 1
-                # The contents depend only on the requests that are left, and not on the path to the state.
+                # The contents depend only on the state, and not on the path to it.
                 if left not in contents:
                     contents[left] = list(_contents(needs, left, list(offer.total), 0))
                 for content in contents[left]:

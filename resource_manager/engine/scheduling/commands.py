@@ -5,7 +5,7 @@ resizes one.
 
 - Frees are sent first, because they make room. They cannot delay other commands without end,
   because only allocated slots are freed.
-- Resizes and allocations alternate. So many commands of one kind delay the other kind by one
+- Resizes and allocations alternate. A long series of one kind delays the other kind by one
   command only. All of them are booked already, so their order does not change what fits.
 - A report may arrive before or after the answer to a command. While the command is in flight, a
   report that contains its slots confirms them. A report without them proves nothing.
