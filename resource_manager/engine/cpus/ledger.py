@@ -1,4 +1,4 @@
-"""The ledger of one host's cpus and NUMA nodes: what there is, what slots hold, and what is left.
+"""The ledger of the cpus and NUMA nodes of one host: their capacity, and what slots have of it.
 
 It contains no policy. A change costs a few operations on integers, whatever the size of the host.
 Figures that depend on all slots are derived at most once per `version`. Amounts that lie on no NUMA
@@ -23,7 +23,7 @@ from resource_manager.engine.model.entities import SlotKey
 
 @dataclass(frozen=True, slots=True)
 class PinRoom:
-    """What is left for slots with dedicated cpus, for rough comparisons."""
+    """The free cpus and cores for slots with dedicated cpus, for rough comparisons."""
 
     cpus: int  # free cpus
     whole_cores: int  # cores that are entirely free
@@ -117,7 +117,9 @@ class CpuLedger:
     _pin_room: PinRoom | None  # None: something has changed since it was derived
 
     def _derive(self) -> None:
-        """Derives what settings, offline cpus and a kubelet leave to slots."""
+        """Computes the cpus that slots can have: without those that settings reserve, offline cpus
+        and cpus of a kubelet.
+        """
         base = self.reported_layout
         self.layout = base.without(self._offline)
         policy = self.policy
@@ -156,7 +158,7 @@ class CpuLedger:
         kubelet: CpuSet = EMPTY,
         kubelet_memory: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """Sets what slots cannot have at present. Slots keep what they hold.
+        """Sets the cpus and memory that slots cannot have at present. Slots keep what they have.
 
         Args:
             offline: cpus that do not run.
@@ -293,7 +295,7 @@ class CpuLedger:
         if assignment is not None and assignment.devices:
             self.devices.remove(assignment.devices)
         self._changed()
-        # What was tolerated once may not come back: only pairs that are still over capacity stay.
+        # Only pairs that are still over capacity stay tolerated. Others may not exceed it again.
         if self._overdrawn:
             self._overdrawn &= self.overcommitted()
 
@@ -317,7 +319,7 @@ class CpuLedger:
             self._overdrawn = tolerated & self.overcommitted()
 
     def scratch(self) -> CpuLedger:
-        """Returns a copy, for trying things out."""
+        """Returns a copy that the caller may change, for example to try an assignment."""
         copy = CpuLedger.__new__(CpuLedger)
         for name in CpuLedger.__slots__:
             # Shared, except for those below: all other values are replaced and never changed in
@@ -460,7 +462,7 @@ class CpuLedger:
         return self.capacity(node, name)
 
     def overcommitted(self) -> frozenset[tuple[int, str]]:
-        """Returns the (node, dimension) pairs of which slots hold more than there is."""
+        """Returns the (node, dimension) pairs of which slots have more than the capacity."""
         return frozenset(
             (node, name)
             for node, used in enumerate(self._used)

@@ -1,7 +1,8 @@
 """Chooses the dedicated cpus of a slot on one host.
 
-Three things decide: bind policy, exclusive policy and NUMA strategy; each of the first two is
-preferred or required. What is required is never relaxed. What is only preferred never refuses.
+The bind policy, the exclusive policy and the NUMA strategy decide. Each of the first two is
+preferred or required. A required policy is never relaxed. A slot is never refused because of a
+policy that is only preferred.
 
 The order in which cpus are tried is that of Koordinator's accumulator (`takeCPUs` of its plug-in
 nodenumaresource, see `accumulator`), except:
@@ -66,7 +67,7 @@ class Taken:
 
 
 class ShortOf(StrEnum):
-    """What there is too little of."""
+    """The resource of which there is too little."""
 
     CPUS = "cpus"
     WHOLE_CORES = "cpus of cores that are free altogether"
@@ -78,8 +79,8 @@ class ShortOf(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """The reason why nothing can be taken: of `of` only `suitable` are there, where `needed` are
-    needed.
+    """The reason why no cpus can be taken: `needed` are needed, and only `suitable` exist. `of`
+    names the resource.
     """
 
     of: ShortOf
