@@ -14,7 +14,7 @@ from decimal import Decimal
 from finegrain.errors import InvalidArgument
 from finegrain.resources import AMOUNT_MAX
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)i?B?", re.IGNORECASE)
 _CPU = re.compile(r"(\d+(?:\.\d+)?)(m?)")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _SIZE_FACTOR = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
@@ -22,14 +22,14 @@ _DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_00
 
 
 def parse_bytes(field: str, text: str) -> int:
-    """Returns the bytes of a size such as "512M" or "1.5GiB".
+    """Returns the bytes of a size such as "512M" or "1.5Gi".
 
     Raises:
         InvalidArgument: it is not a size, or not a whole number of bytes.
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise InvalidArgument(field, text, "a size such as 268435456, 256M or 1.5GiB")
+        raise InvalidArgument(field, text, "a size such as 268435456, 256M or 1.5Gi")
     return _whole(field, text, Decimal(match[1]) * _SIZE_FACTOR[match[2].upper()], "bytes")
 
 

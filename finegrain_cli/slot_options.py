@@ -9,6 +9,7 @@ import typer
 
 from finegrain.errors import InvalidArgument
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms, parse_pair
+from finegrain_cli.device_options import DeviceOptions
 
 if TYPE_CHECKING:
     import finegrain_client as fg
@@ -25,6 +26,36 @@ PidsOption = Annotated[
 ResourceOption = Annotated[
     list[str],
     typer.Option("--resource", metavar="NAME=COUNT", help="Amount of a countable resource."),
+]
+GpuOption = Annotated[
+    str, typer.Option("--gpu", help="GPUs, such as 2, or a part of one, such as 0.5.")
+]
+GpuCoreOption = Annotated[
+    int, typer.Option("--gpu-core", min=0, help="Compute of GPUs, in percent of one GPU.")
+]
+GpuMemoryOption = Annotated[str, typer.Option("--gpu-memory", help="Memory of a GPU, such as 4Gi.")]
+GpuMemoryRatioOption = Annotated[
+    int,
+    typer.Option("--gpu-memory-ratio", min=0, help="Memory of GPUs, in percent of one GPU."),
+]
+GpuSharedOption = Annotated[
+    int,
+    typer.Option(
+        "--gpu-shared",
+        min=0,
+        help="Spread --gpu-core, --gpu-memory and --gpu-memory-ratio over this many GPUs.",
+    ),
+]
+GpuModelOption = Annotated[
+    str, typer.Option("--gpu-model", help="Words in the name of the GPU's model, such as H100.")
+]
+RdmaOption = Annotated[
+    str, typer.Option("--rdma", help="RDMA NICs, or a part of one; near the GPUs, if any.")
+]
+FpgaOption = Annotated[str, typer.Option("--fpga", help="FPGAs, or a part of one.")]
+DeviceOption = Annotated[
+    list[str],
+    typer.Option("--device", metavar="TYPE=N", help="Devices of another type, or a part of one."),
 ]
 LabelOption = Annotated[
     list[str], typer.Option("--label", metavar="KEY=VALUE", help="Label that the host must have.")
@@ -92,6 +123,7 @@ def slot_spec(
     cpu_bind: str = "",
     cpu_exclusive: str = "",
     numa: str = "",
+    devices: DeviceOptions | None = None,
 ) -> fg.SlotSpec:
     """Returns the slot that these options request; the texts are as typed on the command line.
 
@@ -105,12 +137,15 @@ def slot_spec(
     def policy(option: str, text: str, kind: type[StrEnum]) -> str:
         return policy_text(*read_policy(option, text, kind)) if text else ""
 
+    amounts = devices.amounts() if devices is not None else {}
     return finegrain_client.SlotSpec(
         cpu_milli=parse_cpu_milli("--cpu", cpu) if cpu else None,
         memory_bytes=parse_bytes("--memory", memory) if memory else None,
         cpu_limit_milli=parse_cpu_milli("--cpu-limit", cpu_limit) if cpu_limit else 0,
         pids_max=pids,
         extended={name: _count(name, text) for name, text in _pairs("--resource", resources)},
+        devices=amounts,
+        device_hints=devices.hints() if devices is not None else (),
         labels=dict(_pairs("--label", labels)),
         allow_pending=allow_pending,
         qos=read_word("--qos", qos, QosClass) if qos else QosClass.LS,

@@ -76,7 +76,7 @@ from finegrain_client.job.ranges import GrantedSlots, RequestRange
 from finegrain_client.job.request import Request, as_granted
 from finegrain_client.slot.slot import Slot
 from finegrain_client.slot.task import Task
-from finegrain_client.specs import SlotSpec
+from finegrain_client.specs import DeviceHint, SlotSpec
 from finegrain_client.types.advice import ThreadAdvice
 from finegrain_client.types.explain import (
     CpuVerdict,
@@ -156,6 +156,7 @@ __all__ = [
     "CpuAssignment",
     "CpuPolicy",
     "CpuVerdict",
+    "DeviceHint",
     "Dimension",
     "ExclusivePolicy",
     "ExecutorShape",

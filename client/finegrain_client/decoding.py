@@ -5,7 +5,7 @@ The table `read` is the only place that lists where names in the protocol and in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
 from typing import Any, TypeVar
@@ -14,8 +14,9 @@ from google.protobuf.descriptor import EnumDescriptor
 
 from finegrain.cpuset import CpuSet
 from finegrain.errors import FailedPrecondition, InvalidArgument, Reason
-from finegrain.resources import EXTENDED_PREFIX, ResourceProfile, extended_items
+from finegrain.resources import DEVICE_PREFIX, EXTENDED_PREFIX, ResourceProfile
 from finegrain.rpc.mapping.reader import FromMessage, Reader, Reading, Via
+from finegrain.rpc.wire import profile_from_proto
 from finegrain.rpc.wire_cpus import (
     assignment_from_proto,
     cpu_policy_from_proto,
@@ -68,8 +69,14 @@ def _known(read: Callable[[MessageT, str], T], message: MessageT, field: str) ->
 def _amounts(message: resources_pb2.ResourceAmounts) -> dict[str, int]:
     """Returns amounts by dimension, without zeros."""
     found = {described.name: amount for described, amount in message.ListFields()}
-    extended = found.pop("extended", {})
-    return found | {f"{EXTENDED_PREFIX}{name}": each for name, each in extended.items() if each}
+    for prefix, field in ((EXTENDED_PREFIX, "extended"), (DEVICE_PREFIX, "devices")):
+        named = found.pop(field, {})
+        found |= {f"{prefix}{name}": each for name, each in named.items() if each}
+    return found
+
+
+def _profile(message: resources_pb2.ResourceProfile) -> ResourceProfile:
+    return _known(profile_from_proto, message, "profile")
 
 
 def _settings(message: cpus_pb2.EffectiveHostPolicy) -> topology.HostSettings:
@@ -83,14 +90,19 @@ def _settings(message: cpus_pb2.EffectiveHostPolicy) -> topology.HostSettings:
     )
 
 
-def _plain(message: resources_pb2.HostTopology) -> dict[str, Any]:
+def _plain(message: Any) -> dict[str, Any]:
     """Returns a message as a dict with the field names of the protocol; integers stay integers."""
     return {
-        each.name: [_plain(one) if hasattr(one, "DESCRIPTOR") else one for one in value]
-        if not isinstance(value := getattr(message, each.name), str | int)
-        else value
-        for each in message.DESCRIPTOR.fields
+        each.name: _plain_value(getattr(message, each.name)) for each in message.DESCRIPTOR.fields
     }
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, str | int):
+        return value
+    if isinstance(value, Mapping):
+        return dict(value)
+    return [_plain(one) if hasattr(one, "DESCRIPTOR") else one for one in value]
 
 
 def _cpus(message: cluster_pb2.GetTopologyResponse) -> tuple[topology.Cpu, ...]:
@@ -136,11 +148,6 @@ NODE = {"node": "numa_node_id"}
 read = Reader(
     (
         Reading(advice.ThreadAdvice, cluster_pb2.AdviseThreadsResponse, given="job_id"),
-        Reading(
-            ResourceProfile,
-            resources_pb2.ResourceProfile,
-            {"extended": Via("extended", extended_items)},
-        ),
         Reading(
             Isolation,
             resources_pb2.IsolationReport,
@@ -218,6 +225,7 @@ read = Reader(
     ),
     converters={
         resources_pb2.ResourceAmounts: _amounts,
+        resources_pb2.ResourceProfile: _profile,
         cpus_pb2.CpuPolicy: partial(_known, cpu_policy_from_proto, field="cpu_policy"),
         cpus_pb2.CpuAssignment: partial(_known, assignment_from_proto, field="assignment"),
         cpus_pb2.HostPolicy: partial(_known, host_policy_from_proto, field="set"),

@@ -16,7 +16,7 @@ from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id, new_id
 from finegrain.resources import AMOUNT_MAX, MIB
 from finegrain.rpc.wire_cpu_words import BIND, EXCLUSIVE, NUMA, QOS
-from finegrain.v1 import cpus_pb2, slots_pb2
+from finegrain.v1 import cpus_pb2, devices_pb2, slots_pb2
 
 CPU_MILLI_DEFAULT = 1000
 MEMORY_BYTES_DEFAULT = 256 * MIB
@@ -36,6 +36,53 @@ _AMOUNTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceHint:
+    """How the devices of one type are chosen.
+
+    Attributes:
+        type: "gpu", "rdma", "fpga", or a type that an operator configured.
+        vendor: of the devices, such as "nvidia"; empty: any.
+        model: words that the name of their model must contain, such as "H100"; empty: any model.
+        labels: labels that they must have.
+        every: all such devices of a host, each with the amount of the request.
+        near: type of other devices of the slot that these should be near to; empty: none.
+        near_required: these devices must be at the same PCIe switches as those.
+        per_group: one of these devices at each PCIe switch of those, as far as possible.
+        scope: all GPUs must be at one NUMA node ("numa") or PCIe switch ("pcie"); empty: anywhere.
+        virtual_function: the slot gets a virtual function of each device for itself.
+    """
+
+    type: str
+    vendor: str = ""
+    model: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    every: bool = False
+    near: str = ""
+    near_required: bool = False
+    per_group: bool = False
+    scope: str = ""
+    virtual_function: bool = False
+
+    def message(self) -> devices_pb2.DeviceHint:
+        """Returns the hint as a protocol message."""
+        return devices_pb2.DeviceHint(
+            type=self.type,
+            vendor=self.vendor,
+            model=self.model,
+            selector=[
+                devices_pb2.LabelRule(name=name, values=[value])
+                for name, value in self.labels.items()
+            ],
+            every=self.every,
+            near=self.near,
+            near_required=self.near_required,
+            per_group=self.per_group,
+            scope=self.scope,
+            virtual_function=self.virtual_function,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSpec:
     """One slot request, `count` times.
 
@@ -52,6 +99,9 @@ class SlotSpec:
         managed_memory_bytes: managed memory; part of the memory limit.
         network_memory_bytes: network memory; part of the memory limit.
         extended: countable resources by name.
+        devices: devices by name of the resource, in hundredths of a device: {"gpu": 50} is half of
+            a GPU, {"gpu": 200} are two. "gpu-memory" is in bytes. docs/devices.md has all names.
+        device_hints: how these devices are chosen; at most one hint for each type.
         cpu_limit_milli: CPU limit above the guaranteed CPU, in thousandths of a core; 0: the same.
         pids_max: largest number of processes and threads; 0: the executor's default.
         labels: only executors with all of these labels are used.
@@ -79,6 +129,8 @@ class SlotSpec:
     managed_memory_bytes: int = 0
     network_memory_bytes: int = 0
     extended: Mapping[str, int] = field(default_factory=dict)
+    devices: Mapping[str, int] = field(default_factory=dict)
+    device_hints: Sequence[DeviceHint] = ()
     cpu_limit_milli: int = 0
     pids_max: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -97,6 +149,8 @@ class SlotSpec:
             _check_amount(name, getattr(self, name))
         for name, amount in self.extended.items():
             _check_amount(f"extended[{name!r}]", amount)
+        for name, amount in self.devices.items():
+            _check_amount(f"devices[{name!r}]", amount)
         # The dataclass is frozen. Stored in the normal form, so that equal specs compare equal.
         object.__setattr__(self, "qos", read_word("qos", _text("qos", self.qos), QosClass))
         for name, kind in _POLICIES.items():
@@ -116,6 +170,7 @@ class SlotSpec:
             self.cpu_milli is None
             and self.memory_bytes is None
             and not any((*parts, self.network_memory_bytes, *self.extended.values()))
+            and not any(self.devices.values())
         )
 
     def messages(self) -> Iterator[slots_pb2.SlotRequest]:
@@ -172,6 +227,8 @@ class SlotSpec:
             heap = 0 if other_than_heap else MEMORY_BYTES_DEFAULT
         profile.task_heap_memory_bytes = heap
         profile.extended.update({name: amount for name, amount in self.extended.items() if amount})
+        profile.devices.update({name: amount for name, amount in self.devices.items() if amount})
+        profile.device_hints.extend(each.message() for each in self.device_hints)
 
 
 _POLICIES: dict[str, type[StrEnum]] = {

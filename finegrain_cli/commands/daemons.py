@@ -87,6 +87,14 @@ def up(
     isolation: Annotated[
         str, typer.Option("--isolation", metavar="auto|none", help="none: enforce no limits.")
     ] = "auto",
+    fake_gpus: Annotated[
+        str,
+        typer.Option(
+            "--fake-gpus",
+            metavar="MACHINE",
+            help="Play the GPUs of a machine, such as dgx-a100, for trying out.",
+        ),
+    ] = "",
     show_logs: Annotated[
         bool, typer.Option("--show-logs", help="Also show what the daemons log.")
     ] = False,
@@ -119,11 +127,29 @@ def up(
         cpus=cpus,
         memory_bytes=parse_bytes("--memory", memory) if memory else None,
         isolation=isolation,
+        fake_gpus=_machine(fake_gpus, scale),
         fairness=fairness_options(current().configuration().settings),
         log=LogOptions(level=log_level, format="auto" if show_logs else "json"),
         show_logs=show_logs,
     )
     run_in_foreground(cluster, output)
+
+
+def _machine(fake_gpus: str, scale: int | None) -> str:
+    """Returns the machine whose GPUs are played.
+
+    Raises:
+        InvalidArgument: there is no such machine, or executors are started on demand.
+    """
+    if not fake_gpus:
+        return ""
+    from task_executor.host.gpu_profiles import profile_names
+
+    if fake_gpus not in profile_names():
+        raise InvalidArgument("--fake-gpus", fake_gpus, "one of " + ", ".join(profile_names()))
+    if scale is not None:
+        raise InvalidArgument("--fake-gpus", fake_gpus, "no --scale beside it")
+    return fake_gpus
 
 
 def _scale(executors_max: int | None, executors: int | None, idle_timeout: str) -> Scale | None:

@@ -14,6 +14,7 @@ from finegrain_cli.common import (
     TokenFileOption,
     enter_command,
 )
+from finegrain_cli.device_options import DeviceOptions
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.slot_options import (
     AllowPendingOption,
@@ -21,13 +22,22 @@ from finegrain_cli.slot_options import (
     CpuExclusiveOption,
     CpuLimitOption,
     CpuOption,
+    DeviceOption,
     EnvOption,
+    FpgaOption,
+    GpuCoreOption,
+    GpuMemoryOption,
+    GpuMemoryRatioOption,
+    GpuModelOption,
+    GpuOption,
+    GpuSharedOption,
     GroupOption,
     LabelOption,
     MemoryOption,
     NumaOption,
     PidsOption,
     QosOption,
+    RdmaOption,
     ResourceOption,
     UserOption,
     seconds,
@@ -60,6 +70,15 @@ def run(
     cpu_exclusive: CpuExclusiveOption = "",
     numa: NumaOption = "",
     pids: PidsOption = 0,
+    gpu: GpuOption = "",
+    gpu_core: GpuCoreOption = 0,
+    gpu_memory: GpuMemoryOption = "",
+    gpu_memory_ratio: GpuMemoryRatioOption = 0,
+    gpu_shared: GpuSharedOption = 0,
+    gpu_model: GpuModelOption = "",
+    rdma: RdmaOption = "",
+    fpga: FpgaOption = "",
+    device: DeviceOption = [],  # noqa: B006 - typer wants the default as a list
     resource: ResourceOption = [],  # noqa: B006 - typer wants the default as a list
     label: LabelOption = [],  # noqa: B006
     env: EnvOption = [],  # noqa: B006
@@ -139,6 +158,17 @@ def run(
                 cpu_bind=cpu_bind,
                 cpu_exclusive=cpu_exclusive,
                 numa=numa,
+                devices=DeviceOptions(
+                    gpu,
+                    gpu_core,
+                    gpu_memory,
+                    gpu_memory_ratio,
+                    gpu_shared,
+                    gpu_model,
+                    rdma,
+                    fpga,
+                    tuple(device),
+                ),
             ),
             env=tuple(env),
             cwd=cwd,

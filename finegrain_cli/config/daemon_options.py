@@ -102,6 +102,8 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         memory_bytes=own.memory,
         memory_pools=tuple(sorted(own.memory_pools.items())),
         extended=tuple(sorted(own.extended.items())),
+        devices=own.devices,
+        fake_gpus=own.fake_gpus,
         bind_policy=own.bind_policy,
         numa_strategy=own.numa_strategy,
         alignment_policy=own.alignment_policy,

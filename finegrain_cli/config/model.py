@@ -331,6 +331,15 @@ class ExecutorSection(ListenSection):
     extended: Counts = Field(
         {}, description="countable resources by name; only counted, tasks get no device"
     )
+    devices: str = Field(
+        "auto",
+        pattern="^(auto|all|none)$",
+        description="devices that slots can have: all of the host, none, or all unless cpus is a "
+        "share of the host (auto)",
+    )
+    fake_gpus: str = Field(
+        "", description="play the GPUs of this machine, for trying out; default: the real ones"
+    )
     bind_policy: HostBind = Field(
         "",
         description="policy that slots with dedicated cpus must follow: FullPCPUsOnly (whole "

@@ -88,6 +88,7 @@ class LocalCluster:
         cpus: divide only these cpus.
         memory_bytes: divide only this much memory.
         isolation: "auto", or "none": no limits are enforced.
+        fake_gpus: play the GPUs of this machine on each executor; empty: the real ones.
         fairness: settings of the order in which requests are served; None: the defaults.
         log: level and format of the daemons' logs.
         show_logs: let the daemons log to this process's standard error.
@@ -108,6 +109,7 @@ class LocalCluster:
         cpus: str = "",
         memory_bytes: int | None = None,
         isolation: str = "auto",
+        fake_gpus: str = "",
         fairness: Fairness | None = None,
         log: LogOptions | None = None,
         show_logs: bool = False,
@@ -126,6 +128,7 @@ class LocalCluster:
         self._given_state_dir = state_dir
         self._listen = ListenOptions(listen, metrics_listen)
         self._isolation = isolation
+        self._fake_gpus = fake_gpus
         self.fairness = fairness or Fairness()
         self._log = log or LogOptions(format="auto" if show_logs else "json")
         self._show_logs = show_logs
@@ -310,6 +313,7 @@ class LocalCluster:
             cpu_milli=share.cpu_milli,
             memory_bytes=share.memory_bytes,
             isolation=self._isolation,
+            fake_gpus=self._fake_gpus,
             task_user="self",
             allow_root_tasks=os.geteuid() == 0,
             task_kill_grace_ms=KILL_GRACE_MS,

@@ -75,8 +75,8 @@ def _assignment(data: Mapping[str, Any]) -> cpus_pb2.CpuAssignment:
 
 
 def _profile_of_event(data: Mapping[str, Any]) -> resources_pb2.ResourceProfile:
-    # A mapping of extended resources cannot be the key of a cache.
-    if "extended" in data:
+    # Mappings of extended resources and lists of devices cannot be the key of a cache.
+    if "extended" in data or "devices" in data:
         return profile_to_proto(ResourceProfile.from_dict(data))
     return _plain_profile(tuple(data.items()))
 

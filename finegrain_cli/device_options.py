@@ -1,0 +1,117 @@
+"""Options that request devices: from the texts on the command line to amounts and hints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Final
+
+from finegrain.errors import InvalidArgument
+from finegrain.units import parse_bytes, parse_pair
+
+if TYPE_CHECKING:
+    import finegrain_client as fg
+
+_FIELD: Final = re.compile(r"devices\[([^]]*)\]")
+_OPTIONS: Final = {
+    "gpu": "--gpu",
+    "gpu-core": "--gpu-core",
+    "gpu-memory": "--gpu-memory",
+    "gpu-memory-ratio": "--gpu-memory-ratio",
+    "gpu.shared": "--gpu-shared",
+    "rdma": "--rdma",
+    "fpga": "--fpga",
+}
+"""Options by name of the resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """The options as typed; `gpu`, `rdma`, `fpga` and `device` in devices."""
+
+    gpu: str = ""
+    gpu_core: int = 0
+    gpu_memory: str = ""
+    gpu_memory_ratio: int = 0
+    gpu_shared: int = 0
+    gpu_model: str = ""
+    rdma: str = ""
+    fpga: str = ""
+    device: tuple[str, ...] = ()
+
+    def amounts(self) -> dict[str, int]:
+        """Returns amounts by name of the resource, as `SlotSpec.devices` has them.
+
+        Raises:
+            InvalidArgument: a value cannot be read, or no host could ever serve the devices.
+        """
+        from finegrain.devices.names import device_requests
+
+        found = dict(self._counted())
+        found["gpu-core"] = self.gpu_core
+        found["gpu-memory-ratio"] = self.gpu_memory_ratio
+        found["gpu.shared"] = self.gpu_shared
+        if self.gpu_memory:
+            found["gpu-memory"] = parse_bytes("--gpu-memory", self.gpu_memory)
+        found = {name: amount for name, amount in found.items() if amount}
+        try:
+            # The resource manager checks the same. Here, the error can name the options.
+            requests = device_requests(found)
+        except InvalidArgument as error:
+            raise _about_options(error) from None
+        if self.gpu_model and not any(each.type == "gpu" for each in requests):
+            raise InvalidArgument("--gpu-model", self.gpu_model, "--gpu or another amount of GPUs")
+        return found
+
+    def hints(self) -> list[fg.DeviceHint]:
+        """Returns how the devices are chosen."""
+        import finegrain_client
+
+        found = []
+        gpus = any((self.gpu, self.gpu_core, self.gpu_memory, self.gpu_memory_ratio))
+        if self.gpu_model:
+            found.append(finegrain_client.DeviceHint(type="gpu", model=self.gpu_model))
+        # A NIC at another switch than the GPUs would cost bandwidth.
+        if self.rdma and gpus:
+            found.append(finegrain_client.DeviceHint(type="rdma", near="gpu"))
+        return found
+
+    def _counted(self) -> Iterator[tuple[str, int]]:
+        """Yields names and hundredths of devices."""
+        for name, text in (("gpu", self.gpu), ("rdma", self.rdma), ("fpga", self.fpga)):
+            if text:
+                yield name, _hundredths(f"--{name}", text)
+        for pair in self.device:
+            name, text = parse_pair("--device", pair)
+            # Vendors count whole devices under these names; all others count hundredths.
+            amount = _hundredths(f"--device {name}", text)
+            yield name, amount // 100 if name.endswith("/gpu") else amount
+
+
+def _hundredths(option: str, text: str) -> int:
+    """Returns a number of devices in hundredths.
+
+    Raises:
+        InvalidArgument: it is no number, or neither a part of one device nor a whole number.
+    """
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if not number.is_finite() or number < 0 or number * 100 != int(number * 100):
+        raise InvalidArgument(option, text, "a number such as 2 or 0.5, in hundredths at the most")
+    if number > 1 and number != int(number):
+        nearest = f"the nearest are {int(number)} and {int(number) + 1}"
+        raise InvalidArgument(option, text, f"a part of one device or a whole number; {nearest}")
+    return int(number * 100)
+
+
+def _about_options(error: InvalidArgument) -> InvalidArgument:
+    """Returns an error about resources as one about the options that name them."""
+
+    def named(match: re.Match[str]) -> str:
+        return ", ".join(_OPTIONS.get(name, name) for name in match.group(1).split(", "))
+
+    return InvalidArgument(_FIELD.sub(named, error.field), error.details["value"], error.expected)
