@@ -193,7 +193,7 @@ class CommandProvider:
             fresh = self._fresh_note(executor_id, own)
             known = note.handle if note else ""
             running = note.running if note else None
-            # What the note knows of the past cannot come from the configuration.
+            # The note records the handle of the started executor and the command that still runs.
             note = replace(fresh, handle=known or fresh.handle, running=running)
         if note is None:
             raise ProviderFailed(

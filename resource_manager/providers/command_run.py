@@ -27,7 +27,7 @@ TERMINATE_WAIT_S = 3.0
 DRAIN_WAIT_S = 1.0
 END_WAIT_S = 1.0
 _CHUNK_BYTES = 64 * 1024
-# The end of its standard input, when the resource manager has died, ends the shell.
+# If the resource manager dies, the shell's standard input ends, and the shell exits.
 _RUN_WHEN_TOLD = 'read -r _ && exec "$@" < /dev/null'
 
 
@@ -207,7 +207,7 @@ def _follow(
     assert child.stderr is not None  # noqa: S101
     kept = {child.stdout.fileno(): Kept(), child.stderr.fileno(): Kept()}
     streams = tuple(kept.values())
-    # Tells when the child ends even while other processes keep its output open.
+    # Reports the end of the child even while other processes keep its output open.
     poll, end = select.poll(), os.pidfd_open(child.pid)
     ended_because = ""
     try:

@@ -88,7 +88,7 @@ def read_providers(file: Path) -> ProvidersConfiguration:
     }
     for name, kind in kinds.items():
         own = {each.shape.name: each.settings for each in by_provider[name]}
-        # Last: it may look at the host, and errors in the file itself come first.
+        # Last, because `check` may inspect the host. Errors in the file itself are reported first.
         kind.check(common[name], own, file)
     return ProvidersConfiguration(
         file, provisioning, managers, look_interval_ms, common, by_provider

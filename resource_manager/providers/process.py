@@ -224,7 +224,8 @@ class ProcessProvider:
             raise ProviderFailed(f"shape {shape} is no longer configured")
         executor = self._executor(executor_id, shape)
         try:
-            # An executor that exists keeps its share; after a crash it may only lack its front.
+            # An existing executor keeps its share. After a crash, only its front process may be
+            # missing.
             if not executor.exists():
                 self._claim(executor, own)
             # The front may run already: `start` is repeated after a crash.
@@ -239,7 +240,7 @@ class ProcessProvider:
         return Started(self._handle(executor), f"process {front.pid}{share}")
 
     def _stop(self, executor_id: str, handle: str, cancellation: Cancellation) -> str:
-        # Nothing here says that the executor is gone if it was started on another host.
+        # If the executor was started on another host, this host cannot tell whether it still runs.
         self._check_here(executor_id, handle)
         executor = self._executor(executor_id, "")
         return executor.stop(self._settings.stop_timeout_ms / 1000, cancellation)

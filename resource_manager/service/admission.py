@@ -1,7 +1,7 @@
 """Limits how much of one job is in progress at once: calls, keep-alives, open streams.
 
-It counts before a call costs anything: a job with too many calls open must come back later.
-Keep-alives are counted separately, so that a busy job does not lose its lease.
+Each call is counted before any work is done for it. A job with too many open calls must retry
+later. Keep-alives are counted separately, so that a busy job does not lose its lease.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class JobLimits:
 
 
 class Kind(StrEnum):
-    """What is counted; the value is the word in messages."""
+    """Kinds of activity that are counted. The value names the kind in error messages."""
 
     CALL = "calls"
     KEEP_ALIVE = "keep-alives"
@@ -60,7 +60,7 @@ class JobAdmission:
         """Counts one call, keep-alive or stream of a job until the context ends.
 
         Raises:
-            ResourceExhausted: the job has as many in progress as it may.
+            ResourceExhausted: the job has reached its limit.
         """
         key = kind, job_id
         count = self._under_way.get(key, 0)
@@ -86,8 +86,8 @@ class JobAdmission:
     async def preparing(self, job_id: str) -> AsyncIterator[None]:
         """Admits one large call of a job at a time.
 
-        Decoding a large call alternates with other callers' work on the event loop. Many at once
-        would leave those callers a small share of it.
+        Decoding a large call alternates with other callers' work on the event loop. Many large
+        calls of one job at once would leave the other callers a small share of the loop.
         """
         place = self._preparing.setdefault(job_id, _Place())
         # Counted before the wait, so that no other call deletes the lock that this one waits for.

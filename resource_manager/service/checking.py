@@ -55,8 +55,8 @@ class StateCheck:
         elapsed = (self._clock() - self._began_s) / self._period_s
         if self._sweep is None:
             return elapsed >= 1
-        # How much is left of a sweep that takes longer than the one before is not known.
-        # Ahead of the even pace no slice is due, except if the sweep takes longer than expected.
+        # If this sweep takes longer than the previous one, the remaining work is unknown. A sweep
+        # ahead of schedule needs no slice now, except if it takes longer than expected.
         return self._took_s < self._whole_s * elapsed or self._took_s >= self._whole_s
 
     def run_slice(self, state: State) -> list[str]:
@@ -74,7 +74,7 @@ class StateCheck:
         for finding in self._sweep or ():
             if finding is not None:
                 found.append(finding)
-            # Time is looked at only where the sweep can pause.
+            # The clock is read only where the sweep can pause.
             elif limit_s is not None and self._clock() - started >= limit_s:
                 self._took_s += self._clock() - started
                 return found

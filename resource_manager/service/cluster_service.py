@@ -43,7 +43,7 @@ from resource_manager.service.wire.advice import advice_wanted
 EVENTS_WAIT_MS_MAX = 30_000
 PREFIX_LENGTH_MIN = 4  # of an allocation id; shorter ones could match very many requests
 FILTERED_IDS_MAX = 10_000
-PROVIDERS_ITEMS = 100  # what reading all provisions counts against the fair queues
+PROVIDERS_ITEMS = 100  # cost of reading all provisions, in items of the fair queues
 T = TypeVar("T")
 
 DRAIN_MS_MAX = 366 * 24 * 3600 * 1000
@@ -215,7 +215,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
             last = await self._read(lambda state: state.history.last_sequence)
             events = await self._events(request.from_sequence, limit, subject)
             left_s = until - loop.time()
-            # A caller without a position wants what there is, and does not wait.
+            # A caller without a position gets the stored events at once and does not wait.
             if events or not request.from_sequence or left_s <= 0:
                 break
             await happens(news, left_s)

@@ -103,7 +103,7 @@ class EngineDriver:
         self._settings = settings
         self._metrics = metrics
         self._holder = holder
-        self.address = address  # a process that finds this one leading reports it to its callers
+        self.address = address  # other processes report it to their callers while this one leads
         self._step = step or _engine_step()
         self._check = StateCheck(check or _engine_check(), check_window_s)
         self._clock = clock or now
@@ -131,7 +131,10 @@ class EngineDriver:
         return self._state is not None and not self.broken and self._state.unfinished
 
     def load(self) -> None:
-        """Takes leadership at a higher epoch and reads the state. Raises as `lead` and `read`."""
+        """Takes leadership at a higher epoch and reads the state.
+
+        Raises the errors of `lead` and `read`.
+        """
         self.lead()
         self.read()
 
@@ -163,7 +166,7 @@ class EngineDriver:
         """
         with _no_collections():
             snapshot = self.store.load()
-            # The stored state has the epoch of the leader before.
+            # The stored state has the epoch of the previous leader.
             snapshot.rm_epoch = self.rm_epoch
             self._state = restore(snapshot, self._settings, self._clock())
             self._state.hosts.remember(self._heard)

@@ -144,7 +144,7 @@ class ExecutorLinks:
             if not await may_command(self._runner):
                 return
             make = await self._outcome(command, rm_epoch)
-        # Outside the limit: a busy writer must not keep other commands from being sent.
+        # Submitted after the place is given back: a busy writer must not delay other commands.
         await self._tell(command.executor_id, make)
 
     async def _tell(self, executor_id: str, make: MakeEvent) -> None:

@@ -98,7 +98,7 @@ class Intake(ABC):
         with self._lanes.promised(owner, items * len(rest)):
             self._put(first, owner)
             result: T = await first.future
-        # Nothing is awaited between the end of the promise and these lines, so no item is counted
+        # Nothing is awaited between the end of `promised` and these lines, so no item is counted
         # twice or not at all.
         for each in rest:
             self._put(each, owner)
@@ -107,7 +107,9 @@ class Intake(ABC):
     async def read(
         self, fn: Callable[[State], T], *, owner: str | None = None, items: int = 1
     ) -> T:
-        """Runs a function over the state between two batches. It must not keep what it sees.
+        """Runs a function over the state between two batches.
+
+        `fn` must not keep references to the state.
 
         Args:
             fn: the function.

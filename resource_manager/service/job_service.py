@@ -286,7 +286,7 @@ class JobCalls:
         """Submits the events of one call and returns their outcomes, in the order sent."""
         if not makes:
             return []
-        # One event may be smaller than a chunk. Each counts as the largest of them.
+        # One event may be smaller than a chunk. Each is counted like the largest possible one.
         answers: list[list[ItemOutcome]] = await self._runner.submit_chunks(
             makes, None, items=min(items, CHUNK_ITEMS_MAX), owner=job_id
         )

@@ -74,7 +74,7 @@ class Lanes:
         self.waiting_items += item.items
 
     def check(self, owner: str, items: int) -> None:
-        """Returns if this many more items may wait.
+        """Returns normally if this many more items may wait.
 
         Args:
             owner: whose items they are.

@@ -19,8 +19,8 @@ async def may_command(runner: Runner) -> bool:
         except NotLeader:
             return False
         except StoreError:
-            # The database does not say. If the state is dropped meanwhile, the listener cancels
-            # the command that waits here.
+            # The database does not report who leads. If the state is dropped meanwhile, the
+            # listener cancels the command that waits here.
             await asyncio.sleep(CONFIRM_PAUSE_S)
         else:
             return True

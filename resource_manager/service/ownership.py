@@ -68,7 +68,9 @@ class JobSecrets:
             self._hashes.popitem(last=False)
 
     async def check(self, job_id: str) -> None:
-        """Returns if the caller owns the job. Asks the state only when the cache does not match.
+        """Returns normally if the caller owns the job.
+
+        Reads the state only when the cache does not match.
 
         Raises:
             NotFound: the job is unknown.
@@ -76,7 +78,7 @@ class JobSecrets:
         """
         caller = current_caller()
         known = self._hashes.get(job_id)
-        # The usual case. It costs no place in the writer's queues.
+        # The usual case. It adds nothing to the writer's queues.
         if known is not None and caller.owns(known):
             return
         known = await self._runner.read(

@@ -58,7 +58,7 @@ def create_sqlite(path: Path) -> None:
             the database right now.
     """
     with os_errors(path), locked(path, "finegrain creating the database"):
-        # Asked again under the lock: another process may have created it meanwhile.
+        # Checked again under the lock: another process may have created it meanwhile.
         if path.exists():
             return
         _refuse_orphaned_wal(path)

@@ -220,7 +220,7 @@ class PostgresqlStore(SqlStore):
                     raise
 
     def _extend_certainty(self, asked_at_s: float) -> None:
-        # Counted from before the question: the answer may have taken long.
+        # Measured from before the query, because the response may have taken long.
         self._sure_until_s = asked_at_s + self._lease_ms / 1000 * SURE_SHARE
 
     def holds_lease(self) -> bool:

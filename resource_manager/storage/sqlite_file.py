@@ -122,7 +122,7 @@ def read_header(path: Path) -> Header:
         ) from error
     if magic != _MAGIC:
         raise StoreError(not_a_database(path), reason=Reason.STORE_CORRUPT, details={"path": path})
-    # SQLite reads these, not we from the bytes: the newest header may still be in the WAL.
+    # Read through SQLite, because the newest header may still be in the WAL.
     with sqlite_errors(path), closing(_plain_connection(path)) as connection:
         application_id = int(connection.execute("PRAGMA application_id").fetchone()[0])
         schema_version = int(connection.execute("PRAGMA user_version").fetchone()[0])
@@ -250,7 +250,7 @@ class LockFile:
             os.ftruncate(self._descriptor, os.pwrite(self._descriptor, note, 0))
 
     def check_free(self) -> None:
-        """Returns if no process has the lock at this moment. Opens only the lock file.
+        """Returns normally if no process has the lock at this moment. Opens only the lock file.
 
         Raises:
             StoreError: STORE_IN_USE; the message names the holder.
