@@ -65,7 +65,7 @@ class DeviceOptions:
             raise InvalidArgument("--gpu-model", self.gpu_model, "--gpu or another amount of GPUs")
         return found
 
-    def hints(self) -> list[fg.DeviceHint]:
+    def hints(self) -> tuple[fg.DeviceHint, ...]:
         """Returns how the devices are chosen."""
         import finegrain_client
 
@@ -76,7 +76,7 @@ class DeviceOptions:
         # A NIC at another switch than the GPUs would cost bandwidth.
         if self.rdma and gpus:
             found.append(finegrain_client.DeviceHint(type="rdma", near="gpu"))
-        return found
+        return tuple(found)
 
     def _counted(self) -> Iterator[tuple[str, int]]:
         """Yields names and hundredths of devices."""

@@ -28,6 +28,7 @@ from finegrain_client.job.job import LEASE_DEFAULT_S, Job
 from finegrain_client.retry import BUDGET_DEFAULT_S, RetryPolicy
 from finegrain_client.types import status as types
 from finegrain_client.types.advice import ThreadAdvice
+from finegrain_client.types.devices import ExecutorDevices
 from finegrain_client.types.explain import Explanation
 from finegrain_client.types.groups import Groups
 from finegrain_client.types.host_policy import HostPolicyStatus
@@ -36,6 +37,7 @@ from finegrain_client.types.topology import TopologyReport
 
 MANAGER_DEFAULT = "127.0.0.1:7170"
 PAGE_SIZE = 1000
+DEVICES_PAGE_SIZE = 100  # executors; each may have many devices
 EVENTS_PAGE_SIZE = 1000
 EVENTS_WAIT_S = 20.0
 
@@ -189,6 +191,22 @@ class Cluster(Operations):
             types.ExecutorStatus,
             answer.executor,
             slot_list=tuple(read(types.SlotStatus, each) for each in answer.slots),
+        )
+
+    async def devices(self, executor_id: str = "") -> list[ExecutorDevices]:
+        """Returns the devices of all executors that have some, or of one executor, ordered by id.
+
+        Raises:
+            NotFound: EXECUTOR_UNKNOWN.
+        """
+        return await self._pages(
+            lambda cluster, token, timeout_s: cluster.ListDevices(
+                pb.ListDevicesRequest(
+                    executor_id=executor_id, page_size=DEVICES_PAGE_SIZE, page_token=token
+                ),
+                timeout=timeout_s,
+            ),
+            lambda page: read.each(ExecutorDevices, page.executors),
         )
 
     async def topology(self, executor_id: str) -> TopologyReport:

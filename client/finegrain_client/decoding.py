@@ -22,6 +22,7 @@ from finegrain.rpc.wire_cpus import (
     cpu_policy_from_proto,
     host_policy_from_proto,
 )
+from finegrain.rpc.wire_devices import device_from_proto
 from finegrain.v1 import cluster_pb2, cpus_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
@@ -219,13 +220,19 @@ read = Reader(
             cluster_pb2.PoolStatus,
             {"package": "pool.package_index", "node": "pool.numa_node_id"},
         ),
-        Reading(topology.AnnouncedCpus, cpus_pb2.HostCpus, {"nodes": "numa"}, unread="policy"),
+        Reading(
+            topology.AnnouncedCpus,
+            cpus_pb2.HostCpus,
+            {"nodes": "numa"},
+            unread="policy time_shared",
+        ),
         Reading(topology.NodeCapacity, cpus_pb2.NumaCapacity, NODE),
         Reading(topology.Kubelet, cpus_pb2.KubeletReport, unread="policy"),
     ),
     converters={
         resources_pb2.ResourceAmounts: _amounts,
         resources_pb2.ResourceProfile: _profile,
+        resources_pb2.Device: partial(_known, device_from_proto, field="device"),
         cpus_pb2.CpuPolicy: partial(_known, cpu_policy_from_proto, field="cpu_policy"),
         cpus_pb2.CpuAssignment: partial(_known, assignment_from_proto, field="assignment"),
         cpus_pb2.HostPolicy: partial(_known, host_policy_from_proto, field="set"),

@@ -130,7 +130,7 @@ class SlotSpec:
     network_memory_bytes: int = 0
     extended: Mapping[str, int] = field(default_factory=dict)
     devices: Mapping[str, int] = field(default_factory=dict)
-    device_hints: Sequence[DeviceHint] = ()
+    device_hints: tuple[DeviceHint, ...] = ()
     cpu_limit_milli: int = 0
     pids_max: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -149,6 +149,7 @@ class SlotSpec:
             _check_amount(name, getattr(self, name))
         for name, amount in self.extended.items():
             _check_amount(f"extended[{name!r}]", amount)
+        object.__setattr__(self, "device_hints", tuple(self.device_hints))
         for name, amount in self.devices.items():
             _check_amount(f"devices[{name!r}]", amount)
         # The dataclass is frozen. Stored in the normal form, so that equal specs compare equal.

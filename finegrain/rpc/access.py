@@ -75,6 +75,7 @@ CLUSTER_ACCESS = table_of(
         "ListGroups",
         "AdviseThreads",
         "GetTopology",
+        "ListDevices",
         "GetHostPolicy",
     ),
     cluster=(
@@ -86,6 +87,8 @@ CLUSTER_ACCESS = table_of(
         "ResizeSlot",
         "SetGroup",
         "DeleteGroup",
+        "CordonDevice",
+        "UncordonDevice",
         "SetHostPolicy",
     ),
 )

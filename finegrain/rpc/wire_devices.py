@@ -32,7 +32,9 @@ from finegrain.v1 import resources_pb2
 SCOPES = ("numa", "pcie")
 
 _AMOUNT_MAX = 2**53
-_DIMENSION = re.compile(r"[a-z][A-Za-z0-9_.-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,62})?", re.ASCII)
+_DIMENSION = re.compile(
+    r"[a-z0-9][A-Za-z0-9_.-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,62})?", re.ASCII
+)
 _ITEMS_MAX = 1_024  # devices, functions or partitions of one host
 _LINKS_MAX = 65_536
 _RULES_MAX = 32
@@ -128,46 +130,50 @@ def shares_from_proto(messages: Iterable[pb.DeviceShare], field: str) -> tuple[D
 def devices_to_topology(host: HostDevices, message: resources_pb2.HostTopology) -> None:
     """Writes a host's devices into its topology. Replaces those that the message has."""
     del message.devices[:]
-    for device in host.devices:
-        message.devices.append(
-            resources_pb2.Device(
-                kind=device.type,
-                uuid=device.uuid,
-                minor=device.minor,
-                pci_address=device.pci_address,
-                model=device.model,
-                memory_bytes=device.memory_bytes,
-                numa_node_id=-1 if device.numa_node is None else device.numa_node,
-                local_cpus=device.local_cpus,
-                unavailable_reason=device.problem,
-                capacity=dict(device.capacity),
-                vendor=device.vendor,
-                pcie_group=device.pcie_group,
-                labels=dict(device.labels),
-                functions=[
-                    pb.VirtualFunction(bus_id=each.bus_id, labels=dict(each.labels))
-                    for each in device.functions
-                ],
-                parent_uuid=device.parent_uuid,
-                whole_only=device.whole_only,
-                driver_bytes=device.driver_bytes,
-            )
-        )
-    message.device_links.extend(
-        pb.DeviceLink(
-            first_uuid=each.first_uuid,
-            second_uuid=each.second_uuid,
-            lanes=each.lanes,
-            path=each.path,
-        )
-        for each in host.links
-    )
+    message.devices.extend(device_to_proto(each) for each in host.devices)
+    message.device_links.extend(link_to_proto(each) for each in host.links)
     message.device_partitions.extend(
         pb.DevicePartition(minors=each.minors, score=each.score, bandwidth=each.bandwidth)
         for each in host.partitions
     )
     message.device_partitions_only = host.partitions_only
     message.fake_devices = host.fake
+
+
+def device_to_proto(device: Device) -> resources_pb2.Device:
+    """Writes one device."""
+    return resources_pb2.Device(
+        kind=device.type,
+        uuid=device.uuid,
+        minor=device.minor,
+        pci_address=device.pci_address,
+        model=device.model,
+        memory_bytes=device.memory_bytes,
+        numa_node_id=-1 if device.numa_node is None else device.numa_node,
+        local_cpus=device.local_cpus,
+        unavailable_reason=device.problem,
+        capacity=dict(device.capacity),
+        vendor=device.vendor,
+        pcie_group=device.pcie_group,
+        labels=dict(device.labels),
+        functions=[
+            pb.VirtualFunction(bus_id=each.bus_id, labels=dict(each.labels))
+            for each in device.functions
+        ],
+        parent_uuid=device.parent_uuid,
+        whole_only=device.whole_only,
+        driver_bytes=device.driver_bytes,
+    )
+
+
+def link_to_proto(link: DeviceLink) -> pb.DeviceLink:
+    """Writes how two GPUs are connected."""
+    return pb.DeviceLink(
+        first_uuid=link.first_uuid,
+        second_uuid=link.second_uuid,
+        lanes=link.lanes,
+        path=link.path,
+    )
 
 
 def devices_from_topology(message: resources_pb2.HostTopology, field: str) -> HostDevices:
@@ -177,7 +183,7 @@ def devices_from_topology(message: resources_pb2.HostTopology, field: str) -> Ho
         InvalidArgument: a name, amount or text is malformed, or a device occurs twice.
     """
     devices = tuple(
-        _device(each, f"{field}.devices[{at}]") for at, each in enumerate(message.devices)
+        device_from_proto(each, f"{field}.devices[{at}]") for at, each in enumerate(message.devices)
     )
     _check_number(f"{field}.devices", devices)
     if len({(each.type, each.uuid) for each in devices}) != len(devices):
@@ -271,7 +277,12 @@ def _hinted(
     )
 
 
-def _device(message: resources_pb2.Device, field: str) -> Device:
+def device_from_proto(message: resources_pb2.Device, field: str) -> Device:
+    """Reads one device.
+
+    Raises:
+        InvalidArgument: a name, amount or text is malformed.
+    """
     return Device(
         type=_name(message.kind, f"{field}.kind"),
         uuid=_text(message.uuid, f"{field}.uuid"),

@@ -6,6 +6,7 @@ The service for operators of the cluster."""
 import builtins
 import collections.abc
 import finegrain.v1.cpus_pb2
+import finegrain.v1.devices_pb2
 import finegrain.v1.resource_manager_pb2
 import finegrain.v1.resources_pb2
 import finegrain.v1.slots_pb2
@@ -2016,3 +2017,292 @@ class SetHostPolicyResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["effective", b"effective", "number", b"number", "set", b"set"]) -> None: ...
 
 global___SetHostPolicyResponse = SetHostPolicyResponse
+
+@typing.final
+class ListDevicesRequest(google.protobuf.message.Message):
+    """Asks for devices."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    executor_id: builtins.str
+    """Only of this executor; empty: of all."""
+    page_size: builtins.int
+    """Most executors in the answer."""
+    page_token: builtins.str
+    """`next_page_token` of the previous answer."""
+    def __init__(
+        self,
+        *,
+        executor_id: builtins.str = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["executor_id", b"executor_id", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+
+global___ListDevicesRequest = ListDevicesRequest
+
+@typing.final
+class ListDevicesResponse(google.protobuf.message.Message):
+    """A page of executors with devices."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXECUTORS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Empty: this was the last page."""
+    @property
+    def executors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ExecutorDevices]:
+        """In order of id."""
+
+    def __init__(
+        self,
+        *,
+        executors: collections.abc.Iterable[global___ExecutorDevices] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["executors", b"executors", "next_page_token", b"next_page_token"]) -> None: ...
+
+global___ListDevicesResponse = ListDevicesResponse
+
+@typing.final
+class ExecutorDevices(google.protobuf.message.Message):
+    """The devices of one executor."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    DEVICES_FIELD_NUMBER: builtins.int
+    LINKS_FIELD_NUMBER: builtins.int
+    FAKE_FIELD_NUMBER: builtins.int
+    executor_id: builtins.str
+    """The executor."""
+    fake: builtins.bool
+    """No real devices are behind them."""
+    @property
+    def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DeviceStatus]:
+        """By type and minor."""
+
+    @property
+    def links(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceLink]:
+        """How pairs of its GPUs are connected."""
+
+    def __init__(
+        self,
+        *,
+        executor_id: builtins.str = ...,
+        devices: collections.abc.Iterable[global___DeviceStatus] | None = ...,
+        links: collections.abc.Iterable[finegrain.v1.devices_pb2.DeviceLink] | None = ...,
+        fake: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["devices", b"devices", "executor_id", b"executor_id", "fake", b"fake", "links", b"links"]) -> None: ...
+
+global___ExecutorDevices = ExecutorDevices
+
+@typing.final
+class DeviceStatus(google.protobuf.message.Message):
+    """One device, and who has it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class AllocatedEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    @typing.final
+    class AvailableEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    DEVICE_FIELD_NUMBER: builtins.int
+    PROBLEM_FIELD_NUMBER: builtins.int
+    CORDONED_FIELD_NUMBER: builtins.int
+    ALLOCATED_FIELD_NUMBER: builtins.int
+    AVAILABLE_FIELD_NUMBER: builtins.int
+    USES_FIELD_NUMBER: builtins.int
+    problem: builtins.str
+    """Why it gets no new work; empty: it does."""
+    cordoned: builtins.bool
+    """An operator has stopped new work on it."""
+    @property
+    def device(self) -> finegrain.v1.resources_pb2.Device:
+        """As the executor announced it."""
+
+    @property
+    def allocated(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """What slots have of it, by dimension."""
+
+    @property
+    def available(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """What further slots could have of it, by dimension; empty if it gets no new work."""
+
+    @property
+    def uses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DeviceUse]:
+        """The slots that have it."""
+
+    def __init__(
+        self,
+        *,
+        device: finegrain.v1.resources_pb2.Device | None = ...,
+        problem: builtins.str = ...,
+        cordoned: builtins.bool = ...,
+        allocated: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        available: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        uses: collections.abc.Iterable[global___DeviceUse] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["device", b"device"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "cordoned", b"cordoned", "device", b"device", "problem", b"problem", "uses", b"uses"]) -> None: ...
+
+global___DeviceStatus = DeviceStatus
+
+@typing.final
+class DeviceUse(google.protobuf.message.Message):
+    """What one slot has of a device."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class AmountsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    AMOUNTS_FIELD_NUMBER: builtins.int
+    allocation_id: builtins.str
+    """The slot."""
+    generation: builtins.int
+    """The slot's generation."""
+    job_id: builtins.str
+    """Its job."""
+    @property
+    def amounts(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """By dimension."""
+
+    def __init__(
+        self,
+        *,
+        allocation_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        job_id: builtins.str = ...,
+        amounts: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "amounts", b"amounts", "generation", b"generation", "job_id", b"job_id"]) -> None: ...
+
+global___DeviceUse = DeviceUse
+
+@typing.final
+class CordonDeviceRequest(google.protobuf.message.Message):
+    """Stops new work on a device."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    DEVICE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    executor_id: builtins.str
+    """The executor."""
+    device: builtins.str
+    """Name of the device ("gpu3") or its UUID."""
+    reason: builtins.str
+    """Why, for people."""
+    def __init__(
+        self,
+        *,
+        executor_id: builtins.str = ...,
+        device: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "executor_id", b"executor_id", "reason", b"reason"]) -> None: ...
+
+global___CordonDeviceRequest = CordonDeviceRequest
+
+@typing.final
+class CordonDeviceResponse(google.protobuf.message.Message):
+    """The device gets no new work, durably."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    UUID_FIELD_NUMBER: builtins.int
+    uuid: builtins.str
+    """UUID of the device."""
+    def __init__(
+        self,
+        *,
+        uuid: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["uuid", b"uuid"]) -> None: ...
+
+global___CordonDeviceResponse = CordonDeviceResponse
+
+@typing.final
+class UncordonDeviceRequest(google.protobuf.message.Message):
+    """Takes the cordon of a device back."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    DEVICE_FIELD_NUMBER: builtins.int
+    executor_id: builtins.str
+    """The executor."""
+    device: builtins.str
+    """Name of the device ("gpu3") or its UUID."""
+    def __init__(
+        self,
+        *,
+        executor_id: builtins.str = ...,
+        device: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "executor_id", b"executor_id"]) -> None: ...
+
+global___UncordonDeviceRequest = UncordonDeviceRequest
+
+@typing.final
+class UncordonDeviceResponse(google.protobuf.message.Message):
+    """The device gets new work again, unless it has another problem."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___UncordonDeviceResponse = UncordonDeviceResponse

@@ -137,6 +137,21 @@ class ClusterServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_cluster__pb2.GetTopologyRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_cluster__pb2.GetTopologyResponse.FromString,
                 _registered_method=True)
+        self.ListDevices = channel.unary_unary(
+                '/finegrain.v1.ClusterService/ListDevices',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.ListDevicesRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.ListDevicesResponse.FromString,
+                _registered_method=True)
+        self.CordonDevice = channel.unary_unary(
+                '/finegrain.v1.ClusterService/CordonDevice',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.CordonDeviceRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.CordonDeviceResponse.FromString,
+                _registered_method=True)
+        self.UncordonDevice = channel.unary_unary(
+                '/finegrain.v1.ClusterService/UncordonDevice',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.UncordonDeviceRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.UncordonDeviceResponse.FromString,
+                _registered_method=True)
         self.GetHostPolicy = channel.unary_unary(
                 '/finegrain.v1.ClusterService/GetHostPolicy',
                 request_serializer=finegrain_dot_v1_dot_cluster__pb2.GetHostPolicyRequest.SerializeToString,
@@ -294,6 +309,28 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDevices(self, request, context):
+        """Devices of executors: what each has, what slots have of it, and why it gets no new work.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CordonDevice(self, request, context):
+        """Stops new work on one device. Slots on it stay. The cordon holds until it is taken back, also if the executor
+        restarts, or the device comes back under another minor number.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UncordonDevice(self, request, context):
+        """Takes the cordon of a device back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetHostPolicy(self, request, context):
         """The settings of a host, or those for the cluster, and where they come from.
         """
@@ -406,6 +443,21 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.GetTopology,
                     request_deserializer=finegrain_dot_v1_dot_cluster__pb2.GetTopologyRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_cluster__pb2.GetTopologyResponse.SerializeToString,
+            ),
+            'ListDevices': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDevices,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.ListDevicesRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.ListDevicesResponse.SerializeToString,
+            ),
+            'CordonDevice': grpc.unary_unary_rpc_method_handler(
+                    servicer.CordonDevice,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.CordonDeviceRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.CordonDeviceResponse.SerializeToString,
+            ),
+            'UncordonDevice': grpc.unary_unary_rpc_method_handler(
+                    servicer.UncordonDevice,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.UncordonDeviceRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.UncordonDeviceResponse.SerializeToString,
             ),
             'GetHostPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.GetHostPolicy,
@@ -939,6 +991,87 @@ class ClusterService(object):
             '/finegrain.v1.ClusterService/GetTopology',
             finegrain_dot_v1_dot_cluster__pb2.GetTopologyRequest.SerializeToString,
             finegrain_dot_v1_dot_cluster__pb2.GetTopologyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDevices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/ListDevices',
+            finegrain_dot_v1_dot_cluster__pb2.ListDevicesRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.ListDevicesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CordonDevice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/CordonDevice',
+            finegrain_dot_v1_dot_cluster__pb2.CordonDeviceRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.CordonDeviceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UncordonDevice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/UncordonDevice',
+            finegrain_dot_v1_dot_cluster__pb2.UncordonDeviceRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.UncordonDeviceResponse.FromString,
             options,
             channel_credentials,
             insecure,

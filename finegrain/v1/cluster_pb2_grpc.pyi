@@ -145,6 +145,26 @@ class ClusterServiceStub:
     ]
     """One executor's cpus and NUMA nodes: where they are, who has them, which settings are in effect, and why."""
 
+    ListDevices: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.ListDevicesRequest,
+        finegrain.v1.cluster_pb2.ListDevicesResponse,
+    ]
+    """Devices of executors: what each has, what slots have of it, and why it gets no new work."""
+
+    CordonDevice: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.CordonDeviceRequest,
+        finegrain.v1.cluster_pb2.CordonDeviceResponse,
+    ]
+    """Stops new work on one device. Slots on it stay. The cordon holds until it is taken back, also if the executor
+    restarts, or the device comes back under another minor number.
+    """
+
+    UncordonDevice: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.UncordonDeviceRequest,
+        finegrain.v1.cluster_pb2.UncordonDeviceResponse,
+    ]
+    """Takes the cordon of a device back."""
+
     GetHostPolicy: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.GetHostPolicyRequest,
         finegrain.v1.cluster_pb2.GetHostPolicyResponse,
@@ -285,6 +305,26 @@ class ClusterServiceAsyncStub:
         finegrain.v1.cluster_pb2.GetTopologyResponse,
     ]
     """One executor's cpus and NUMA nodes: where they are, who has them, which settings are in effect, and why."""
+
+    ListDevices: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.ListDevicesRequest,
+        finegrain.v1.cluster_pb2.ListDevicesResponse,
+    ]
+    """Devices of executors: what each has, what slots have of it, and why it gets no new work."""
+
+    CordonDevice: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.CordonDeviceRequest,
+        finegrain.v1.cluster_pb2.CordonDeviceResponse,
+    ]
+    """Stops new work on one device. Slots on it stay. The cordon holds until it is taken back, also if the executor
+    restarts, or the device comes back under another minor number.
+    """
+
+    UncordonDevice: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.UncordonDeviceRequest,
+        finegrain.v1.cluster_pb2.UncordonDeviceResponse,
+    ]
+    """Takes the cordon of a device back."""
 
     GetHostPolicy: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.GetHostPolicyRequest,
@@ -464,6 +504,32 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.GetTopologyResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.GetTopologyResponse]]:
         """One executor's cpus and NUMA nodes: where they are, who has them, which settings are in effect, and why."""
+
+    @abc.abstractmethod
+    def ListDevices(
+        self,
+        request: finegrain.v1.cluster_pb2.ListDevicesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.ListDevicesResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.ListDevicesResponse]]:
+        """Devices of executors: what each has, what slots have of it, and why it gets no new work."""
+
+    @abc.abstractmethod
+    def CordonDevice(
+        self,
+        request: finegrain.v1.cluster_pb2.CordonDeviceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.CordonDeviceResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.CordonDeviceResponse]]:
+        """Stops new work on one device. Slots on it stay. The cordon holds until it is taken back, also if the executor
+        restarts, or the device comes back under another minor number.
+        """
+
+    @abc.abstractmethod
+    def UncordonDevice(
+        self,
+        request: finegrain.v1.cluster_pb2.UncordonDeviceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.UncordonDeviceResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.UncordonDeviceResponse]]:
+        """Takes the cordon of a device back."""
 
     @abc.abstractmethod
     def GetHostPolicy(

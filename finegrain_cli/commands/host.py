@@ -104,15 +104,20 @@ def topo(
 ) -> None:
     """Draw the cpus of an executor's host: NUMA nodes, cores, threads, and their slots."""
     enter_command(output, manager, token_file, config)
+    from finegrain_cli.text.devices import link_matrix
     from finegrain_cli.text.executor_map import executor_text
 
     with open_cluster() as cluster:
         executor_id = _executor_id(cluster, executor)
         found = cluster.executor(executor_id).to_dict()
         report = cluster.topology(executor_id)
+        (devices,) = cluster.devices(executor_id)
     report_data = report.to_dict()
     data = found | {name: report_data[name] for name in REPORTED}
-    print_object("ExecutorTopology", data, output, executor_text(found, report))
+    text = executor_text(found, report)
+    if matrix := link_matrix([each.device for each in devices.devices], devices.links):
+        text += f"\n\nlinks between GPUs{' (fake)' if devices.fake else ''}:\n{matrix}"
+    print_object("ExecutorTopology", data | {"devices": devices.to_dict()}, output, text)
 
 
 def doctor(

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from finegrain.devices.device import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, WHOLE
 from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
+    DEVICE_PREFIX,
     EXTENDED_PREFIX,
     MEMORY_BYTES,
     MEMORY_PARTS,
@@ -44,7 +46,32 @@ def amounts_text(amounts: Mapping[str, int]) -> str:
         for name, amount in sorted(amounts.items())
         if name.startswith(EXTENDED_PREFIX)
     ]
+    devices = {
+        name.removeprefix(DEVICE_PREFIX): amount
+        for name, amount in amounts.items()
+        if name.startswith(DEVICE_PREFIX)
+    }
+    parts += _devices_text(devices)
     return ", ".join(parts)
+
+
+def _devices_text(amounts: Mapping[str, int]) -> list[str]:
+    """Returns amounts of devices: "gpu 0.5" where compute and memory are alike, else each."""
+    left = dict(amounts)
+    parts = []
+    if left.get(GPU_CORE) and left.get(GPU_CORE) == left.get(GPU_MEMORY_RATIO):
+        parts.append(f"gpu {left.pop(GPU_CORE) / WHOLE:g}")
+        del left[GPU_MEMORY_RATIO]
+    for name, amount in sorted(left.items()):
+        if not amount:
+            continue
+        if name == GPU_MEMORY:
+            parts.append(f"{name} {format_bytes(amount)}")
+        elif name in (GPU_CORE, GPU_MEMORY_RATIO):
+            parts.append(f"{name} {amount}")
+        else:
+            parts.append(f"{name} {amount / WHOLE:g}")
+    return parts
 
 
 def profile_text(data: Mapping[str, Any] | None) -> str:
@@ -54,6 +81,7 @@ def profile_text(data: Mapping[str, Any] | None) -> str:
     profile = ResourceProfile.from_dict(data)
     parts = [f"cpu {format_cpu(profile.cpu_milli)}", f"memory {format_bytes(profile.memory_bytes)}"]
     parts += [f"{name} {amount}" for name, amount in profile.extended]
+    parts += _devices_text({name: each for one in profile.devices for name, each in one.totals})
     return ", ".join(parts)
 
 

@@ -13,7 +13,7 @@ from finegrain.errors import InvariantBroken
 from finegrain.values.states import ExecutorState, RequestState, SlotState
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.groups import adopt_groups
-from resource_manager.engine.hosts.allowed_cpus import CLUSTER, set_for
+from resource_manager.engine.hosts.allowed_cpus import CLUSTER, cordons_for, set_for
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.effects import Snapshot
 from resource_manager.engine.model.endings import Ending
@@ -206,6 +206,7 @@ def _restore_executor(state: State, executor: Executor) -> None:
         executor,
         set_for(state.host_settings, executor.executor_id),
         set_for(state.host_settings, CLUSTER),
+        cordons_for(state.host_settings, executor.executor_id),
     )
     state.hosts[executor.executor_id] = host
     state.usage.total_changed(host)

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import assert_never
 
 from resource_manager.engine.context import EventContext
+from resource_manager.engine.executors.device_cordons import cordon_device, uncordon_device
 from resource_manager.engine.executors.host_settings import set_host_policy
 from resource_manager.engine.executors.reachability import executor_probed, probe_timer_fired
 from resource_manager.engine.executors.refusals import refusal_timer_fired
@@ -42,6 +43,8 @@ from resource_manager.engine.model.events import (
     CommandRefused,
     CommandUndelivered,
     Decide,
+    DeviceCordoned,
+    DeviceUncordoned,
     DrainRequested,
     Event,
     ExecutorProbed,
@@ -116,7 +119,7 @@ def step(state: State, event: Event) -> StepResult:
     return StepResult(answer, effects)
 
 
-def _handle(context: EventContext, event: Event) -> object:  # noqa: C901, PLR0912 -- one case per event
+def _handle(context: EventContext, event: Event) -> object:  # noqa: C901, PLR0912, PLR0915 -- one case per event
     match event:
         case JobRegistered():
             return register_job(context, event)
@@ -168,6 +171,11 @@ def _handle(context: EventContext, event: Event) -> object:  # noqa: C901, PLR09
             return set_group(context, event)
         case GroupDeleted():
             delete_group(context, event)
+        case DeviceCordoned():
+            return cordon_device(context, event)
+        case DeviceUncordoned():
+            uncordon_device(context, event)
+            return None
         case HostPolicySet():
             return set_host_policy(context, event)
         case Ticked():

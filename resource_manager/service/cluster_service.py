@@ -30,6 +30,7 @@ from resource_manager.engine.model.events import (
     UndrainRequested,
 )
 from resource_manager.engine.state import State
+from resource_manager.service.device_service import DeviceCalls
 from resource_manager.service.engine_driver import now
 from resource_manager.service.groups_service import GroupCalls
 from resource_manager.service.host_policy_service import HostPolicyCalls
@@ -59,7 +60,7 @@ class About:
     start_time_ms: int
 
 
-class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
+class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceServicer):
     """ClusterService; protos/finegrain/v1/cluster.proto documents each call."""
 
     def __init__(self, runner: Runner, hub: WatchHub, about: About) -> None:

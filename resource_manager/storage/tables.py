@@ -26,7 +26,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Number of the last migration; a file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -261,6 +261,7 @@ host_settings = _table(
     _text("policy"),
     _number("number"),
     _number("set_time_ms"),
+    _text("cordons", server_default=text("'[]'")),
 )
 
 job_events = _table(

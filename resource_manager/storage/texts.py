@@ -20,7 +20,7 @@ from finegrain.mapping.stored import FORMS
 from finegrain.resources import ResourceProfile
 from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState
-from resource_manager.engine.model.entities import Ended, Resize
+from resource_manager.engine.model.entities import Cordon, Ended, Resize
 
 T = TypeVar("T")
 
@@ -128,6 +128,14 @@ def _member(name: str, value: object) -> str:
     return f"{_quoted(name)}:{text}"
 
 
+def _cordons_text(cordons: tuple[Cordon, ...]) -> str:
+    return json_text([_JSON.to_json(each) for each in cordons])
+
+
+def _cordons_of(text: str) -> tuple[Cordon, ...]:
+    return tuple(_JSON.from_json(Cordon, each) for each in json.loads(text))
+
+
 SLOT_OF_EVENT = Text(_slot_text, json.loads)
 """The text form of a slot as `engine/model/offers.py` describes it."""
 
@@ -140,6 +148,7 @@ TEXTS: Mapping[Any, Text] = {
     Isolation: _shared(_json_of(Isolation)),
     Resize: _json_of(Resize),
     HostPolicy: _json_of(HostPolicy),
+    tuple[Cordon, ...]: Text(_cordons_text, _cordons_of),
     Mapping[str, int]: Text(_amounts_text, json.loads),
     dict[Ended, IntervalSet]: Text(_ended_text, _ended_of),
 }

@@ -33,7 +33,7 @@ _AFFINITY = (
 DECLARED = "declared"
 """Isolation of countable resources that are booked but not enforced on the host."""
 VISIBLE_ONLY = "visible-only"
-"""Isolation of devices that tasks are told of, and that nothing else enforces."""
+"""Isolation of devices that only environment variables name, so that nothing is enforced."""
 DEVICES_VISIBLE_ONLY = (
     "tasks find their devices in environment variables, but nothing keeps them from other devices,"
     " or from more than their share"

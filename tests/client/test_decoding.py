@@ -19,6 +19,7 @@ from finegrain.values.outcomes import ItemOutcome
 from finegrain_client.decoding import read
 from finegrain_client.types import (
     advice,
+    devices,
     explain,
     groups,
     host_policy,
@@ -31,6 +32,7 @@ from tests.support.full_messages import full_message, left_at_default
 ANSWERS: dict[type, type[Message]] = {
     advice.ThreadAdvice: cluster_pb2.AdviseThreadsResponse,
     explain.Explanation: rm.ExplainResponse,
+    devices.ExecutorDevices: cluster_pb2.ExecutorDevices,
     groups.Groups: cluster_pb2.ListGroupsResponse,
     host_policy.HostPolicyStatus: cluster_pb2.GetHostPolicyResponse,
     providers.Providers: cluster_pb2.ListProvidersResponse,

@@ -20,6 +20,7 @@ from finegrain.values.states import ProvidedExecutorState
 from finegrain.values.usage import Usage
 from finegrain_client.types import status as types
 from finegrain_client.types.advice import ThreadAdvice
+from finegrain_client.types.devices import ExecutorDevices
 from finegrain_client.types.explain import (
     CpuVerdict,
     ExecutorVerdict,
@@ -420,6 +421,9 @@ class FakeCluster:
             if each.executor_id == executor_id:
                 return replace(each, topology=TOPOLOGY, slot_list=tuple(self.slot_list))
         raise NotFound(f"executor {executor_id} is not known", reason=Reason.EXECUTOR_UNKNOWN)
+
+    def devices(self, executor_id: str = "") -> list[ExecutorDevices]:
+        return [ExecutorDevices(executor_id, (), (), False)]
 
     def topology(self, executor_id: str) -> TopologyReport:
         executor = self.executor(executor_id)

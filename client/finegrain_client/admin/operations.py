@@ -83,6 +83,41 @@ class Operations:
         )
         return read(types.ExecutorStatus, answer.executor)
 
+    async def cordon(self, executor_id: str, device: str, *, reason: str = "") -> str:
+        """Gives a device no new work. Slots that have it stay.
+
+        Args:
+            executor_id: the executor.
+            device: name of the device ("gpu3") or its UUID.
+            reason: text for people.
+
+        Returns:
+            The device's UUID.
+
+        Raises:
+            NotFound: EXECUTOR_UNKNOWN: no such executor, or it has no such device.
+        """
+        message = pb.CordonDeviceRequest(executor_id=executor_id, device=device, reason=reason)
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.CordonDevice(message, timeout=timeout_s)
+        )
+        return str(answer.uuid)
+
+    async def uncordon(self, executor_id: str, device: str) -> None:
+        """Gives a device new work again; does nothing if it is not cordoned.
+
+        Args:
+            executor_id: the executor.
+            device: name of the device ("gpu3") or its UUID.
+
+        Raises:
+            NotFound: EXECUTOR_UNKNOWN: no such executor, or it has no such device.
+        """
+        message = pb.UncordonDeviceRequest(executor_id=executor_id, device=device)
+        await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.UncordonDevice(message, timeout=timeout_s)
+        )
+
     async def forget(self, executor_id: str) -> None:
         """Deletes a lost executor from the resource manager's state.
 

@@ -35,6 +35,7 @@ from finegrain_client.slot.slot import Slot as AsyncSlot
 from finegrain_client.slot.task import Task as AsyncTask
 from finegrain_client.specs import SlotSpec
 from finegrain_client.types.advice import ThreadAdvice
+from finegrain_client.types.devices import ExecutorDevices
 from finegrain_client.types.explain import Explanation
 from finegrain_client.types.groups import Groups, GroupStatus
 from finegrain_client.types.host_policy import HostPolicyStatus
@@ -900,6 +901,14 @@ class Cluster(LoopOwner[AsyncCluster]):
         """
         return self.loop.run(self.inner.executor(executor_id))
 
+    def devices(self, executor_id: str = "") -> list[ExecutorDevices]:
+        """Returns the devices of all executors that have some, or of one executor, ordered by id.
+
+        Raises:
+            NotFound: EXECUTOR_UNKNOWN.
+        """
+        return self.loop.run(self.inner.devices(executor_id))
+
     def topology(self, executor_id: str) -> TopologyReport:
         """Returns the cpus and NUMA nodes of one executor.
 
@@ -1043,6 +1052,34 @@ class Cluster(LoopOwner[AsyncCluster]):
     def undrain(self, executor_id: str) -> ExecutorStatus:
         """Lets an executor take new slots again."""
         return self.loop.run(self.inner.undrain(executor_id))
+
+    def cordon(self, executor_id: str, device: str, *, reason: str = "") -> str:
+        """Gives a device no new work. Slots that have it stay.
+
+        Args:
+            executor_id: the executor.
+            device: name of the device ("gpu3") or its UUID.
+            reason: text for people.
+
+        Returns:
+            The device's UUID.
+
+        Raises:
+            NotFound: EXECUTOR_UNKNOWN: no such executor, or it has no such device.
+        """
+        return self.loop.run(self.inner.cordon(executor_id, device, reason=reason))
+
+    def uncordon(self, executor_id: str, device: str) -> None:
+        """Gives a device new work again; does nothing if it is not cordoned.
+
+        Args:
+            executor_id: the executor.
+            device: name of the device ("gpu3") or its UUID.
+
+        Raises:
+            NotFound: EXECUTOR_UNKNOWN: no such executor, or it has no such device.
+        """
+        self.loop.run(self.inner.uncordon(executor_id, device))
 
     def forget(self, executor_id: str) -> None:
         """Deletes a lost executor from the resource manager's state.

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import CpuSet
 from finegrain.values.states import SlotState
-from resource_manager.engine.hosts.allowed_cpus import CLUSTER, announced_by, set_for
+from resource_manager.engine.hosts.allowed_cpus import (
+    CLUSTER,
+    announced_by,
+    cordons_for,
+    set_for,
+)
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.entities import NO_CPU_STATE, CpuState, HostSetting
 
@@ -28,6 +33,7 @@ def adopt_settings(context: EventContext, host: Host) -> None:
     state = context.state
     host.operator_policy = set_for(state.host_settings, host.host_id)
     host.cluster_policy = set_for(state.host_settings, CLUSTER)
+    host.cordons = cordons_for(state.host_settings, host.host_id)
     _settle(context, host)
 
 
@@ -56,7 +62,11 @@ def policy_to_send(
     Returns (None, 0) if the executor has applied them already, or if there are none.
     """
     setting = host_settings.get(host.host_id)
-    if setting is None or host.executor.cpu_state.host_policy_number == setting.number:
+    if (
+        setting is None
+        or not setting.number
+        or host.executor.cpu_state.host_policy_number == setting.number
+    ):
         return None, 0
     return setting.policy, setting.number
 

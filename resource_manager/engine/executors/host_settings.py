@@ -140,17 +140,18 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
         _refuse_of_one_host(event)
     elif host is not None:
         _check_cpus(host, wanted)
+    cordons = before.cordons if before is not None else ()
     if before is not None and before.policy == wanted:  # a repetition gets no new number
         return before
     # The change is accepted: store it, then apply it to hosts.
     number = state.numbers.host_setting = state.numbers.host_setting + 1
-    setting = HostSetting(event.executor_id, wanted, number, context.at.time_ms)
+    setting = HostSetting(event.executor_id, wanted, number, context.at.time_ms, cordons)
     state.changes.counter(HOST_SETTING_NUMBER, number)
     # Requests that were infeasible may be feasible with the new settings.
     state.rejection_clock.restart(context.now_ms)
     # An unknown executor without settings needs no row. A known executor needs the row with the new
     # number, so that it clears its settings.
-    if host is None and event.executor_id != CLUSTER and wanted == NOTHING_SET:
+    if host is None and event.executor_id != CLUSTER and wanted == NOTHING_SET and not cordons:
         del state.host_settings[event.executor_id]
         state.changes.delete_host_setting(event.executor_id)
     else:

@@ -16,7 +16,7 @@ from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.cpu_states import report_lost_cpus
 from resource_manager.engine.executors.reachability import unreachable_registered
 from resource_manager.engine.executors.reports import adopt_report, refuse_seen_epoch
-from resource_manager.engine.hosts.allowed_cpus import CLUSTER, set_for
+from resource_manager.engine.hosts.allowed_cpus import CLUSTER, cordons_for, set_for
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host
 from resource_manager.engine.lifecycle.moves import key_of
@@ -131,6 +131,7 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
             executor,
             set_for(state.host_settings, executor_id),
             set_for(state.host_settings, CLUSTER),
+            cordons_for(state.host_settings, executor_id),
         )
         state.hosts[executor_id] = host
     else:

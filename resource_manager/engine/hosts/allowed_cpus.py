@@ -17,7 +17,13 @@ from finegrain.cpu_policy import EffectivePolicy, HostPolicy, PolicyOrigin, sett
 from finegrain.cpuset import EMPTY, CpuSet, union
 from finegrain.mapping.stored import STORED
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, Amounts
-from resource_manager.engine.model.entities import NOTHING_SET, CpuState, HostSetting, Registration
+from resource_manager.engine.model.entities import (
+    NOTHING_SET,
+    Cordon,
+    CpuState,
+    HostSetting,
+    Registration,
+)
 
 MILLI_PER_CPU = 1000
 
@@ -172,6 +178,12 @@ def _with_best_effort(
         left = total[BEST_EFFORT_CPU_MILLI] * len(offered - lacks) // len(offered)
         total = total | {BEST_EFFORT_CPU_MILLI: left}
     return {name: amount for name, amount in total.items() if amount}
+
+
+def cordons_for(settings: Mapping[str, HostSetting], executor_id: str) -> tuple[Cordon, ...]:
+    """Returns the devices of an executor that operators have cordoned."""
+    setting = settings.get(executor_id)
+    return setting.cordons if setting is not None else ()
 
 
 def set_for(settings: Mapping[str, HostSetting], executor_id: str) -> HostPolicy:

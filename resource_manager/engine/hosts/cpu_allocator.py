@@ -37,7 +37,7 @@ from resource_manager.engine.model.scheduling_key import (
 if TYPE_CHECKING:
     from finegrain.resources import Amounts, ResourceProfile
     from resource_manager.engine.hosts.allowed_cpus import HostCpus
-    from resource_manager.engine.model.entities import Executor, Registration, Slot, SlotKey
+    from resource_manager.engine.model.entities import Cordon, Executor, Registration, Slot, SlotKey
     from resource_manager.engine.model.scheduling_key import CpuKey, Labels
 
 CpuKind = tuple[object, ...]
@@ -115,6 +115,7 @@ class CpuAllocator:
     Attributes:
         executor: the executor.
         present: settings and capacity that are in force now.
+        cordons: devices on which operators have stopped new work.
         slots: all slots of the host.
         cpus: the ledger of cpus, with every slot; None: the host does not report its cores.
         cpu_kind: see `CpuKind`; None if `cpus` is None.
@@ -124,6 +125,7 @@ class CpuAllocator:
 
     executor: Executor
     present: HostCpus = field(init=False)
+    cordons: tuple[Cordon, ...] = field(init=False, default=())
     slots: dict[SlotKey, Slot] = field(init=False, default_factory=dict)
     cpus: CpuLedger | None = field(init=False, default=None)
     cpu_kind: CpuKind | None = field(init=False, default=None)
@@ -177,13 +179,16 @@ class CpuAllocator:
         known = CpuSet.from_bits(ledger.reported_layout.cpus)
         offline, kubelet = seen.offline_cpus & known, seen.kubelet_cpus & known
         ledger.set_unavailable(offline=offline, kubelet=kubelet, kubelet_memory=seen.kubelet_memory)
-        ledger.set_unusable_devices(
-            {
-                (each.type, each.uuid): each.problem
-                for each in ledger.devices.layout.devices
-                if each.problem
-            }
-        )
+        problems = {
+            (each.type, each.uuid): each.problem
+            for each in ledger.devices.layout.devices
+            if each.problem
+        }
+        cordoned = {
+            (each.type, each.uuid): f"cordoned: {each.reason or 'no reason given'}"
+            for each in self.cordons
+        }
+        ledger.set_unusable_devices(problems | cordoned)
         self.aligning = ledger.policy.alignment.aligns and not ledger.time_shared
         kind = HostKind.of(ledger)
         # Kinds are compared often, in caches of what fits; one shared object makes that cheap.

@@ -45,6 +45,7 @@ from resource_manager.engine.hosts.notes import (
 )
 from resource_manager.engine.model.entities import (
     NOTHING_SET,
+    Cordon,
     Executor,
     Registration,
     Resize,
@@ -141,6 +142,7 @@ class Host(CpuAllocator):
         executor: Executor,
         operator_policy: HostPolicy = NOTHING_SET,
         cluster_policy: HostPolicy = NOTHING_SET,
+        cordons: tuple[Cordon, ...] = (),
     ) -> Host:
         """Makes the ledger of an executor, without slots.
 
@@ -148,8 +150,10 @@ class Host(CpuAllocator):
             executor: the executor.
             operator_policy: what operators have set for this host.
             cluster_policy: what they have set for all hosts.
+            cordons: devices on which they have stopped new work.
         """
         host = cls(executor, operator_policy, cluster_policy)
+        host.cordons = cordons
         host.adopt_registration()
         return host
 

@@ -314,6 +314,17 @@ class Provision:
     stop_failures: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """A device that gets no new work, because an operator said so."""
+
+    type: str
+    uuid: str
+    minor: int  # when it was cordoned
+    reason: str = ""
+    time_ms: int = 0
+
+
 @dataclass(slots=True)
 class HostSetting:
     """Settings that an operator made at runtime, for one host or for the cluster. The host need not
@@ -324,6 +335,7 @@ class HostSetting:
     policy: HostPolicy
     number: int  # +1 for every change of any setting
     set_time_ms: int = 0
+    cordons: tuple[Cordon, ...] = ()  # devices of this host
 
 
 NOTHING_SET = HostPolicy()

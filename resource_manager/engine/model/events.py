@@ -167,6 +167,25 @@ class HostPolicySet:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceCordoned:
+    """An operator stops new work on a device. Answer: the `Cordon`."""
+
+    at: Instant
+    executor_id: str
+    device: str  # name ("gpu3") or UUID
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUncordoned:
+    """An operator allows new work on a device again. Answer: None."""
+
+    at: Instant
+    executor_id: str
+    device: str  # name ("gpu3") or UUID
+
+
+@dataclass(frozen=True, slots=True)
 class ResizeRequested:
     """A job master or an operator (`job_id` is None) requests a resize of a granted slot.
 
@@ -416,6 +435,8 @@ Event = (
     | GroupSet
     | GroupDeleted
     | HostPolicySet
+    | DeviceCordoned
+    | DeviceUncordoned
     | Ticked
     | Decide
 )

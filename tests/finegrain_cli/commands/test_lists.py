@@ -134,6 +134,7 @@ def test_json_says_which_cpus_a_slot_has(finegrain: Finegrain, cluster: FakeClus
         "memory_nodes": "0",
         "pools": [],
         "notes": ["NUMANodeLevel was preferred and could not be had"],
+        "devices": [],
     }
 
 

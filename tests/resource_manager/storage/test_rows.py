@@ -85,7 +85,9 @@ def test_a_new_field_without_a_column_is_noticed() -> None:
             (
                 '{"qos":"BE","cpus":"1,9","bind":"ConstrainedBurst","exclusive":"NUMANodeLevel",'
                 '"numa":[{"node":1,"amounts":{"numa.amounts 1":2}}],"memory_nodes":"5,9",'
-                '"pools":[[1,2]],"notes":["notes 7"]}'
+                '"pools":[[1,2]],"notes":["notes 7"],"devices":[{"type":"devices.type 0",'
+                '"uuid":"devices.uuid 1","minor":3,"amounts":{"devices.amounts 3":4},'
+                '"functions":["devices.functions 4"]}]}'
             ),
         ),
         (

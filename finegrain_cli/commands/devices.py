@@ -1,0 +1,88 @@
+"""Commands about devices: `devices`, `cordon` and `uncordon`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from finegrain.errors import InvalidArgument
+from finegrain_cli.common import (
+    ConfigOption,
+    ManagerOption,
+    OutputOption,
+    TokenFileOption,
+    enter_command,
+    reporting_errors,
+)
+from finegrain_cli.connection import open_cluster
+from finegrain_cli.text.output import OutputFormat, print_list, print_object
+
+DeviceArgument = Annotated[
+    str, typer.Argument(metavar="EXECUTOR/DEVICE", help="Such as host-a/gpu3, or with its UUID.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Registers the commands of this module."""
+    for command in (devices, cordon, uncordon):
+        app.command()(reporting_errors(command))
+
+
+def devices(
+    executor: Annotated[
+        str, typer.Argument(metavar="[EXECUTOR]", help="Only devices of this executor.")
+    ] = "",
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """List devices: health, what slots have of each, and which slots."""
+    enter_command(output, manager, token_file, config)
+    from finegrain_cli.text.devices import DEVICE_COLUMNS, device_rows
+
+    with open_cluster() as cluster:
+        found = cluster.devices(executor)
+    print_list("DeviceList", device_rows(found), DEVICE_COLUMNS, output)
+
+
+def cordon(
+    device: DeviceArgument,
+    reason: Annotated[str, typer.Option("--reason", help="Reason, shown to all users.")] = "",
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Give a device no new work. Slots that have it stay."""
+    enter_command(output, manager, token_file, config)
+    executor_id, name = _parts(device)
+    with open_cluster() as cluster:
+        uuid = cluster.cordon(executor_id, name, reason=reason)
+    data = {"executor_id": executor_id, "device": name, "uuid": uuid, "reason": reason}
+    print_object("Cordon", data, output, f"{device} gets no new work")
+
+
+def uncordon(
+    device: DeviceArgument,
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Give a device new work again."""
+    enter_command(output, manager, token_file, config)
+    executor_id, name = _parts(device)
+    with open_cluster() as cluster:
+        cluster.uncordon(executor_id, name)
+    data = {"executor_id": executor_id, "device": name}
+    print_object("Uncordon", data, output, f"{device} is no longer cordoned")
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """Splits "EXECUTOR/DEVICE"."""
+    executor_id, slash, name = text.partition("/")
+    if not slash or not executor_id or not name:
+        raise InvalidArgument("EXECUTOR/DEVICE", text, "an executor and a device: host-a/gpu3")
+    return executor_id, name

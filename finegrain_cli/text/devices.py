@@ -1,0 +1,102 @@
+"""Shows devices for people: a table of devices, and the matrix of their links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from finegrain.devices.device import GPU_MEMORY, Device, DeviceLink
+from finegrain.units import format_bytes
+from finegrain_cli.text.output import Column
+
+Row = Mapping[str, Any]
+
+
+def device_rows(executors: Sequence[Any]) -> list[dict[str, Any]]:
+    """Returns one row for each device of `ExecutorDevices` values."""
+    return [
+        {"executor_id": each.executor_id, "fake": each.fake, **status.to_dict()}
+        for each in executors
+        for status in each.devices
+    ]
+
+
+def _health(row: Row) -> str:
+    return str(row["problem"]) or ("ok (fake)" if row["fake"] else "ok")
+
+
+def _used(row: Row) -> str:
+    """Returns what slots have, of what there is: "50/100 gpu-core, 20Gi/40Gi gpu-memory"."""
+    capacity, allocated = dict(row["device"]["capacity"]), row["allocated"]
+    parts = []
+    for name in sorted(capacity):
+        shown = [
+            format_bytes(each) if name == GPU_MEMORY else str(each)
+            for each in (allocated.get(name, 0), capacity[name])
+        ]
+        parts.append(f"{shown[0]}/{shown[1]} {name}")
+    return ", ".join(parts)
+
+
+def _slots(row: Row) -> str:
+    return ", ".join(each["allocation_id"] for each in row["uses"]) or "-"
+
+
+def _node(row: Row) -> str:
+    node = row["device"]["numa_node"]
+    return "-" if node is None else str(node)
+
+
+DEVICE_COLUMNS = (
+    Column("DEVICE", lambda r: f"{r['executor_id']}/{r['device']['type']}{r['device']['minor']}"),
+    Column("MODEL", lambda r: r["device"]["model"] or "-"),
+    Column("NUMA", _node),
+    Column("HEALTH", _health),
+    Column("ALLOCATED", _used),
+    Column("SLOTS", _slots),
+    Column("UUID", lambda r: r["device"]["uuid"], wide=True),
+    Column("PCI", lambda r: r["device"]["pci_address"] or "-", wide=True),
+    Column(
+        "DRIVER",
+        lambda r: format_bytes(r["device"]["driver_bytes"]) if r["device"]["driver_bytes"] else "-",
+        wide=True,
+    ),
+)
+
+
+def link_matrix(devices: Sequence[Device], links: Sequence[DeviceLink]) -> str:
+    """Returns how the GPUs of a host are connected, as a matrix; empty if it has fewer than two.
+
+    NV12 stands for 12 bonded NVLinks. PIX, PXB, PHB, NODE and SYS name the nearest part of the PCIe
+    bus that two GPUs have in common, as `nvidia-smi topo -m` does.
+    """
+    gpus = [each for each in devices if each.type == "gpu"]
+    if len(gpus) < 2:
+        return ""
+    between = {frozenset((each.first_uuid, each.second_uuid)): each for each in links}
+    rows = [["", *(each.name for each in gpus)]]
+    for first in gpus:
+        cells = [
+            "X"
+            if first is second
+            else _link(first, second, between.get(frozenset((first.uuid, second.uuid))))
+            for second in gpus
+        ]
+        rows.append([first.name, *cells])
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _link(first: Device, second: Device, link: DeviceLink | None) -> str:
+    if link is not None and link.lanes:
+        return f"NV{link.lanes}"
+    if link is not None and link.path:
+        return link.path
+    if first.pcie_group and first.pcie_group == second.pcie_group:
+        return "PIX"
+    if first.numa_node is None or second.numa_node is None:
+        return "?"
+    return "NODE" if first.numa_node == second.numa_node else "SYS"

@@ -1,0 +1,21 @@
+"""Devices that operators have cordoned.
+
+Forward only. Never edited once released. What hosts have, and what slots were given, is part of
+columns that exist: the topology of executors, and the profile and assignment of slots.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add the cordoned devices of each host to the table `host_settings`."""
+    op.add_column(
+        "host_settings",
+        sa.Column("cordons", sa.Text(), server_default=sa.text("'[]'"), nullable=False),
+    )

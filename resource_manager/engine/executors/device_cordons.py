@@ -1,0 +1,107 @@
+"""Cordons of devices: operators stop new work on one device, and allow it again.
+
+A cordon is stored with the settings of the host, by type and UUID of the device. So it holds after
+a restart of the resource manager, while the executor is lost, and when the device comes back under
+another minor number. Slots on the device stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from finegrain.devices.device import Device
+from finegrain.errors import NotFound, Reason
+from resource_manager.engine.context import EventContext
+from resource_manager.engine.executors.cpu_states import adopt_settings
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle.known import known_host
+from resource_manager.engine.model.entities import (
+    NOTHING_SET,
+    Cordon,
+    HostSetting,
+)
+from resource_manager.engine.model.events import DeviceCordoned, DeviceUncordoned
+
+
+def cordon_device(context: EventContext, event: DeviceCordoned) -> Cordon:
+    """Stops new work on a device. A device that is cordoned gets the new reason.
+
+    Raises:
+        NotFound: no such executor, or it has no such device.
+    """
+    host = known_host(context.state.hosts, event.executor_id)
+    device = known_device(host, event.device)
+    cordon = Cordon(device.type, device.uuid, device.minor, event.reason, context.at.time_ms)
+    others = _others(host, device.type, device.uuid)
+    _store(context, host, (*others, cordon))
+    context.journal.cluster_event(
+        "device_cordoned",
+        executor_id=host.host_id,
+        reason=event.reason,
+        message=f"{host.host_id}/{device.name} ({device.uuid}) gets no new work",
+    )
+    return cordon
+
+
+def uncordon_device(context: EventContext, event: DeviceUncordoned) -> None:
+    """Allows new work on a device again. Does nothing if it is not cordoned.
+
+    Raises:
+        NotFound: no such executor, or it has no such device and no cordon of one.
+    """
+    state = context.state
+    host = known_host(state.hosts, event.executor_id)
+    # A device that has vanished can be uncordoned as well.
+    cordon = next((each for each in host.cordons if event.device in _names_of(each)), None)
+    if cordon is None:
+        device = known_device(host, event.device)
+        type_, uuid = device.type, device.uuid
+    else:
+        type_, uuid = cordon.type, cordon.uuid
+    others = _others(host, type_, uuid)
+    if len(others) == len(host.cordons):
+        return
+    _store(context, host, others)
+    context.journal.cluster_event(
+        "device_uncordoned",
+        executor_id=host.host_id,
+        message=f"{host.host_id}/{event.device} gets work again",
+    )
+
+
+def known_device(host: Host, name: str) -> Device:
+    """Returns a device of a host by its name ("gpu3") or UUID.
+
+    Raises:
+        NotFound: the host has no such device.
+    """
+    devices = host.cpus.devices.layout.devices if host.cpus is not None else ()
+    for device in devices:
+        if name in (device.name, device.uuid):
+            return device
+    names = ", ".join(each.name for each in devices) or "no devices that slots can have"
+    raise NotFound(
+        f"executor {host.host_id} has no device {name}; it has {names}",
+        reason=Reason.EXECUTOR_UNKNOWN,
+        details={"executor_id": host.host_id, "device": name},
+    )
+
+
+def _names_of(cordon: Cordon) -> tuple[str, str]:
+    return f"{cordon.type}{cordon.minor}", cordon.uuid
+
+
+def _others(host: Host, type_: str, uuid: str) -> tuple[Cordon, ...]:
+    return tuple(each for each in host.cordons if (each.type, each.uuid) != (type_, uuid))
+
+
+def _store(context: EventContext, host: Host, cordons: tuple[Cordon, ...]) -> None:
+    state = context.state
+    before = state.host_settings.get(host.host_id)
+    if before is None:
+        before = HostSetting(host.host_id, NOTHING_SET, 0, context.at.time_ms)
+    # The number stays: it counts changes that the executor must apply, and this is none.
+    setting = replace(before, cordons=cordons)
+    state.host_settings[host.host_id] = setting
+    state.changes.host_setting(setting)
+    adopt_settings(context, host)

@@ -1,0 +1,101 @@
+"""Builds the list of devices: what each has, which slots have it, and why it gets no new work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from finegrain.devices.device import Device, DeviceLink, DeviceShare
+from resource_manager.engine.explain.lists import Page
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle.known import known_host
+from resource_manager.engine.model.entities import Slot
+from resource_manager.engine.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What one slot has of a device."""
+
+    slot: Slot
+    share: DeviceShare
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """One device.
+
+    Attributes:
+        problem: why it gets no new work; empty: it does.
+        allocated: what slots have of it, by dimension.
+        available: what further slots could have; empty if it gets no new work.
+    """
+
+    device: Device
+    problem: str
+    cordoned: bool
+    allocated: dict[str, int]
+    available: dict[str, int]
+    uses: list[DeviceUse]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorDevices:
+    """The devices of one executor."""
+
+    executor_id: str
+    devices: list[DeviceView] = field(default_factory=list)
+    links: tuple[DeviceLink, ...] = ()
+    fake: bool = False
+
+
+def list_devices(
+    state: State, *, executor_id: str = "", after: str = "", limit: int
+) -> Page[ExecutorDevices, str]:
+    """Returns executors that have devices, in order of id.
+
+    Args:
+        state: the state.
+        executor_id: only this executor; empty: all.
+        after: id of the last executor of the page before.
+        limit: most executors to return.
+
+    Raises:
+        NotFound: no such executor.
+    """
+    if executor_id:
+        return Page([_devices_of(known_host(state.hosts, executor_id))], None)
+    names = sorted(name for name in state.hosts if name > after)
+    found: list[ExecutorDevices] = []
+    for name in names:
+        if len(found) == limit:
+            return Page(found, found[-1].executor_id)
+        its = _devices_of(state.hosts[name])
+        if its.devices:
+            found.append(its)
+    return Page(found, None)
+
+
+def _devices_of(host: Host) -> ExecutorDevices:
+    if host.cpus is None:
+        return ExecutorDevices(host.host_id)
+    ledger = host.cpus.devices
+    uses: dict[tuple[str, str], list[DeviceUse]] = {}
+    for key in sorted(host.slots):
+        slot = host.slots[key]
+        for share in slot.assignment.devices if slot.assignment is not None else ():
+            uses.setdefault((share.type, share.uuid), []).append(DeviceUse(slot, share))
+    cordoned = {(each.type, each.uuid) for each in host.cordons}
+    views = []
+    for at, device in enumerate(ledger.layout.devices):
+        key_of_device = (device.type, device.uuid)
+        views.append(
+            DeviceView(
+                device,
+                ledger.problem(at),
+                key_of_device in cordoned,
+                dict(ledger.used.get(key_of_device, {})),
+                {name: amount for name, amount in ledger.free(at).items() if amount},
+                uses.get(key_of_device, []),
+            )
+        )
+    return ExecutorDevices(host.host_id, views, ledger.layout.host.links, ledger.layout.host.fake)
