@@ -127,6 +127,36 @@ def test_two_executors_are_found_used_and_gone() -> None:
         assert gone.returncode == 7, gone.stderr
 
 
+def test_fake_gpus_are_given_out_shown_and_cordoned() -> None:
+    with up("--fake-gpus", "dgx-a100") as running:
+        [executor] = [each["executor_id"] for each in running.told["executors"]]
+        half = running.finegrain("run", "--gpu", "0.5", "--", "printenv", "FINEGRAIN_DEVICES")
+        assert half.returncode == 0, half.stderr
+        [share] = json.loads(half.stdout)
+        assert (share["type"], share["share"]["gpu-core"]) == ("gpu", 50)
+        assert share["share"]["gpu-memory"] == 20 << 30
+        both = running.finegrain(
+            "run", "--gpu", "2", "--rdma", "1", "--", "printenv", "FINEGRAIN_DEVICES"
+        )
+        assert [each["type"] for each in json.loads(both.stdout)] == ["gpu", "gpu", "rdma"]
+        none = running.finegrain("run", "--", "printenv", "NVIDIA_VISIBLE_DEVICES")
+        assert none.stdout.strip() == "void"
+        refused = running.finegrain("run", "--gpu", "9", "--", "true")
+        assert "INFEASIBLE_NEVER" in refused.stderr
+        own = running.finegrain(
+            "run", "--gpu", "1", "--env", "CUDA_VISIBLE_DEVICES=0", "--", "true"
+        )
+        assert "the executor sets it to the GPUs of the slot" in own.stderr
+        assert running.finegrain("cordon", f"{executor}/gpu3", "--reason", "hot").returncode == 0
+        listed = json.loads(running.finegrain("devices", "-o", "json").stdout)["items"]
+        assert len(listed) == 20  # 8 GPUs and 12 NICs
+        assert [each["problem"] for each in listed if each["cordoned"]] == ["cordoned: hot"]
+        assert "NV12" in running.finegrain("topo").stdout
+        assert running.finegrain("uncordon", f"{executor}/gpu3").returncode == 0
+        code, said = running.end(signal.SIGINT)
+        assert code == 0, said
+
+
 def test_what_is_not_enforced_is_said_with_reason_and_fix() -> None:
     process = subprocess.Popen(
         [*COMMAND, "up", "--isolation", "none"], stderr=subprocess.PIPE, text=True
