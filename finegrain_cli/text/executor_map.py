@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from finegrain.cpuset import EMPTY, CpuSet, union
+from finegrain.devices.device import GPU
 from finegrain.topology import Gpu, GpuHealth, HostTopology
 from finegrain.topology_text import device_lines
 from finegrain_cli.text.columns import amounts_text, profile_text
@@ -95,7 +96,8 @@ def _count(slots: int) -> str:
 
 def _with_gpus(topology: Data) -> HostTopology:
     """Returns a topology with nothing but the GPUs that the executor reported."""
-    gpus = tuple(_gpu(index, device) for index, device in enumerate(topology.get("devices", ())))
+    devices = (each for each in topology.get("devices", ()) if each.get("kind") == GPU)
+    gpus = tuple(_gpu(index, device) for index, device in enumerate(devices))
     return HostTopology(online=EMPTY, allowed=EMPTY, cores=(), numa_nodes=(), gpus=gpus)
 
 
