@@ -103,8 +103,9 @@ class DeviceBench:
                 return (time.process_time() - started) * 1e3
 
 
-def spec(name: str, gang: str = "", **resources: int) -> RequestSpec:
-    profile = ResourceProfile(1_000, 256 * MIB, devices=device_requests(resources))
+def spec(name: str, gpu_percent: int, gang: str = "") -> RequestSpec:
+    devices = device_requests({"gpu": gpu_percent})
+    profile = ResourceProfile(1_000, 256 * MIB, devices=devices)
     return RequestSpec(name, profile, gang_id=gang, allow_pending=True)
 
 
@@ -112,20 +113,20 @@ def run(hosts: int, gpus: int) -> None:
     print(f"{hosts} hosts with {gpus} GPUs")
     count = hosts * gpus
     for title, each, number in (
-        ("whole GPUs, one each", {"gpu": 100}, count),
-        ("halves of GPUs", {"gpu": 50}, count),
-        ("pairs of GPUs", {"gpu": 200}, count // 2),
+        ("whole GPUs, one each", 100, count),
+        ("halves of GPUs", 50, count),
+        ("pairs of GPUs", 200, count // 2),
     ):
         bench = DeviceBench(hosts, gpus)
-        requests = tuple(spec(f"s{at}", **each) for at in range(number))
+        requests = tuple(spec(f"s{at}", each) for at in range(number))
         ms = bench.apply(RequestsSubmitted(AT, "job", requests))
         placed = len(bench.state.slots)
         print(f"  {title:<44}{ms:>9.0f} ms  {placed} slots, {ms / placed * 1e3:.0f} us each")
     bench = DeviceBench(hosts, gpus)
     # A slot on each host, so that no rack has enough.
-    fill = tuple(spec(f"s{at}", gpu=100) for at in range(hosts * (gpus - 4)))
+    fill = tuple(spec(f"s{at}", 100) for at in range(hosts * (gpus - 4)))
     bench.apply(RequestsSubmitted(AT, "job", fill))
-    members = tuple(spec(f"g{at}", gang="gang", gpu=100 * gpus) for at in range(80 // gpus))
+    members = tuple(spec(f"g{at}", 100 * gpus, gang="gang") for at in range(80 // gpus))
     gang = GangSpec("gang", GangPlacement.SAME_LABEL, "rack")
     ms = bench.apply(RequestsSubmitted(AT, "job", members, gangs=(gang,)))
     print(f"  a gang with 80 GPUs in one rack is found not to fit{ms:>6.1f} ms")
