@@ -29,6 +29,7 @@ def register(app: typer.Typer) -> None:
     """Registers the commands of this module, and `figures`."""
     group = typer.Typer(no_args_is_help=True)
     group.command()(reporting_errors(trace))
+    group.command()(reporting_errors(place))
     simulate_figures.register(group)
     app.add_typer(group, name="simulate", help="Run the rules of sharing in simulated time.")
 
@@ -183,6 +184,26 @@ def trace(
     for name in plot:
         _draw(name, outcomes, data["nodes"]["total"].get("cpu_milli", 0) / 1_000)
     print_object("TraceReport", data, output, trace_text(data))
+
+
+def place(
+    stdio: Annotated[
+        bool,
+        typer.Option(
+            "--stdio", help="Read requests from standard input, one JSON per line."
+        ),
+    ] = False,
+) -> None:
+    """Place single requests with the real rules, as another program asks.
+
+    Answers go to standard output. docs/simulate.md describes the messages.
+    """
+    enter_command(OutputFormat.TABLE)
+    from resource_manager.simulator.place import serve
+
+    if not stdio:
+        raise InvalidArgument("--stdio", "not given", "--stdio: there is no other way to ask")
+    serve(sys.stdin, sys.stdout)
 
 
 def _fairness(service: str, half_life: str, lookahead: str, starvation_timeout: str) -> Fairness:

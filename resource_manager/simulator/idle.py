@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from finegrain.devices.request import DeviceRequest
 from finegrain.resources import Amounts, ResourceProfile, booking, total_of
 from resource_manager.engine.fairness.groups import above
 from resource_manager.engine.hosts.notes import ReservedCapacity
 from resource_manager.simulator.cluster import Cluster
-from resource_manager.simulator.nodes import Labels
+from resource_manager.simulator.nodes import Labels, SimulatedExecutor
 from resource_manager.simulator.plan import Kind
 
 
@@ -24,13 +25,16 @@ class _Room:
     """How many slots of one profile fit on each node that has the labels."""
 
     need: dict[str, int]
+    devices: tuple[DeviceRequest, ...] = ()
     by_node: dict[str, int] = field(default_factory=dict)
     total: int = 0
 
-    def update(self, node: str, free: Amounts) -> None:
+    def update(self, node: str, free: Amounts, executor: SimulatedExecutor) -> None:
         """Recomputes one node."""
         # Rounded down: part of a slot is no slot.
         fit = min(free.get(each, 0) // amount for each, amount in self.need.items())
+        for request in self.devices:
+            fit = min(fit, _device_room(executor, request))
         self.total += fit - self.by_node.get(node, 0)
         self.by_node[node] = fit
 
@@ -92,7 +96,7 @@ class IdleCheck:
             free = self._free(cluster, name)
             for room in self._rooms.values():
                 if name in room.by_node:
-                    room.update(name, free)
+                    room.update(name, free, cluster.executors[name])
         for profile, labels in needed - self._rooms.keys():
             self._rooms[profile, labels] = self._measured(cluster, profile, labels)
         for kind in cluster.waiting_kinds:
@@ -109,12 +113,26 @@ class IdleCheck:
         return {each: min(amount, spare.get(each, 0)) for each, amount in free.items()}
 
     def _measured(self, cluster: Cluster, profile: ResourceProfile, labels: Labels) -> _Room:
-        room = _Room(booking(profile, separate_pools=False))
+        room = _Room(booking(profile, separate_pools=False), profile.devices)
         wanted = set(labels)
         for name, executor in cluster.executors.items():
             if room.need and wanted <= set(executor.node.labels):
-                room.update(name, self._free(cluster, name))
+                room.update(name, self._free(cluster, name), executor)
         return room
+
+
+def _device_room(executor: SimulatedExecutor, request: DeviceRequest) -> int:
+    """Returns how many times a node's devices could serve a request, one after the other."""
+    parts = [
+        min(executor.shares[each.type, each.uuid].get(name, 0) // part for name, part in needed)
+        for each in executor.node.devices.devices
+        if each.type == request.type and request.accepts(each) and (needed := request.amounts)
+    ]
+    # Each slot needs its parts from different devices, so a device serves a slot once at most.
+    slots = sum(parts) // request.count
+    while slots and sum(min(part, slots) for part in parts) < slots * request.count:
+        slots -= 1
+    return slots
 
 
 def _allowed(cluster: Cluster, kind: Kind) -> bool:

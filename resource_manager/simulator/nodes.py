@@ -7,8 +7,20 @@ task_executor.proto requires.
 from __future__ import annotations
 
 import heapq
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.devices.device import (
+    GPU,
+    GPU_CORE,
+    GPU_MEMORY_RATIO,
+    WHOLE,
+    Device,
+    DeviceShare,
+    HostDevices,
+)
 from finegrain.errors import InvariantBroken
 from finegrain.resources import (
     CPU_MILLI,
@@ -16,12 +28,14 @@ from finegrain.resources import (
     Amounts,
     ResourceProfile,
     booking,
+    fits,
     has_separate_pools,
+    total_of_devices,
 )
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import SlotState
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize
-from resource_manager.engine.model.entities import Instant, Registration
+from resource_manager.engine.model.entities import Instant, Registration, Slot
 from resource_manager.engine.model.events import (
     CommandAnswered,
     ExecutorRegistered,
@@ -34,14 +48,43 @@ Command = SendAllocate | SendFree | SendResize
 SlotKey = tuple[str, int]
 
 
+NO_DEVICES = HostDevices()
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One host. `labels` are sorted. A thread runs for its duration divided by `speed`."""
+    """One host.
+
+    Attributes:
+        name: of the host.
+        total: what slots can have, without devices.
+        labels: sorted.
+        speed: a thread runs for its duration divided by this.
+        devices: that slots can have.
+    """
 
     name: str
     total: Amounts
     labels: Labels = ()
     speed: float = 1.0
+    devices: HostDevices = NO_DEVICES
+
+    @property
+    def capacity(self) -> Amounts:
+        """What slots can have, with the sums over the devices."""
+        return {**self.total, **total_of_devices(self.devices.devices)}
+
+
+def equal_gpus(count: int, model: str = "") -> HostDevices:
+    """Returns GPUs without known memory size and links. The model is also a label of each GPU."""
+    whole = ((GPU_CORE, WHOLE), (GPU_MEMORY_RATIO, WHOLE))
+    labels = (("model", model),) if model else ()
+    return HostDevices(
+        tuple(
+            Device(GPU, f"GPU-{minor}", minor, whole, model=model, labels=labels)
+            for minor in range(count)
+        )
+    )
 
 
 def equal_nodes(count: int, cpus: int = 1, memory_bytes: int = 0) -> list[Node]:
@@ -65,6 +108,7 @@ class SimulatedExecutor:
     free: dict[str, int] = field(default_factory=dict)
     slots: dict[SlotKey, ReportedSlot] = field(default_factory=dict)
     lanes: dict[SlotKey, int] = field(default_factory=dict)
+    shares: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)  # left of devices
     registration_number: int = 0
     report_number: int = 0
     command_number: int = 0
@@ -72,8 +116,10 @@ class SimulatedExecutor:
     _separate: bool = False
 
     def __post_init__(self) -> None:
-        self.free = dict(self.node.total)
-        self._separate = has_separate_pools(self.node.total)
+        node = self.node
+        self.free = dict(node.capacity)
+        self.shares = {(each.type, each.uuid): dict(each.capacity) for each in node.devices.devices}
+        self._separate = has_separate_pools(node.total)
 
     def register(self, at: Instant) -> ExecutorRegistered:
         """Returns the event that registers the executor."""
@@ -82,10 +128,12 @@ class SimulatedExecutor:
             executor_id=name,
             instance_id=name,
             address=name,
-            total=dict(self.node.total),
+            total=dict(self.node.capacity),
             reserved={},
             default_profile=ResourceProfile(1_000),
             labels=self.node.labels,
+            topology=described(self.node.devices),
+            host_cpus=_TIME_SHARED if self.node.devices.devices else "{}",
         )
         return ExecutorRegistered(at, registration, self._report())
 
@@ -111,8 +159,7 @@ class SimulatedExecutor:
             raise InvariantBroken(f"{self.node.name}: no resize was requested")
         if isinstance(command, SendAllocate):
             for order in command.orders:
-                slot = order.slot
-                self._carve((slot.allocation_id, slot.generation), slot.job_id, slot.profile)
+                self._carve(order.slot)
             names = [order.slot.allocation_id for order in command.orders]
         else:
             for name, generation, _ in command.slots:
@@ -127,22 +174,38 @@ class SimulatedExecutor:
             self._report(),
         )
 
-    def _carve(self, key: SlotKey, job_id: str, profile: ResourceProfile) -> None:
-        for dimension, amount in booking(profile, separate_pools=self._separate).items():
+    def _carve(self, slot: Slot) -> None:
+        key = slot.allocation_id, slot.generation
+        for dimension, amount in self._booking(slot.profile).items():
             left = self.free.get(dimension, 0) - amount
             if left < 0:
                 raise InvariantBroken(f"{self.node.name}: slot {key} lacks {-left} of {dimension}")
             self.free[dimension] = left
-        self.slots[key] = ReportedSlot(*key, job_id, profile, SlotState.ALLOCATED)
+        for share in _devices_of(slot.assignment):
+            left_there = self.shares[share.type, share.uuid]
+            if not fits(dict(share.amounts), left_there):
+                raise InvariantBroken(f"{self.node.name}: slot {key} does not fit on {share}")
+            for dimension, amount in share.amounts:
+                left_there[dimension] -= amount
+        self.slots[key] = ReportedSlot(
+            *key, slot.job_id, slot.profile, SlotState.ALLOCATED, assignment=slot.assignment
+        )
         lanes = self._free_lanes
         # Without a free lane below, all lanes up to the number in use are taken.
         self.lanes[key] = heapq.heappop(lanes) if lanes else len(self.lanes)
 
     def _free(self, key: SlotKey) -> None:
         slot = self.slots.pop(key)
-        for dimension, amount in booking(slot.profile, separate_pools=self._separate).items():
+        for dimension, amount in self._booking(slot.profile).items():
             self.free[dimension] += amount
+        for share in _devices_of(slot.assignment):
+            left_there = self.shares[share.type, share.uuid]
+            for dimension, amount in share.amounts:
+                left_there[dimension] += amount
         heapq.heappush(self._free_lanes, self.lanes.pop(key))
+
+    def _booking(self, profile: ResourceProfile) -> dict[str, int]:
+        return booking(profile, separate_pools=self._separate)
 
     def _report(self) -> Report:
         self.report_number += 1
@@ -153,3 +216,41 @@ class SimulatedExecutor:
             slots=tuple(self.slots.values()),
             available={name: amount for name, amount in self.free.items() if amount},
         )
+
+
+_TIME_SHARED = json.dumps({"time_shared": True, "slot_cpus": "0"})
+"""What hosts with devices say of their cpus: slots get shares of cpus, but no particular ones."""
+
+
+def described(devices: HostDevices) -> str:
+    """Returns the topology of a time-shared host with these devices, as registrations keep it."""
+    if not devices.devices:
+        return "{}"
+    listed = [
+        {
+            "kind": each.type,
+            "uuid": each.uuid,
+            "minor": each.minor,
+            "capacity": dict(each.capacity),
+            "model": each.model,
+            "labels": dict(each.labels),
+            "numa_node_id": -1 if each.numa_node is None else each.numa_node,
+        }
+        for each in devices.devices
+    ]
+    # One core, because shares of time are all that slots get.
+    cores = [{"cpus": "0"}]
+    node = {"numa_node_id": 0, "cpus": "0"}
+    return json.dumps(
+        {
+            "online_cpus": "0",
+            "allowed_cpus": "0",
+            "cores": cores,
+            "numa_nodes": [node],
+            "devices": listed,
+        }
+    )
+
+
+def _devices_of(assignment: CpuAssignment | None) -> Iterable[DeviceShare]:
+    return assignment.devices if assignment is not None else ()

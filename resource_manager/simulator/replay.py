@@ -111,12 +111,11 @@ def replay(
         InvalidArgument: the log does not record `group_by`, or a weight is for a group without
             jobs.
     """
-    # Requests and nodes are adapted together: labels of choices must be on both sides.
-    fitted, labelled = workload.fitted(nodes)
+    fitted = workload.fitted(nodes)
     key = plan.group_by or (workload.owner_keys[0] if workload.owner_keys else "none")
     groups = {job.name: fitted.group_of(job, key) for job in fitted.jobs}
     weights = _weights(plan, set(groups.values()))
-    cluster = Cluster(labelled, plan.settings)
+    cluster = Cluster(nodes, plan.settings)
     # Before anything is submitted, so that it sees every moment.
     check = IdleCheck(cluster)
     # Groups precede jobs, since usage is divided by the weight from the first thread on.
@@ -207,7 +206,7 @@ def _shares(
     costs = Costs(settings.fairness.usage_measure)
     for name, executor in cluster.executors.items():
         # Dominant shares depend on the totals of the cluster, so all nodes are counted first.
-        costs.count(name, dict(executor.node.total))
+        costs.count(name, dict(executor.node.capacity))
 
     def cost(profile: ResourceProfile) -> float:
         return costs.of(booking(profile, separate_pools=False))

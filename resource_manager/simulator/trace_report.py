@@ -36,7 +36,7 @@ def trace_data(
     """
     fairness = plan.settings.fairness
     half_life_ms = fairness.half_life_ms
-    fitted, _ = workload.fitted(nodes)
+    fitted = workload.fitted(nodes)
     recorded = [job.waited_ms for job in workload.jobs if job.waited_ms is not None]
     return {
         "trace": {
@@ -51,7 +51,7 @@ def trace_data(
         },
         "nodes": {
             "count": len(nodes),
-            "total": total_of(node.total for node in nodes),
+            "total": total_of(node.capacity for node in nodes),
         },
         "settings": {
             "group_by": plan.group_by or (workload.owner_keys or ("none",))[0],

@@ -1,20 +1,22 @@
 """Requests of a production GPU cluster in which several requests may share a GPU (openb, 2023).
 
-A GPU counts as 1000 of its node's extended resource gpu_milli. This is coarser than reality: it is
-not modelled which of the node's GPUs a part comes from, so two free halves of two GPUs count as a
-whole GPU.
+The log counts thousandths of a GPU. Slots get hundredths, so a share is rounded up.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from finegrain.resources import MIB, ResourceProfile, extended_items
+from finegrain.devices.device import GPU, GPU_CORE, GPU_MEMORY_RATIO, WHOLE
+from finegrain.devices.names import GPU_SHARED, device_requests
+from finegrain.devices.request import DeviceRequest, LabelRule
+from finegrain.resources import MIB, ResourceProfile
 from resource_manager.simulator.traces.jobs import TraceJob, Workload
 from resource_manager.simulator.traces.rows import Row, csv_rows
 
-GPU_MILLI = "gpu_milli"
 MODEL = "model"
 COLUMNS = (
     "name",
@@ -29,10 +31,7 @@ COLUMNS = (
     "scheduled_time",
 )
 
-_NOTES = (
-    "a GPU is 1000 gpu_milli of its node: which GPU of a node a part comes from is not modelled",
-    "a request that was never scheduled there runs from its creation to its deletion",
-)
+_NOTES = ("a request that was never scheduled there runs from its creation to its deletion",)
 
 
 def read_gpu_cluster(path: Path) -> Workload:
@@ -63,8 +62,6 @@ def _job(row: Row, left_out: Counter[str]) -> TraceJob | None:
     # A negative run time would end a thread before its start.
     if ended < began:
         raise row.wrong("deletion_time", "a moment that is not before the request began")
-    models = tuple(sorted(model for model in row.text("gpu_spec").split("|") if model))
-    gpu_milli = row.amount("num_gpu") * row.amount("gpu_milli")
     return TraceJob(
         name=row.text("name"),
         submit_ms=created,
@@ -74,8 +71,32 @@ def _job(row: Row, left_out: Counter[str]) -> TraceJob | None:
         profile=ResourceProfile(
             row.amount("cpu_milli"),
             task_heap_memory_bytes=row.amount("memory_mib", factor=MIB),
-            extended=extended_items({GPU_MILLI: gpu_milli}),
+            devices=gpus(
+                row.amount("num_gpu"),
+                row.amount("gpu_milli"),
+                [model for model in row.text("gpu_spec").split("|") if model],
+            ),
         ),
         owners={"qos": row.text("qos")},
-        one_of=(MODEL, models) if models else ("", ()),
     )
+
+
+def gpus(count: int, milli: int = 1_000, models: Iterable[str] = ()) -> tuple[DeviceRequest, ...]:
+    """Returns a request for GPUs.
+
+    Args:
+        count: how many; 0: none.
+        milli: what is needed of each, in thousandths.
+        models: accepted models; empty: any.
+    """
+    if not count or not milli:
+        return ()
+    part = -(-min(milli, 1_000) * WHOLE // 1_000)
+    if part == WHOLE or count == 1:
+        amounts = {GPU: count * part}
+    else:
+        amounts = {GPU_SHARED: count, GPU_CORE: count * part, GPU_MEMORY_RATIO: count * part}
+    (request,) = device_requests(amounts)
+    accepted = tuple(sorted(models))
+    rules = (LabelRule(MODEL, accepted),) if accepted else ()
+    return (replace(request, selector=rules),)

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from finegrain.resources import GIB, ResourceProfile, extended_items
-from resource_manager.simulator.traces.gpu_cluster import GPU_MILLI
+from resource_manager.simulator.traces.gpu_cluster import gpus
 from resource_manager.simulator.traces.jobs import TraceJob, Workload
 from resource_manager.simulator.traces.rows import Row, csv_rows
 
@@ -73,12 +73,9 @@ def _job(row: Row, end_ms: int) -> TraceJob:
             row.amount("cpu_request", factor=1_000),
             task_heap_memory_bytes=row.amount("memory_request", factor=GIB),
             extended=extended_items(
-                {
-                    GPU_MILLI: row.amount("gpu_request", factor=1_000),
-                    "rdma": row.amount("rdma_request"),
-                    "disk_gib": row.amount("disk_request"),
-                }
+                {"rdma": row.amount("rdma_request"), "disk_gib": row.amount("disk_request")}
             ),
+            devices=gpus(row.amount("gpu_request")),
         ),
         owners={
             "app": row.text("app_name").removeprefix("app_"),

@@ -12,7 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from finegrain.errors import InvalidArgument
-from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES, ResourceProfile
+from finegrain.resources import (
+    CPU_MILLI,
+    DEVICE_PREFIX,
+    EXTENDED_PREFIX,
+    MEMORY_BYTES,
+    ResourceProfile,
+)
 from resource_manager.simulator.nodes import Labels, Node
 
 PARTS_MAX = 1_000_000
@@ -44,7 +50,6 @@ class TraceJob:
     owners: Mapping[str, str] = field(default_factory=dict)
     labels: Labels = ()
     whole_nodes: bool = False  # each part gets all cpus of its node
-    one_of: tuple[str, tuple[str, ...]] = ("", ())  # label of a node and accepted values
     waited_ms: int | None = None  # on the cluster of the log, if recorded
 
 
@@ -112,24 +117,20 @@ class Workload:
         )
         return replace(self, jobs=jobs)
 
-    def fitted(self, nodes: Sequence[Node]) -> tuple[Workload, list[Node]]:
-        """Returns the same jobs as requests that these nodes can serve, and the nodes with added
-        labels.
+    def fitted(self, nodes: Sequence[Node]) -> Workload:
+        """Returns the same jobs as requests that these nodes can serve.
 
-        A resource that no node has at all (memory, an extended resource) is dropped from all
-        requests, with a note. A choice of label values, which requests cannot express, becomes a
-        label on each node with one of these values.
+        A resource that no node has at all (memory, an extended resource, GPUs) is dropped from all
+        requests, with a note.
         """
         # A request for a resource that no node has would be rejected.
-        known = {name for node in nodes for name in node.total}
+        known = {name for node in nodes for name in node.capacity}
         notes = list(self.notes)
         dropped: Counter[str] = Counter()
-        choices = {job.one_of for job in self.jobs if job.one_of[1]}
         jobs = tuple(_fitted(job, nodes, known, dropped) for job in self.jobs)
         for name, count in sorted(dropped.items()):
             notes.append(f"{name} is not modelled: no node has any; {count} jobs asked for it")
-        labelled = [replace(node, labels=_with_choices(node, choices)) for node in nodes]
-        return replace(self, jobs=jobs, notes=tuple(notes)), labelled
+        return replace(self, jobs=jobs, notes=tuple(notes))
 
     def group_of(self, job: TraceJob, key: str) -> str:
         """Returns the name of a job's resource group: "user-12"; "default" if no owner is recorded.
@@ -159,13 +160,17 @@ def _unique(names: Iterable[str]) -> Iterator[str]:
 def _fitted(
     job: TraceJob, nodes: Sequence[Node], known: set[str], dropped: Counter[str]
 ) -> TraceJob:
-    profile, labels = job.profile, dict(job.labels)
-    if job.one_of[1]:
-        # Requests can only require one value of a label, so the choice becomes a label itself.
-        labels[_choice(job.one_of)] = "yes"
+    profile = job.profile
     if profile.memory_bytes and MEMORY_BYTES not in known:
         dropped["memory"] += 1
-        profile = ResourceProfile(profile.cpu_milli, extended=profile.extended)
+        profile = ResourceProfile(
+            profile.cpu_milli, extended=profile.extended, devices=profile.devices
+        )
+    if profile.devices and not all(
+        DEVICE_PREFIX + name in known for each in profile.devices for name, _ in each.amounts
+    ):
+        dropped.update(each.type for each in profile.devices)
+        profile = replace(profile, devices=())
     missing = [name for name, _ in profile.extended if EXTENDED_PREFIX + name not in known]
     if missing:
         dropped.update(missing)
@@ -173,7 +178,7 @@ def _fitted(
         profile = replace(profile, extended=kept)
     if job.whole_nodes:
         profile = replace(profile, cpu_milli=_whole(job, nodes))
-    return replace(job, profile=profile, labels=tuple(sorted(labels.items())))
+    return replace(job, profile=profile)
 
 
 def _whole(job: TraceJob, nodes: Sequence[Node]) -> int:
@@ -188,15 +193,3 @@ def _whole(job: TraceJob, nodes: Sequence[Node]) -> int:
     ]
     # The smallest kind, so that the job still fits every suitable node.
     return min(enough, default=asked)
-
-
-def _choice(one_of: tuple[str, tuple[str, ...]]) -> str:
-    return f"{one_of[0]}.{'|'.join(one_of[1])}"
-
-
-def _with_choices(node: Node, choices: set[tuple[str, tuple[str, ...]]]) -> Labels:
-    labels = dict(node.labels)
-    for one_of in choices:
-        if labels.get(one_of[0]) in one_of[1]:
-            labels[_choice(one_of)] = "yes"
-    return tuple(sorted(labels.items()))

@@ -17,11 +17,13 @@ from pathlib import Path
 from finegrain.errors import InvalidArgument
 from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES, MIB
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_pair
-from resource_manager.simulator.nodes import Node
-from resource_manager.simulator.traces.gpu_cluster import GPU_MILLI, MODEL
+from resource_manager.simulator.nodes import Node, equal_gpus
+from resource_manager.simulator.traces.gpu_cluster import MODEL
 from resource_manager.simulator.traces.rows import Row, csv_rows
 
 NODES_MAX = 100_000
+GPUS_MAX = 64
+"""Most GPUs per node."""
 
 _KIND = re.compile(r"(?:(\d+)x)?([\d.]+m?)cpu((?::[^:*@]+)*)(?:\*(\d+(?:\.\d+)?))?((?:@[^:*@]+)*)")
 _GPUS = re.compile(r"(\d+)gpu")
@@ -51,31 +53,38 @@ def _in_words(text: str, field: str) -> list[Node]:
         # Before they are created: a mistyped count must not fill the memory.
         if len(nodes) + count > NODES_MAX:
             raise InvalidArgument(field, words, f"at most {NODES_MAX} nodes")
-        total = {CPU_MILLI: parse_cpu_milli(field, match[2])}
+        total, gpus = {CPU_MILLI: parse_cpu_milli(field, match[2])}, 0
         for part in filter(None, match[3].split(":")):
+            if counted := _GPUS.fullmatch(part):
+                gpus = _gpu_count(field, part, int(counted[1]))
+                continue
             name, amount = _part(field, part)
             total[name] = amount
         labels = sorted(parse_pair(field, part) for part in match[5].split("@") if part)
+        devices = equal_gpus(gpus, dict(labels).get(MODEL, ""))
         speed = float(match[4] or 1)
         if not speed:
             raise InvalidArgument(field, words, "a speed above 0")
         nodes += [
-            Node(f"node-{len(nodes) + number:04}", total, tuple(labels), speed)
+            Node(f"node-{len(nodes) + number:04}", total, tuple(labels), speed, devices)
             for number in range(count)
         ]
     return nodes
 
 
 def _part(field: str, text: str) -> tuple[str, int]:
-    gpus = _GPUS.fullmatch(text)
-    if gpus:
-        return EXTENDED_PREFIX + GPU_MILLI, int(gpus[1]) * 1_000
     if "=" not in text:
         return MEMORY_BYTES, parse_bytes(field, text)
     name, amount = parse_pair(field, text)
     if not amount.isdigit():
         raise InvalidArgument(field, text, "a whole number of an extended resource: NAME=AMOUNT")
     return EXTENDED_PREFIX + name, int(amount)
+
+
+def _gpu_count(field: str, text: str, count: int) -> int:
+    if count > GPUS_MAX:
+        raise InvalidArgument(field, text, f"at most {GPUS_MAX} GPUs per node")
+    return count
 
 
 def _listed(path: Path) -> list[Node]:
@@ -101,8 +110,9 @@ def _node(row: Row) -> Node:
     total = {CPU_MILLI: row.amount(CPU_MILLI)}
     if "memory_mib" in row:
         total[MEMORY_BYTES] = row.amount("memory_mib", factor=MIB)
-    if "gpu" in row:
-        total[EXTENDED_PREFIX + GPU_MILLI] = row.amount("gpu", factor=1_000)
+    gpus = row.amount("gpu") if "gpu" in row else 0
+    if gpus > GPUS_MAX:
+        raise row.wrong("gpu", f"at most {GPUS_MAX}")
     speed = 1.0
     if "speed" in row:
         try:
@@ -115,7 +125,5 @@ def _node(row: Row) -> Node:
     labels = [(key, value) for key, value in row.texts.items() if key not in plain and value]
     # An absent dimension is zero, as in all amounts.
     total = {dimension: amount for dimension, amount in total.items() if amount}
-    return Node(row.text(name), total, tuple(sorted(labels)), speed)
-
-
-__all__ = ["MODEL", "NODES_MAX", "read_nodes"]
+    devices = equal_gpus(gpus, dict(labels).get(MODEL, ""))
+    return Node(row.text(name), total, tuple(sorted(labels)), speed, devices)

@@ -85,8 +85,9 @@ def test_what_is_not_modelled_is_said(finegrain: Finegrain) -> None:
     result = finegrain("simulate", "trace", pods, "--nodes", nodes, *SHORT)
 
     assert result.exit_code == 0
-    assert "note: a GPU is 1000 gpu_milli of its node" in result.stdout
+    assert "note: a request that was never scheduled there runs from its" in result.stdout
     plain = finegrain("simulate", "trace", pods, "--nodes", "20x64cpu", *SHORT)
+    assert "note: gpu is not modelled: no node has any" in plain.stdout
     assert "note: memory is not modelled: no node has any" in plain.stdout
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import QosClass
+from finegrain.devices.device import DeviceShare
 from finegrain.errors import InvariantBroken
 from finegrain.resources import GIB, ResourceProfile
 from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.model.entities import Slot
 from resource_manager.engine.model.events import DrainRequested
 from resource_manager.simulator.cluster import Cluster
 from resource_manager.simulator.log import by_group, by_job, cores
-from resource_manager.simulator.nodes import Node, SimulatedExecutor, equal_nodes
+from resource_manager.simulator.nodes import Node, SimulatedExecutor, equal_gpus, equal_nodes
 
 
 def ran(cluster: Cluster) -> list[tuple[str, int, str, int, int, int | None]]:
@@ -190,6 +194,11 @@ def test_what_runs_is_known_at_every_moment() -> None:
     assert "a" not in waiting
 
 
+def slot(profile: ResourceProfile, *shares: DeviceShare) -> Slot:
+    assignment = CpuAssignment(QosClass.LS, devices=shares)
+    return Slot("x", 1, "job", "node-000", profile, 0, 0, assignment=assignment)
+
+
 def test_an_executor_takes_no_order_that_cannot_be() -> None:
     """This checks the engine: a slot that does not fit is a bug, not a wait."""
     cluster = Cluster(equal_nodes(1))
@@ -199,4 +208,8 @@ def test_an_executor_takes_no_order_that_cannot_be() -> None:
     other = SimulatedExecutor(executor.node, registration_number=1, free={"cpu_milli": 1_000})
     assert other.free == {"cpu_milli": 1_000}
     with pytest.raises(InvariantBroken, match="lacks 1 of cpu_milli"):
-        other._carve(("x", 1), "job", ResourceProfile(1_001))
+        other._carve(slot(ResourceProfile(1_001)))
+    node = Node("n", {"cpu_milli": 1_000}, devices=equal_gpus(1))
+    share = DeviceShare("gpu", "GPU-0", 0, (("gpu-core", 101),))
+    with pytest.raises(InvariantBroken, match="does not fit on"):
+        SimulatedExecutor(node)._carve(slot(ResourceProfile(1_000), share))

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from finegrain.devices.names import device_requests
+from finegrain.devices.request import LabelRule
 from finegrain.errors import InvalidArgument
 from finegrain.resources import GIB, KIB, MIB, ResourceProfile
+from resource_manager.simulator.nodes import equal_gpus
 from resource_manager.simulator.traces.formats import read_workload
+from resource_manager.simulator.traces.gpu_cluster import gpus
 from resource_manager.simulator.traces.jobs import TraceJob, Workload
 from tests.support.components import REPOSITORY
 
@@ -104,14 +108,25 @@ def test_a_grid_job_with_half_a_cpu_more_has_the_cpus_that_the_log_counts() -> N
     assert job(read_workload(WAGAP), "133").profile.cpu_milli == 1_000
 
 
-def test_a_gpu_is_a_thousand_parts_of_its_node() -> None:
+def test_a_share_of_a_gpu_is_counted_in_hundredths() -> None:
     workload = read_workload(OPENB)
 
     shared, none = job(workload, "openb-pod-0001"), job(workload, "openb-pod-0005")
-    assert shared.profile == ResourceProfile(6_000, 12_288 * MIB, extended=(("gpu_milli", 460),))
+    assert shared.profile == ResourceProfile(
+        6_000, 12_288 * MIB, devices=device_requests({"gpu": 46})
+    )
     assert shared.run_ms == (12_902_960 - 427_061) * 1_000
-    assert none.profile.extended == ()
+    assert none.profile.devices == ()
     assert shared.owners == {"qos": "LS"}
+
+
+def test_parts_of_a_gpu_are_rounded_up_and_several_come_from_different_gpus() -> None:
+    assert gpus(0) == gpus(1, 0) == ()
+    assert gpus(1, 461) == device_requests({"gpu": 47})
+    assert gpus(2) == device_requests({"gpu": 200})
+    (several,) = gpus(2, 500)
+    assert (several.count, several.is_shared) == (2, True)
+    assert several.amounts == (("gpu-core", 50), ("gpu-memory-ratio", 50))
 
 
 def test_a_request_that_accepts_some_gpus_goes_to_nodes_with_one_of_them(tmp_path: Path) -> None:
@@ -119,7 +134,10 @@ def test_a_request_that_accepts_some_gpus_goes_to_nodes_with_one_of_them(tmp_pat
     path = tmp_path / "pods.csv"
     path.write_text("\n".join((text[0], text[1].replace(",1000,,", ",1000,V100|T4,"))))
 
-    assert read_workload(path).jobs[0].one_of == ("model", ("T4", "V100"))
+    (request,) = read_workload(path).jobs[0].profile.devices
+    assert request.selector == (LabelRule("model", ("T4", "V100")),)
+    accepted = [request.accepts(equal_gpus(1, model).devices[0]) for model in ("V100", "P100", "")]
+    assert accepted == [True, False, False]
 
 
 def test_instances_last_from_before_the_log_and_until_its_end() -> None:
@@ -129,7 +147,10 @@ def test_instances_last_from_before_the_log_and_until_its_end() -> None:
     end_ms = max(each.submit_ms + each.run_ms for each in workload.jobs)
     assert (first.submit_ms, first.run_ms) == (0, end_ms)
     assert first.profile == ResourceProfile(
-        12_000, 120 * GIB, extended=(("disk_gib", 640), ("gpu_milli", 1_000), ("rdma", 25))
+        12_000,
+        120 * GIB,
+        extended=(("disk_gib", 640), ("rdma", 25)),
+        devices=device_requests({"gpu": 100}),
     )
     assert first.owners == {"app": "0", "role": "HN"}
 

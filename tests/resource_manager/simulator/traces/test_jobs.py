@@ -8,7 +8,8 @@ import pytest
 
 from finegrain.errors import InvalidArgument
 from finegrain.resources import GIB, ResourceProfile
-from resource_manager.simulator.nodes import Node
+from resource_manager.simulator.nodes import Node, equal_gpus
+from resource_manager.simulator.traces.gpu_cluster import gpus
 from resource_manager.simulator.traces.jobs import TraceJob, Workload
 from resource_manager.simulator.traces.node_lists import read_nodes
 from tests.support.components import REPOSITORY
@@ -75,12 +76,15 @@ def test_owners_become_groups_with_names_that_groups_may_have() -> None:
 
 
 def test_what_no_node_has_is_not_asked_for_and_noted() -> None:
-    profile = ResourceProfile(1_000, GIB, extended=(("disk", 5), ("gpu_milli", 500)))
-    nodes = [Node("n", {"cpu_milli": 4_000, "extended.gpu_milli": 1_000})]
+    profile = ResourceProfile(1_000, GIB, extended=(("disk", 5), ("nic", 1)), devices=gpus(1, 500))
+    nodes = [Node("n", {"cpu_milli": 4_000, "extended.nic": 1}, devices=equal_gpus(1))]
 
-    fitted, _ = log(one("a", profile=profile), one("b")).fitted(nodes)
+    fitted = log(one("a", profile=profile), one("b")).fitted(nodes)
 
-    assert fitted.jobs[0].profile == ResourceProfile(1_000, extended=(("gpu_milli", 500),))
+    expected = ResourceProfile(1_000, extended=(("nic", 1),), devices=gpus(1, 500))
+    assert fitted.jobs[0].profile == expected
+    without = log(one("a", profile=profile)).fitted([Node("n", {"cpu_milli": 4_000})])
+    assert without.jobs[0].profile == ResourceProfile(1_000)
     assert fitted.notes == (
         "disk is not modelled: no node has any; 1 jobs asked for it",
         "memory is not modelled: no node has any; 1 jobs asked for it",
@@ -96,19 +100,9 @@ def test_whole_nodes_are_all_cpus_of_the_smallest_that_will_do() -> None:
         one("none", profile=ResourceProfile(100_000), whole_nodes=True),
     ]
 
-    fitted, _ = log(*wanted).fitted(nodes)
+    fitted = log(*wanted).fitted(nodes)
 
     assert [job.profile.cpu_milli for job in fitted.jobs] == [80_000, 80_000, 100_000]
-
-
-def test_one_of_several_models_is_a_label_that_all_of_them_carry() -> None:
-    nodes = read_nodes("1cpu@model=A,1cpu@model=B,1cpu@model=C,1cpu")
-    wanted = one("a", one_of=("model", ("A", "B")))
-
-    fitted, labelled = log(wanted).fitted(nodes)
-
-    carrying = [set(fitted.jobs[0].labels) <= set(node.labels) for node in labelled]
-    assert carrying == [True, True, False, False]
 
 
 def test_nodes_can_be_said_in_words() -> None:
@@ -119,11 +113,11 @@ def test_nodes_can_be_said_in_words() -> None:
         {
             "cpu_milli": 96_000,
             "memory_bytes": 768 * GIB,
-            "extended.gpu_milli": 8_000,
             "extended.rdma": 100,
         },
         (("model", "G2"), ("zone", "a")),
         1.5,
+        equal_gpus(8, "G2"),
     )
     assert nodes[2] == Node("node-0002", {"cpu_milli": 500})
 
@@ -131,9 +125,9 @@ def test_nodes_can_be_said_in_words() -> None:
 def test_nodes_can_be_listed_in_a_file(tmp_path: Path) -> None:
     listed = read_nodes(str(TRACES / "openb-nodes-cut.csv"))
     assert len(listed) == 59
-    assert listed[-1].total["extended.gpu_milli"] == 2_000
+    assert listed[-1].capacity["device.gpu-core"] == 200
     assert listed[-1].labels[0][0] == "model"
-    assert "extended.gpu_milli" not in listed[0].total
+    assert not listed[0].devices.devices
 
     own = tmp_path / "nodes.csv"
     own.write_text("name,cpu_milli,speed,zone\na,4000,2,east\nb,500,0.5,\n")
