@@ -61,6 +61,8 @@ class Placements:
         self._state = fresh(simulated(settings or EngineSettings()), 1, _AT)
         self._executors: dict[str, SimulatedExecutor] = {}
         self._names: dict[str, str] = {}
+        self._ids: dict[str, str] = {}  # of slots, by the name of the request
+        self._tries = 0
         for number, node in enumerate(nodes):
             # Equally good hosts are taken in the order of their ids.
             key = f"{number:06}"
@@ -85,18 +87,22 @@ class Placements:
         Returns:
             The node, and the minors of the GPUs there; None: it does not fit now.
         """
-        orders = self._settle(RequestsSubmitted(_AT, _JOB, (RequestSpec(name, profile),)))
+        # A new id for each try: an id that was used names the same request for ever.
+        self._tries += 1
+        allocation_id = f"r{self._tries}"
+        orders = self._settle(RequestsSubmitted(_AT, _JOB, (RequestSpec(allocation_id, profile),)))
         if not orders:
             # It must not wait: the other program asks again if it wants to.
-            self._settle(SlotsReleased(_AT, _JOB, ((name, 0),)))
+            self._settle(SlotsReleased(_AT, _JOB, ((allocation_id, 0),)))
             return None
+        self._ids[name] = allocation_id
         slot = orders[0].orders[0].slot
         devices = slot.assignment.devices if slot.assignment is not None else ()
         return self._names[slot.executor_id], [each.minor for each in devices if each.type == GPU]
 
     def release(self, name: str) -> None:
         """Releases the slot of a request."""
-        self._settle(SlotsReleased(_AT, _JOB, ((name, 0),)))
+        self._settle(SlotsReleased(_AT, _JOB, ((self._ids.pop(name), 0),)))
 
     def _settle(self, event: Event) -> list[SendAllocate]:
         """Applies an event, decides, and lets the executors answer until nothing is left to do.
@@ -148,7 +154,7 @@ def serve(lines: Iterable[str], output: IO[str]) -> None:
             name = message.whole("id")
             if name in held:
                 raise message.wrong("id", name, "a number that no request has now")
-            found = placements.place(f"r{name}", message.profile())
+            found = placements.place(str(name), message.profile())
             if found is not None:
                 held.add(name)
             node, minors = found or (None, [])
@@ -158,7 +164,7 @@ def serve(lines: Iterable[str], output: IO[str]) -> None:
             if name not in held:
                 raise message.wrong("id", name, "the number of a request that was placed")
             held.remove(name)
-            placements.release(f"r{name}")
+            placements.release(str(name))
             continue
         else:
             raise message.wrong("type", kind, "hello, request, release or end")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from finegrain.devices.device import DeviceShare
+from finegrain.devices.device import GPU, WHOLE, DeviceShare
 from resource_manager.engine.devices.layout import DeviceLayout
 
 DeviceKey = tuple[str, str]
@@ -26,7 +26,7 @@ class DeviceLedger:
         tolerated: devices of which slots have more than there is since the device became smaller.
     """
 
-    __slots__ = ("_free", "functions", "layout", "tolerated", "unusable", "used")
+    __slots__ = ("_free", "_gpu_parts", "functions", "layout", "tolerated", "unusable", "used")
 
     def __init__(self, layout: DeviceLayout) -> None:
         self.layout = layout
@@ -35,6 +35,7 @@ class DeviceLedger:
         self.functions: frozenset[str] = frozenset()
         self.tolerated: frozenset[DeviceKey] = frozenset()
         self._free: list[dict[str, int]] = []
+        self._gpu_parts: tuple[int, ...] | None = None  # None: not computed since the last change
         self._derive()
 
     def set_unusable(self, unusable: Mapping[DeviceKey, str]) -> bool:
@@ -61,6 +62,24 @@ class DeviceLedger:
         totals = self.layout.totals[position]
         return {name: max(total - used.get(name, 0), 0) for name, total in totals.items()}
 
+    def gpu_parts(self) -> tuple[int, ...]:
+        """Returns what is free of each GPU, in hundredths; the dimension with least left counts."""
+        if self._gpu_parts is None:
+            totals = self.layout.totals
+            self._gpu_parts = tuple(
+                min(
+                    (
+                        free.get(name, 0) * WHOLE // whole
+                        for name, whole in totals[at].items()
+                        if whole
+                    ),
+                    default=0,
+                )
+                for at in self.layout.of_type.get(GPU, ())
+                for free in (self._free[at],)
+            )
+        return self._gpu_parts
+
     def problem(self, position: int) -> str:
         """Returns why a device gets no new work; empty: it does."""
         device = self.layout.devices[position]
@@ -86,6 +105,7 @@ class DeviceLedger:
         copy.tolerated = self.tolerated
         # Amounts of a device are replaced and never changed in place, so they can be shared.
         copy.used, copy._free = dict(self.used), list(self._free)
+        copy._gpu_parts = self._gpu_parts
         return copy
 
     def empty(self) -> DeviceLedger:
@@ -130,11 +150,13 @@ class DeviceLedger:
             # A device that vanished has no position, and nothing of it can be given out.
             if position is not None:
                 self._free[position] = self._free_now(position)
+                self._gpu_parts = None
         if sign < 0 and self.tolerated:
             self.tolerated &= self._overcommitted()
 
     def _derive(self) -> None:
         self._free = [self._free_now(at) for at in range(len(self.layout.devices))]
+        self._gpu_parts = None
 
     def _free_now(self, position: int) -> dict[str, int]:
         return _NOTHING if self.problem(position) else self.left(position)

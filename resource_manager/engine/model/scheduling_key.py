@@ -41,6 +41,12 @@ EMPTY = "empty"
 ALIGNING = "aligning"
 """Index column: 1 if the host aligns every slot to NUMA nodes."""
 
+WITH_GPUS = "with_gpus"
+"""Index column: 1 if the host has GPUs."""
+
+WITHOUT_GPUS = "without_gpus"
+"""Index column: 1 if the host has no GPUs."""
+
 _MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
 
 

@@ -13,10 +13,19 @@ from finegrain.resources import Amounts
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host
 from resource_manager.engine.hosts.scores import score_columns
-from resource_manager.engine.model.scheduling_key import ALIGNING, EMPTY, IN_USE, SLOTS, Needs
+from resource_manager.engine.model.scheduling_key import (
+    ALIGNING,
+    EMPTY,
+    IN_USE,
+    SLOTS,
+    WITH_GPUS,
+    WITHOUT_GPUS,
+    Needs,
+)
 from resource_manager.engine.model.settings import Strategy
 from resource_manager.engine.placement.constraint import Constraint, HostView
 from resource_manager.engine.placement.fit import CONSTRAINTS
+from resource_manager.engine.placement.gpu_hosts import gpu_count
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 _BESIDES_AMOUNTS = frozenset(name for each in CONSTRAINTS for name in each.columns)
@@ -44,6 +53,7 @@ def columns_of(host: Host, strategy: Strategy) -> dict[str, int]:
     columns[IN_USE], columns[EMPTY] = int(bool(host.slots)), int(not host.slots)
     if host.aligning:
         columns[ALIGNING] = 1
+    columns[WITH_GPUS if gpu_count(host) else WITHOUT_GPUS] = 1
     columns.update(score_columns_of(host, strategy, columns))
     return columns
 

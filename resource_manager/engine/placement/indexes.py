@@ -16,6 +16,7 @@ from resource_manager.engine.hosts.host import UNLIMITED, Host
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, EMPTY, IN_USE, SLOTS, Labels
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.columns import columns_of, score_columns_of
+from resource_manager.engine.placement.gpu_hosts import GpuHosts
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.queue.queue import WaitingQueue
 
@@ -39,6 +40,7 @@ class Indexes:
         main: the index of all hosts.
         selected: indexes of hosts that carry the labels of a selector.
         aligning: hosts that align every slot to NUMA nodes. There, amounts alone never decide.
+        gpu_hosts: hosts with GPUs.
         kinds: hosts by everything that decides for which requests their cpus suit when they are
             empty. Those that do not report their cpus are one kind (`UNREPORTED`).
     """
@@ -52,6 +54,7 @@ class Indexes:
         self._labels: dict[str, dict[str, str]] = {}  # of hosts, as of the last refresh
         self._carriers: dict[tuple[str, str], dict[str, None]] = {}  # hosts by label and value
         self.aligning: dict[str, None] = {}
+        self.gpu_hosts = GpuHosts()
         self.kinds: dict[CpuKind, dict[str, None]] = {}
         self._kind_of: dict[str, CpuKind] = {}
 
@@ -219,6 +222,7 @@ class Indexes:
             self._forget_carrier(label, host.host_id)
         self._put_into_kind(host.host_id, None)
         self._set_aligning(host.host_id, aligning=False)
+        self.gpu_hosts.remove(host.host_id)
         for index in (self.main, *self.selected.values()):
             if index.knows(host.host_id):
                 index.remove(host.host_id)
@@ -235,8 +239,9 @@ class Indexes:
                 queue.unblock(labels)
 
     def _sort_by_cpus(self, host: Host) -> None:
-        """Updates whether a host is aligning, and its kind."""
+        """Updates whether a host is aligning or has GPUs, and its kind."""
         name = host.host_id
+        self.gpu_hosts.update(host)
         if host.aligning != (name in self.aligning):
             self._set_aligning(name, aligning=host.aligning)
         kind = UNREPORTED if host.cpu_kind is None else host.cpu_kind

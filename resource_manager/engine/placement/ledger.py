@@ -42,6 +42,7 @@ class Ledger:
     Attributes:
         indexes: the indexes of hosts.
         cpus: cpus that are taken tentatively.
+        changed: hosts that changed, in this order, if any host has GPUs.
     """
 
     def __init__(self, hosts: Hosts, prefix: str = "", *, topology: bool = False) -> None:
@@ -60,6 +61,8 @@ class Ledger:
         self._in_use = hosts.in_use
         self._proportions: dict[CapacityIndex, Proportions] = {}
         self._journal: list[Written] | None = None  # None: the ledger is not tentative
+        self.changed: list[str] = []
+        self._notes_changes = bool(hosts.indexes.gpu_hosts)  # else nothing reads them
 
     @property
     def hosts_in_use(self) -> int:
@@ -78,6 +81,8 @@ class Ledger:
         other indexes.
         """
         index, journal = bookings.index, self._journal
+        if self._notes_changes:
+            self.changed += [index.ids[position] for position, _ in taken]
         if journal is None:
             index.took([position for position, _ in taken])
             # Without indexes of selectors, no other index shows these hosts.
@@ -108,6 +113,7 @@ class Ledger:
     def take(self, bookings: Bookings, position: int, count: int = 1) -> None:
         """Takes capacity for slots in all indexes."""
         host = self._hosts[bookings.index.ids[position]]
+        self._note(host)
         self.indexes.open(host)
         self.indexes.lower(host, bookings.at(position).amounts, count)
         self._forget_free(host)
@@ -128,6 +134,7 @@ class Ledger:
         gang, or a slot that grows.
         """
         for host in hosts:
+            self._note(host)
             self.indexes.follow(host)
             self._forget_free(host)
 
@@ -167,6 +174,10 @@ class Ledger:
             proportions.settle()
         for index in self.indexes.all().values():
             index.journal = None
+
+    def _note(self, host: Host) -> None:
+        if self._notes_changes:
+            self.changed.append(host.host_id)
 
     def _forget_free(self, host: Host, besides: CapacityIndex | None = None) -> None:
         for index, proportions in self._proportions.items():

@@ -17,12 +17,14 @@ from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.scheduling_key import Labels
 from resource_manager.engine.placement.columns import needs_of
+from resource_manager.engine.placement.gpu_hosts import GpuHosts
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.placement.ledger import Bookings, Ledger, Taken
 from resource_manager.engine.placement.policies import POLICIES, empty_compared
 from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.placement.search import Asks, Growth, Scope, Search
+from resource_manager.engine.placement.stranding import Ranking
 from resource_manager.engine.placement.tiers import Level, levels
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
@@ -87,18 +89,23 @@ class Placer:
             elsewhere: hosts that must not be chosen.
 
         Returns:
-            Hosts with the number of slots on each; fewer slots than wanted if no more fit.
+            Hosts with the number of slots on each. Fewer slots than wanted: no more fit, or what
+            else fits depends on these slots, so that they must be booked first.
         """
         found = self._candidates(scheduling_class)
         index = found.scope.index
         besides = {index.position[name] for name in elsewhere if index.knows(name)}
         runs: list[Run] = []
         for level in range(len(found.levels)):
-            for position, share in self._place_on(found, level, count, besides):
+            taken = self._place_on(found, level, count, besides)
+            for position, share in taken:
                 runs.append((index.ids[position], share))
                 count -= share
             # A later level is less suited, so it gets only what the earlier ones could not take.
-            if not count:
+            # Where devices are chosen, that is known only when these slots are booked.
+            if not count or (
+                taken and found.is_ranked(level) and found.searches(level)[0].topology
+            ):
                 break
         return runs
 
@@ -197,7 +204,12 @@ class Placer:
 
     def _levels(self, scheduling_class: SchedulingClass) -> tuple[Level, ...]:
         aligning = bool(self._indexes.aligning)
-        return levels(scheduling_class, use_first=self._policy.use_first, aligning=aligning)
+        return levels(
+            scheduling_class,
+            use_first=self._policy.use_first,
+            aligning=aligning,
+            gpus=bool(self._indexes.gpu_hosts),
+        )
 
     def _place_on(
         self, found: Candidates, level: int, count: int, besides: set[int]
@@ -208,6 +220,8 @@ class Placer:
         wanted = found.scope.scheduling_class
         # Whether amounts decide is the same in all tiers of a level.
         topology = found.searches(level)[0].topology
+        if found.is_ranked(level):
+            return self._least_stranding(found, level, count, besides)
         if self._policy.column is None:
             return (self._pack_each if topology else self._pack)(found, level, count, besides)
         column = self._policy.column(needs_of(wanted).pooled, self._indexes.main.sums)
@@ -295,6 +309,30 @@ class Placer:
             count -= share
         return taken
 
+    def _least_stranding(
+        self, found: Candidates, level: int, count: int, besides: set[int]
+    ) -> list[Taken]:
+        """Takes slots on the host where they strand least GPU capacity, again and again. Where
+        devices are chosen, it stops after the first host.
+        """
+        taken: list[Taken] = []
+        scope = found.scope
+        ranking = found.ranking(level, self._indexes.gpu_hosts, self._ledger.changed)
+        while count:
+            best = ranking.best(besides)
+            # A host that is not ranked will do, rather than none.
+            if best is None and (window := found.window(level, 1, besides)):
+                best = window[0]
+            if best is None:
+                break
+            share = scope.room(best, ranking.share(best, count))
+            self._ledger.take(scope.bookings, best, share)
+            taken.append((best, share))
+            count -= share
+            if found.one_host_at_a_time(level):
+                break
+        return taken
+
     def _best_fit(self, found: Candidates, level: int, besides: set[int]) -> int | None:
         """Returns the host that meets most preferred policies. On a tie it is the one with least
         free cpu, so that hosts with much free cpu stay free for large requests. A host in use comes
@@ -338,6 +376,23 @@ class Candidates:
         self.scope = scope
         self.levels = order
         self._searches: dict[int, list[Search]] = {}
+        self._rankings: dict[int, Ranking] = {}
+
+    def is_ranked(self, level: int) -> bool:
+        """Returns True if the hosts of a level are ranked by the GPU capacity that is stranded."""
+        return self.levels[level][0].ranked
+
+    def one_host_at_a_time(self, level: int) -> bool:
+        """Returns True if what fits on other hosts is known only when slots are booked."""
+        return self.is_ranked(level) and self.searches(level)[0].topology
+
+    def ranking(self, level: int, gpu_hosts: GpuHosts, changed: list[str]) -> Ranking:
+        """Returns the ranking of a level; see `Ranking`."""
+        found = self._rankings.get(level)
+        if found is None:
+            found = Ranking(self.searches(level), self.scope, gpu_hosts, changed)
+            self._rankings[level] = found
+        return found
 
     def searches(self, level: int) -> list[Search]:
         """Returns the searches of a level."""

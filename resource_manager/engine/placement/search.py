@@ -234,6 +234,33 @@ class Search:
         if self.cut_off:
             yield from (at for at in self.candidates if at in unknown and self.has_room(at))
 
+    def with_amounts(self) -> Iterator[int]:
+        """Yields all hosts that have the amounts. Those whose check failed in an earlier pass, and
+        that have not got more room since, are left out.
+        """
+        scope = self._scope
+        self._begin()
+        unknown = {*self._again, *self.candidates, *self._skipped}
+        if scope.listed is None:
+            able = scope.index.covering(self._needs)
+        else:
+            able = iter(scope.index.covering_among(scope.listed, self._needs))
+        for at in able:
+            # It failed a check before this position was passed, and has not grown since.
+            if not self.topology or at >= self._frontier or at in unknown:
+                yield at
+
+    def accepts(self, position: int) -> bool:
+        """Returns True if a host has room and may be chosen. Counts a failed check."""
+        if self._scope.index.ids[position] in self._scope.closed or not self._admits(position):
+            return False
+        if not self.topology:
+            return self.has_room(position)
+        # When the checks are used up, hosts that were found before still count.
+        if self.cut_off:
+            return position in self.candidates and self.has_room(position)
+        return self._agrees(position)
+
     def finish(self) -> bool:
         """Stores where the search stopped. Returns True if no host of the tier has room."""
         if self._found is None:

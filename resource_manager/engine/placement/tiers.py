@@ -3,8 +3,10 @@
 Hosts are divided into tiers by columns of the capacity index. Hosts in the tiers of one level are
 compared with each other. The next level is tried if no host of the earlier levels has room.
 
-- A class where amounts decide: first the hosts that do not align every slot to NUMA nodes. Aligning
-  hosts come last, because other slots need them.
+- A class where amounts decide: first the hosts without GPUs, then those with GPUs. Hosts that align
+  every slot to NUMA nodes come last. Other slots need these hosts.
+- A class with devices: all hosts with room, in order of the GPU capacity that a slot would strand
+  there (`stranding.py`).
 - A topology-constrained class: first the hosts that can meet all its preferred policies, then those
   that miss one, and so on. So a preference ranks all hosts, not only the first ones with room.
 
@@ -22,6 +24,8 @@ from resource_manager.engine.model.scheduling_key import (
     ALIGNING,
     EMPTY,
     IN_USE,
+    WITH_GPUS,
+    WITHOUT_GPUS,
 )
 from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
@@ -38,12 +42,14 @@ class Tier(NamedTuple):
         in_use: True: only hosts with slots; False: only empty ones; None: both.
         unmet_max: number of preferred policies that a host may miss; None: any.
         aligning: only hosts that align every slot to NUMA nodes.
+        ranked: the host that strands least GPU capacity comes first (`stranding.py`).
     """
 
     columns: tuple[tuple[str, int], ...] = ()
     in_use: bool | None = None
     unmet_max: int | None = None
     aligning: bool = False
+    ranked: bool = False
 
 
 Level = tuple[Tier, ...]
@@ -51,7 +57,7 @@ Level = tuple[Tier, ...]
 
 
 def levels(
-    scheduling_class: SchedulingClass, *, use_first: bool, aligning: bool
+    scheduling_class: SchedulingClass, *, use_first: bool, aligning: bool, gpus: bool
 ) -> tuple[Level, ...]:
     """Returns the levels of a scheduling class, in the order in which they are tried.
 
@@ -59,11 +65,18 @@ def levels(
         scheduling_class: the class.
         use_first: hosts in use come before empty ones.
         aligning: some hosts align every slot.
+        gpus: some hosts have GPUs.
     """
     if scheduling_class.topology_constrained:
         needs = needs_of(scheduling_class)
+        profile = scheduling_class.profile
+        if gpus and use_first and profile is not None and profile.devices:
+            found = _by_preferences(needs.preferred, needs.never_met, use_first=False)
+            return tuple(tuple(tier._replace(ranked=True) for tier in level) for level in found)
         return _by_preferences(needs.preferred, needs.never_met, use_first)
-    return _BY_COUNT[use_first][: 1 + aligning]  # the second one only if hosts align
+    plain, aligned = _BY_COUNT[use_first]
+    first = _APART_FROM_GPUS if gpus and use_first else (plain,)
+    return (*first, aligned) if aligning else first
 
 
 @lru_cache(KNOWN_MAX)
@@ -91,4 +104,8 @@ def _use_first(level: Level) -> Level:
 
 
 _ANY: tuple[Level, ...] = ((Tier(),), (Tier(((ALIGNING, 1),), aligning=True),))
+_APART_FROM_GPUS: tuple[Level, ...] = (
+    _use_first((Tier(((WITHOUT_GPUS, 1),)),)),
+    (Tier(((WITH_GPUS, 1),), ranked=True),),
+)
 _BY_COUNT = {False: _ANY, True: tuple(map(_use_first, _ANY))}

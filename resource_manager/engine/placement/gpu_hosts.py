@@ -1,0 +1,62 @@
+"""The hosts with GPUs, and how much cpu and memory they have for each GPU."""
+
+from __future__ import annotations
+
+from finegrain.devices.device import GPU
+from finegrain.resources import CPU_MILLI
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.scores import MEMORY
+
+Sums = tuple[int, int, int]
+"""Number of GPUs, cpu in thousandths, and memory in grains."""
+
+
+class GpuHosts:
+    """The hosts with GPUs.
+
+    Attributes:
+        sums: over all of them.
+    """
+
+    def __init__(self) -> None:
+        self.sums: Sums = (0, 0, 0)
+        self._known: dict[str, Sums] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def __contains__(self, host_id: str) -> bool:
+        return host_id in self._known
+
+    def update(self, host: Host) -> None:
+        """Counts a host as it is now."""
+        gpus = gpu_count(host)
+        has = host.dimensions
+        sums = (gpus, has.get(CPU_MILLI, 0), sum(has.get(name, 0) for name in MEMORY))
+        self._replace(host.host_id, sums if gpus else None)
+
+    def remove(self, host_id: str) -> None:
+        """Removes a host."""
+        self._replace(host_id, None)
+
+    def _replace(self, host_id: str, new: Sums | None) -> None:
+        old = self._known.get(host_id)
+        if old == new:
+            return
+        if new is None:
+            del self._known[host_id]
+        else:
+            self._known[host_id] = new
+        gpus, cpu_milli, memory = (
+            whole - before + after
+            for whole, before, after in zip(self.sums, old or _NONE, new or _NONE, strict=True)
+        )
+        self.sums = gpus, cpu_milli, memory
+
+
+_NONE: Sums = (0, 0, 0)
+
+
+def gpu_count(host: Host) -> int:
+    """Returns the number of GPUs of a host that slots can have."""
+    return len(host.cpus.devices.layout.of_type.get(GPU, ())) if host.cpus is not None else 0

@@ -1,0 +1,260 @@
+"""Ranks hosts with GPUs by how much GPU capacity a slot would strand there.
+
+What a host can still sell of its GPUs is at most the value of their free parts
+(`devices/part_values.py`). It is also limited by its free cpu and memory: a GPU without cpu and
+memory serves no request. Both limits are compared with the average of all hosts with GPUs, which
+have so much cpu and memory for each GPU. A request may need less than the average, so a GPU counts
+as sellable while the host has `PARTS` of the average for it. A slot strands what the host could
+sell before, minus what it can sell with the slot.
+
+Example: an average host has 12 cpus for each GPU. Host A has 2 GPUs and 8 cpus free, host B has 2
+GPUs and 24 cpus. A slot needs 4 cpus and no GPU. With 0.6 of the average, a GPU needs 7.2 cpus, so
+A can sell 1.11 of its GPUs before and 0.55 after. B can sell both GPUs before and after. So the
+slot goes to B.
+
+Sources: fragmentation gradient descent (Q. Weng et al., "Beware of Fragmentation", ATC 2023) ranks
+hosts by the same difference of a fragmentation measure. Values that are not linear in the size
+follow V. Gupta and A. Radovanovic, "Interior-point-based online stochastic bin packing" (2020).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import islice
+from typing import Final
+
+from finegrain.devices.device import GPU, GPU_MEMORY, WHOLE
+from finegrain.devices.request import DeviceRequest
+from finegrain.resources import CPU_MILLI
+from resource_manager.engine.devices.part_values import DEFAULT_VALUES, WHOLE_VALUE, loss
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.scores import MEMORY
+from resource_manager.engine.model.scheduling_key import IN_USE
+from resource_manager.engine.placement.gpu_hosts import GpuHosts, Sums
+from resource_manager.engine.placement.search import Scope, Search
+
+PARTS: Final = (3, 6)
+"""Tenths of the average cpu and memory for each GPU; the mean of both limits counts. They were
+chosen by replaying the requests of a production cluster (`docs/measurements.md`).
+"""
+
+_CACHED_MAX: Final = 1 << 17
+
+RANKED_MAX: Final = 4_096
+"""Up to this many hosts with room are compared, the first ones by id."""
+
+Needs = tuple[int, int, tuple[int, ...]]
+"""What a slot needs of a host: cpu in thousandths, memory in grains, and parts of GPUs in
+hundredths.
+"""
+
+Rank = tuple[int, int, int]
+"""What is stranded, 0 if the host is in use, and the position; the least is best."""
+
+
+class Stranding:
+    """Computes what slots of one class strand on the hosts of an index."""
+
+    def __init__(self, gpu_hosts: GpuHosts, scope: Scope) -> None:
+        self._scope = scope
+        self._sums = gpu_hosts.sums
+        columns = scope.index.columns
+        self._cpu_at = columns[CPU_MILLI][0] if CPU_MILLI in columns else [0] * len(scope.index)
+        self._memory_at = [columns[name][0] for name in MEMORY if name in columns]
+        # What a slot needs is the same on all hosts of a kind.
+        self._needs: dict[object, Needs] = {}
+
+    def first(self, position: int) -> int:
+        """Returns what one more slot would strand on a host, whether it has room or not."""
+        return _first(*self._free(position), self._needs_at(position), self._sums)
+
+    def losses(self, position: int) -> Iterator[int]:
+        """Yields what one more slot would strand on a host, then what the next one would, and so
+        on without end.
+        """
+        return _losses(*self._free(position), self._needs_at(position), self._sums)
+
+    def _free(self, position: int) -> tuple[tuple[int, ...], int, int]:
+        cpus = self._scope.host(position).cpus
+        return (
+            cpus.devices.gpu_parts() if cpus is not None else (),
+            self._cpu_at[position],
+            sum([leaves[position] for leaves in self._memory_at]),
+        )
+
+    def _needs_at(self, position: int) -> Needs:
+        host = self._scope.host(position)
+        # What a default slot books is up to each host.
+        if self._scope.scheduling_class.profile is None:
+            return self._needs_on(host)
+        layout = host.cpus.devices.layout if host.cpus is not None else None
+        kind = layout, host.separate_pools
+        needs = self._needs.get(kind)
+        if needs is None:
+            needs = self._needs[kind] = self._needs_on(host)
+        return needs
+
+    def _needs_on(self, host: Host) -> Needs:
+        wanted, need = self._scope.scheduling_class, self._scope.need(host)
+        requests = wanted.profile.devices if wanted.profile is not None else ()
+        parts: list[int] = []
+        for request in requests:
+            if request.type == GPU:
+                parts += [_part(request, host)] * max(request.count, 1)
+        memory = sum([need.get(name, 0) for name in MEMORY])
+        return need.get(CPU_MILLI, 0), memory, tuple(parts)
+
+
+class Ranking:
+    """The hosts of a level with room for a class, the one that strands least first.
+
+    The hosts are a heap. An entry is outdated if the host has changed since. Changed hosts get a
+    new entry before the next host is chosen.
+    """
+
+    def __init__(
+        self, searches: Sequence[Search], scope: Scope, gpu_hosts: GpuHosts, changed: list[str]
+    ) -> None:
+        """Ranks the hosts.
+
+        Args:
+            searches: of the level.
+            scope: of the class.
+            gpu_hosts: for the average of what hosts have.
+            changed: hosts that changed in this pass; more are appended.
+        """
+        self._scope = scope
+        self._stranding = Stranding(gpu_hosts, scope)
+        self._changed, self._read = changed, len(changed)
+        self._search_of = {
+            position: search
+            for search in reversed(searches)
+            for position in islice(search.with_amounts(), RANKED_MAX)
+        }
+        columns = scope.index.columns
+        self._in_use = columns[IN_USE][0] if IN_USE in columns else [0] * len(scope.index)
+        self._heap = [self._rank(position) for position in self._search_of]
+        heapq.heapify(self._heap)
+
+    def best(self, besides: Collection[int]) -> int | None:
+        """Returns the best host that has room and is not in `besides`; None: there is none."""
+        self._catch_up()
+        passed = []
+        found = None
+        while self._heap:
+            rank = heapq.heappop(self._heap)
+            position = rank[-1]
+            if self._rank(position) != rank:
+                continue
+            if position in besides:
+                passed.append(rank)
+            # The check may compute cpus and devices, so it is made for the best host only.
+            elif self._search_of[position].accepts(position):
+                passed.append(rank)
+                found = position
+                break
+        for rank in passed:
+            heapq.heappush(self._heap, rank)
+        return found
+
+    def share(self, position: int, most: int) -> int:
+        """Returns how many slots, 1 to `most`, go to the best host before another one is better."""
+        others = heapq.nsmallest(2, self._heap)
+        next_best = min((rank[0] for rank in others if rank[-1] != position), default=None)
+        share = 0
+        for stranded in islice(self._stranding.losses(position), most):
+            if share and next_best is not None and stranded > next_best:
+                break
+            share += 1
+        return max(share, 1)
+
+    def _catch_up(self) -> None:
+        position_of = self._scope.index.position
+        for host_id in set(self._changed[self._read :]):
+            position = position_of.get(host_id)
+            if position in self._search_of:
+                heapq.heappush(self._heap, self._rank(position))
+        self._read = len(self._changed)
+
+    def _rank(self, position: int) -> Rank:
+        return self._stranding.first(position), int(not self._in_use[position]), position
+
+
+@lru_cache(_CACHED_MAX)
+def _first(parts: tuple[int, ...], cpu_milli: int, memory: int, needs: Needs, sums: Sums) -> int:
+    return next(_losses(parts, cpu_milli, memory, needs, sums))
+
+
+def _losses(
+    parts: tuple[int, ...], cpu_milli: int, memory: int, needs: Needs, sums: Sums
+) -> Iterator[int]:
+    """Yields what slots strand, one after the other, without end.
+
+    Args:
+        parts: what is free of each GPU, in hundredths.
+        cpu_milli: what is free of the cpu.
+        memory: what is free of the memory, in grains.
+        needs: of each slot.
+        sums: of all hosts with GPUs.
+    """
+    left = list(parts)
+    cpu_needed, memory_needed, parts_needed = needs
+    before = _sold(left, cpu_milli, memory, sums)
+    while True:
+        _take(left, parts_needed)
+        cpu_milli -= cpu_needed
+        memory -= memory_needed
+        after = _sold(left, cpu_milli, memory, sums)
+        yield before - after
+        before = after
+
+
+def _sold(parts: list[int], cpu_milli: int, memory: int, sums: Sums) -> int:
+    """Returns what a host can still sell, summed over `PARTS`."""
+    value = sum([DEFAULT_VALUES[part] for part in parts])
+    if not value:
+        return 0
+    gpus, cpu_milli_whole, memory_whole = sums
+    sold = 0
+    for tenths in PARTS:
+        most = value
+        # Integers, so that the rank is the same on every machine.
+        if cpu_milli_whole:
+            most = min(most, cpu_milli * gpus * WHOLE_VALUE * 10 // (cpu_milli_whole * tenths))
+        if memory_whole:
+            most = min(most, memory * gpus * WHOLE_VALUE * 10 // (memory_whole * tenths))
+        sold += max(most, 0)
+    return sold
+
+
+def _take(left: list[int], parts: tuple[int, ...]) -> None:
+    """Takes parts from different GPUs, each from the GPU that loses least value."""
+    taken: set[int] = set()
+    for part in parts:
+        others = [at for at in range(len(left)) if at not in taken]
+        if not others:
+            return
+        # A request for memory alone may fit on a GPU whose cores are all given out. Whether a host
+        # has room is not decided here, so what is left becomes 0 then.
+        enough = [at for at in others if left[at] >= part]
+        best = min(enough, key=partial(_loss_at, left, part)) if enough else max(others)
+        left[best] = max(left[best] - part, 0)
+        taken.add(best)
+
+
+def _loss_at(left: Sequence[int], part: int, at: int) -> int:
+    return loss(DEFAULT_VALUES, left[at], part)
+
+
+def _part(request: DeviceRequest, host: Host) -> int:
+    """Returns what a request needs of each GPU, in hundredths."""
+    amounts = dict(request.amounts)
+    parts = [amount for name, amount in amounts.items() if name != GPU_MEMORY]
+    if GPU_MEMORY in amounts and host.cpus is not None:
+        layout = host.cpus.devices.layout
+        sizes = [layout.totals[at].get(GPU_MEMORY, 0) for at in layout.of_type.get(GPU, ())]
+        if largest := max(sizes, default=0):
+            parts.append(-(-amounts[GPU_MEMORY] * WHOLE // largest))
+    return min(max(parts, default=WHOLE), WHOLE)
