@@ -16,7 +16,7 @@ from random import Random
 from tests.simulation.faults import FAULTS
 from tests.simulation.job_master import EARLY
 from tests.simulation.shrink import shrink
-from tests.simulation.world import ALL_WISHES, WITH_CPUS, Failed, Plan, Result, World
+from tests.simulation.world import ALL_WISHES, WITH_CPUS, WITH_DEVICES, Failed, Plan, Result, World
 
 SEEDS_FOR_ALL_KINDS = 50
 
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _wishes(seed: int) -> frozenset[str]:
-    wishes = WITH_CPUS if seed % 2 else ALL_WISHES
+    wishes = (ALL_WISHES, WITH_CPUS, ALL_WISHES, WITH_DEVICES)[seed % 4]
     early = Random(f"{seed}/wishes").random() < EARLY_SHARE
     return wishes | {EARLY} if early else wishes
 

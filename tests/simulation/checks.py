@@ -30,6 +30,7 @@ from resource_manager.storage import tables
 from resource_manager.storage.rows import EXECUTORS
 from task_executor.engine.slots import CarveState, SlotKey
 from tests.simulation.cpu_checks import CpuChecks, exclusive
+from tests.simulation.device_checks import DeviceChecks
 from tests.simulation.fair_checks import FairChecks
 from tests.simulation.gang_checks import GangChecks, room_for_gangs
 from tests.simulation.idle_checks import idle_capacity
@@ -68,6 +69,8 @@ class Checks:
         self.usage = UsageChecks()
         self.fair = FairChecks()
         self.cpus = CpuChecks()
+        self.devices = DeviceChecks()
+        self.restores = 0
         self.rejections = RejectionChecks()
         self.masters: dict[str, JobMaster] = {}
         self.database: Database
@@ -161,6 +164,8 @@ class Checks:
         if self.database.leads(manager.holder, manager.epoch):
             hosts = _hosts_of(state, changes) if many else state.hosts.values()
             self.require(self._orders_without_slots(hosts))
+            if not idle:
+                self.require(self.devices.decided(state, changes))
             for effect in effects:
                 if isinstance(effect, PublishJobEvent):
                     self._missing(effect.event)
@@ -286,6 +291,8 @@ class Checks:
         rows = self.database.rows
         self._promised_to_pools = {k: v for k, v in self._promised_to_pools.items() if rows.has(k)}
         self._restored_at_ms = self.now_ms
+        self.restores += 1
+        self.devices.restored()
         self._events.clear()
         self._placed.clear()
         self._lapsed_ms.clear()
@@ -325,6 +332,8 @@ class Checks:
         self.require(enforced_beyond_books(executor))
         if executor.machine is not None:
             self.require(exclusive(executor))
+        if executor.hardware.devices:
+            self.require(self.devices.on_host(executor))
         outlived = self._outlived.get(executor.name, set())
         for key in executor.on_host:
             if key not in outlived and self._placed.setdefault(key, executor.name) != executor.name:

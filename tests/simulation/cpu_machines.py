@@ -19,11 +19,13 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpu_pools import places_of
 from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.devices.device import HostDevices
 from finegrain.mapping.stored import STORED
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.model.entities import RequestSpec
 from task_executor.engine.cpu_ledger import HostCpus
 from task_executor.host.kubelet import KubeletContainer, KubeletState
+from tests.support.devices import announced
 from tests.support.machines import Machine, machine
 
 WORDS = ("1s1n2c2t", "1s1n4c1t", "1s1n4c2t", "1s2n2c2t", "2s1n2c2t", "2s1n4c1t", "2s2n1c2t")
@@ -52,10 +54,11 @@ class HostMachine:
         strict = self.policy.reserved_strict is True
         return dict(self.machine.total(kept_back=self.kept_back, strict=strict))
 
-    def texts(self) -> tuple[str, str]:
+    def texts(self, devices: HostDevices) -> tuple[str, str]:
         """Returns topology and cpus as the executor announces them, as JSON."""
         told = self.machine.announced(kept_back=self.kept_back, policy=STORED.to_json(self.policy))
-        return json.dumps(self.machine.topology), json.dumps(told)
+        topology = self.machine.topology | announced(devices)[0]
+        return json.dumps(topology), json.dumps(told)
 
     def host_cpus(self) -> HostCpus:
         """Returns what the executor itself knows of its cpus."""

@@ -142,6 +142,7 @@ class Executor(CommandedHost):
             self.share = replace(self.share, total=total, slots_max=self.rng.choice((0, 2)))
             self.labels = (("zone", self.rng.choice("abc")),)
             self.log(f"{self.name} is given {total}, at most {self.share.slots_max} slots")
+        self.look_for_devices()
 
     # -- the agent -------------------------------------------------------------------------
 
@@ -182,7 +183,9 @@ class Executor(CommandedHost):
 
     def _registration(self) -> Registration:
         """Returns the registration of this start."""
-        topology, host_cpus = self.machine.texts() if self.machine is not None else ("{}", "{}")
+        topology, host_cpus = ("{}", "{}")
+        if self.machine is not None:
+            topology, host_cpus = self.machine.texts(self.share.devices)
         return Registration(
             executor_id=self.executor_id,
             instance_id=self.instance_id,

@@ -16,6 +16,12 @@ from tests.simulation.cpu_faults import (
     kubelet_takes_cpus,
     operator_sets_policies,
 )
+from tests.simulation.device_faults import (
+    device_breaks,
+    devices_vanish,
+    operator_cordons_a_device,
+    operator_uncordons_a_device,
+)
 from tests.simulation.elastic_faults import (
     executor_comes_by_hand,
     operator_resizes,
@@ -225,6 +231,10 @@ FAULTS: dict[str, tuple[int, Fault]] = {
     "operator sets policies": (4, operator_sets_policies),
     "cpus go offline": (4, cpus_go_offline),
     "kubelet takes cpus": (3, kubelet_takes_cpus),
+    "devices vanish": (5, devices_vanish),
+    "device breaks": (4, device_breaks),
+    "operator cordons a device": (5, operator_cordons_a_device),
+    "operator uncordons a device": (3, operator_uncordons_a_device),
     "job ends": (2, job_ends),
     "job master dies": (2, job_master_dies),
 }
@@ -235,3 +245,13 @@ OF_PROVIDERS = frozenset({"provided executor ends", "executor comes by hand"})
 
 OF_CPUS = frozenset({"operator sets policies", "cpus go offline", "kubelet takes cpus"})
 """Kinds that need hosts with a known cpu topology."""
+
+OF_DEVICES = frozenset(
+    {
+        "devices vanish",
+        "device breaks",
+        "operator cordons a device",
+        "operator uncordons a device",
+    }
+)
+"""Kinds that need hosts with devices."""

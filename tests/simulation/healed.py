@@ -32,6 +32,7 @@ def check_healed(checks: Checks, state: State) -> None:
             _agree(state, executor)
             checks.require(sizes_agree(state, executor, told))
             checks.require(checks.cpus.healed(state, executor))
+            checks.require(checks.devices.healed(state, executor))
     looked_at, limits = set(), Limits(state)
     waiting = [part.member(part.waiting.first) for part in state.ranges.parts() if part.waiting]
     for request in (*state.requests.values(), *waiting):

@@ -31,6 +31,7 @@ from resource_manager.engine.model.events import (
 )
 from task_executor.engine.slots import SlotKey
 from tests.simulation.cpu_machines import with_cpus
+from tests.simulation.device_machines import with_devices
 from tests.simulation.follower import Follower, names_of
 from tests.simulation.group_operator import NAMES
 from tests.simulation.manager import Manager
@@ -70,6 +71,7 @@ GANGS = "gangs"
 RESIZES = "resizes"
 RANGES = "ranges"
 CPUS = "cpus"  # slots with cpu policies, on hosts with a known topology
+DEVICES = "devices"  # slots with GPUs and NICs, on hosts with a known topology
 FAIR_SHARES = "fair shares"  # several groups with limits, and reuse of slots
 EARLY = "early requests"  # for what no executor could host, from before the first executor
 
@@ -104,7 +106,7 @@ class JobMaster(Follower):
         self.troubles, self.batch_max = troubles, batch_max
         self.wishes, chance = wishes
         self.wish_rng, self.range_rng = chance(f"{name}/wishes"), chance(f"{name}/ranges")
-        self.cpu_rng = chance(f"{name}/cpus")
+        self.cpu_rng, self.device_rng = chance(f"{name}/cpus"), chance(f"{name}/devices")
         self.early_rng = chance(f"{name}/early")
         fair_rng = chance(f"{name}/fair shares")
         self.group = fair_rng.choice(NAMES) if FAIR_SHARES in self.wishes else "default"
@@ -247,7 +249,8 @@ class JobMaster(Follower):
         self._request((spec,))
 
     def _with_cpus(self, spec: RequestSpec) -> RequestSpec:
-        return with_cpus(self.cpu_rng, spec) if CPUS in self.wishes else spec
+        spec = with_cpus(self.cpu_rng, spec) if CPUS in self.wishes else spec
+        return with_devices(self.device_rng, spec) if DEVICES in self.wishes else spec
 
     def _release(self, held: list[tuple[str, int]]) -> None:
         slots = [

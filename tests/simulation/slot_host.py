@@ -8,13 +8,14 @@ runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.devices.device import NO_DEVICES, HostDevices
 from finegrain.errors import Reason
 from finegrain.resources import GIB, MIB, Amounts, ResourceProfile
 from task_executor.engine.command_fence import CommandFence
@@ -30,6 +31,7 @@ from task_executor.service.checkpoint import (
     state_content,
 )
 from tests.simulation.cpu_machines import HostMachine, some_kubelet
+from tests.simulation.device_machines import detected, total_with
 from tests.simulation.network import Loop, Network, Node
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class HostPlan:
     orphan_ms: int | None
     executor_id: str = ""  # empty: the host's name
     machine: HostMachine | None = None  # None: it reports no cpu topology
+    devices: HostDevices = NO_DEVICES  # the hardware
 
 
 def some_host(rng: Random) -> HostPlan:
@@ -109,6 +112,9 @@ class SlotHost(Node):
             cpus = self.machine.host_cpus()
             self.share = HostShare(plan.total, cpus.slot_cpus, plan.slots_max, cpus)
         self.offline = self.kubelets = EMPTY  # cpus
+        self.hardware = plan.devices  # under the present minor numbers
+        self.absent: set[str] = set()  # UUIDs of devices
+        self.problems: dict[str, str] = {}  # of devices, by UUID
         self.default_profile, self.labels = plan.default_profile, plan.labels
         self.orphan_ms = plan.orphan_ms
         self.on_host: dict[SlotKey, SlotSpec] = {}
@@ -237,6 +243,13 @@ class SlotHost(Node):
             )
             self._change()
             self._save()
+
+    def look_for_devices(self) -> None:
+        """Finds the devices that are there now; it happens once, when the front starts."""
+        if self.hardware.devices:
+            found = detected(self.hardware, self.absent, self.problems)
+            total = total_with(self.share.total, found)
+            self.share = replace(self.share, devices=found, total=total)
 
     # -- the helper --------------------------------------------------------------------------
 

@@ -28,12 +28,23 @@ from tests.simulation.checks import MANY_HOSTS, Checks
 from tests.simulation.cloud import STORMY, Cloud, CloudTroubles, some_shapes
 from tests.simulation.cpu_machines import some_machine
 from tests.simulation.database import LEASE_MS, Database
+from tests.simulation.device_faults import heal_devices, uncordon_all
+from tests.simulation.device_machines import some_devices, total_with
 from tests.simulation.executor import Executor
-from tests.simulation.faults import FAULTS, OF_CPUS, OF_PROVIDERS
+from tests.simulation.faults import FAULTS, OF_CPUS, OF_DEVICES, OF_PROVIDERS
 from tests.simulation.follower import WATCH_MS
 from tests.simulation.group_operator import GroupOperator
 from tests.simulation.healed import check_empty, check_healed
-from tests.simulation.job_master import CPUS, EARLY, FAIR_SHARES, GANGS, RANGES, RESIZES, JobMaster
+from tests.simulation.job_master import (
+    CPUS,
+    DEVICES,
+    EARLY,
+    FAIR_SHARES,
+    GANGS,
+    RANGES,
+    RESIZES,
+    JobMaster,
+)
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Weather
 from tests.simulation.slot_host import HostPlan, Troubles, some_host
@@ -52,6 +63,7 @@ PROVIDERS = "providers"
 WISHES = frozenset({GANGS, RESIZES, PROVIDERS})
 ALL_WISHES = WISHES | {RANGES, FAIR_SHARES}
 WITH_CPUS = ALL_WISHES | {CPUS}
+WITH_DEVICES = WITH_CPUS | {DEVICES}
 WITH_EARLY = WISHES | {EARLY}
 
 LEAST = {"grants": 6, "ends": 6, "faults": 5, "batches": 300}
@@ -190,6 +202,11 @@ class World:
             for part in (TASK_HEAP_MEMORY_BYTES, MANAGED_MEMORY_BYTES):
                 total.pop(part, None)
             plan = replace(plan, total=total, machine=machine)
+            if DEVICES in self.plan.wishes:
+                nodes = len(machine.machine.node_memory)
+                devices = some_devices(self.chance(f"{name}/devices"), name, nodes)
+                plan = replace(plan, total=total_with(total, devices), devices=devices)
+                self.checks.devices.adds(devices)
         self.add_executor(name, plan)
 
     def add_executor(self, name: str, plan: HostPlan, shape: str = "") -> Executor:
@@ -282,6 +299,7 @@ class World:
             executor.full_until_ms = 0
             executor.see_cpus(EMPTY, EMPTY)
             executor.dies_saving, executor.dies_resizing = False, ""
+        heal_devices(self)
         for master in self.checks.masters.values():
             master.leaving = True  # requests nothing more
         if self.operator:
@@ -293,6 +311,7 @@ class World:
                 self._leader().submit(
                     lambda at, name=name: HostPolicySet(at, name, HostPolicy(), OF_ONE_HOST)  # type: ignore[misc]
                 )
+        uncordon_all(self)
         # A host with a new identity is accepted only when the former one is lost.
         self.loop.run_until(begun_ms + HEAL_MS + self.settings.lost_timeout_ms)
         self._let_orders_end()
@@ -403,6 +422,8 @@ class World:
         kinds = [kind for kind in FAULTS if self.cloud is not None or kind not in OF_PROVIDERS]
         if CPUS not in plan.wishes:
             kinds = [kind for kind in kinds if kind not in OF_CPUS]
+        if DEVICES not in plan.wishes:
+            kinds = [kind for kind in kinds if kind not in OF_DEVICES]
         weights = [FAULTS[kind][0] for kind in kinds]
         at_ms = number = 0
         while (at_ms := at_ms + rng.randint(100, 1_600) * self.calm) < plan.stormy_ms - 1_000:

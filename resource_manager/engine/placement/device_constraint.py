@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from finegrain.devices.device import WHOLE, pairs
+from finegrain.devices.device import GPU_MEMORY, WHOLE, pairs
 from finegrain.devices.request import DeviceRequest
 from finegrain.resources import DEVICE_PREFIX, Amounts
 from finegrain.values.explanations import Dimension
@@ -37,7 +37,7 @@ from resource_manager.engine.placement.constraint import (
 )
 
 WHOLE_DEVICES = "whole."
-"""Prefix of index columns: devices of a type of which no slot has a part."""
+"""Prefix of index columns: devices of which no slot has a part of a dimension."""
 
 MOST_LEFT = "most."
 """Prefix of index columns: what is left of a dimension on the device with most of it."""
@@ -65,24 +65,25 @@ class DevicesSuit(Constraint):
         """See `Constraint`."""
         found: dict[str, int] = {}
         for each in _devices(request):
-            if each.is_shared:
-                found |= {MOST_LEFT + name: amount for name, amount in each.amounts}
-            else:
-                found[WHOLE_DEVICES + each.type] = 1 if each.every else each.count
+            count = 1 if each.every else each.count
+            for name, amount in each.amounts:
+                # By dimension: slots with memory alone leave the whole compute of a GPU to others.
+                if amount == WHOLE and name != GPU_MEMORY:
+                    found[WHOLE_DEVICES + name] = count
+                else:
+                    found[MOST_LEFT + name] = amount
         return found
 
     def offers(self, at: HostView) -> dict[str, int]:
         """See `Constraint`."""
         found: dict[str, int] = {}
         ledger = _ledger(at)
-        for position, device in enumerate(ledger.layout.devices):
-            free = ledger.free(position)
-            whole = bool(free) and ledger.is_untouched(position)
-            name = WHOLE_DEVICES + device.type
-            found[name] = found.get(name, 0) + whole
-            for dimension, amount in free.items():
-                name = MOST_LEFT + dimension
-                found[name] = max(found.get(name, 0), amount)
+        for position in range(len(ledger.layout.devices)):
+            for dimension, amount in ledger.free(position).items():
+                most, whole = MOST_LEFT + dimension, WHOLE_DEVICES + dimension
+                found[most] = max(found.get(most, 0), amount)
+                if dimension != GPU_MEMORY:
+                    found[whole] = found.get(whole, 0) + (amount >= WHOLE)
         return found
 
     def matters_on(self, host: Host, request: ResourceRequest) -> bool:

@@ -1,0 +1,179 @@
+"""Checks of devices: none is given out beyond its amount, to a slot twice, or while it must not be.
+
+It computes this from the assignments of slots and from the hardware, independently of the ledgers
+of devices of either side.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.devices.device import Device, DeviceShare, HostDevices
+from resource_manager.engine.model.effects import Changes
+from resource_manager.engine.model.entities import Slot
+from resource_manager.engine.state import State
+
+if TYPE_CHECKING:
+    from tests.simulation.executor import Executor
+    from tests.simulation.slot_host import SlotHost
+
+Key = tuple[str, int]
+
+
+@dataclass
+class DeviceChecks:
+    """The hardware, and what operators have done to it.
+
+    Attributes:
+        given: number of slots with devices.
+        cordoned: UUIDs of devices whose cordon was acknowledged.
+    """
+
+    given: int = 0
+    cordoned: set[str] = field(default_factory=set)
+    _hardware: dict[str, Device] = field(default_factory=dict)  # by UUID
+    _seen: set[Key] = field(default_factory=set)
+
+    def adds(self, host: HostDevices) -> None:
+        """A host with these devices exists."""
+        self._hardware |= {each.uuid: each for each in host.devices}
+
+    def restored(self) -> None:
+        """A backup replaced the database: a later cordon is rightly forgotten."""
+        self.cordoned.clear()
+
+    def decided(self, state: State, changes: Changes) -> Iterator[str]:
+        """Checks a batch of the manager that leads; yields problems."""
+        for slot in changes.slots:
+            key = slot.allocation_id, slot.generation
+            if key not in self._seen and slot.assignment is not None:
+                self._seen.add(key)
+                yield from self._new(state, slot, slot.assignment)
+        if not self._hardware:
+            return
+        for host in state.hosts.values():
+            yield from self._given_out(
+                f"by the books of {host.host_id}",
+                (
+                    (key, _both(slot.assignment, slot.ordered and slot.ordered.assignment))
+                    for key, slot in host.slots.items()
+                ),
+            )
+
+    def _new(self, state: State, slot: Slot, assignment: CpuAssignment) -> Iterator[str]:
+        key = slot.allocation_id, slot.generation
+        shares, wanted = assignment.devices, slot.profile.devices
+        self.given += bool(shares)
+        host = state.hosts.get(slot.executor_id)
+        usable = _announced(host.executor.registration.topology) if host is not None else {}
+        for share in shares:
+            if share.uuid in self.cordoned:
+                yield f"slot {key} was given {share.uuid}, which is cordoned"
+            if not usable.get(share.uuid):
+                yield f"slot {key} was given {share.uuid}, which is not there or has a problem"
+        for request in wanted:
+            its = [dict(each.amounts) for each in shares if each.type == request.type]
+            enough = all(each.get(n, 0) >= amount for each in its for n, amount in request.amounts)
+            if len(its) < request.count or not enough:
+                yield f"slot {key} requested {request}, and was given {shares}"
+            if request.functions is not None and any(
+                not each.functions for each in shares if each.type == request.type
+            ):
+                yield f"slot {key} requested virtual functions, and was given {shares}"
+
+    def _given_out(
+        self, where: str, slots: Iterable[tuple[object, Iterable[DeviceShare]]]
+    ) -> Iterator[str]:
+        """Yields devices of which slots have more than there is, or a slot has two shares."""
+        used: dict[str, dict[str, int]] = {}
+        owners: dict[str, object] = {}
+        for key, shares in slots:
+            uuids = [share.uuid for share in shares]
+            if len(set(uuids)) < len(uuids):
+                yield f"slot {key} has a device twice {where}: {uuids}"
+            for share in shares:
+                sums = used.setdefault(share.uuid, {})
+                for name, amount in share.amounts:
+                    sums[name] = sums.get(name, 0) + amount
+                for bus_id in share.functions:
+                    if owners.setdefault(bus_id, key) != key:
+                        yield f"function {bus_id} is {owners[bus_id]}'s and {key}'s {where}"
+        for uuid, sums in used.items():
+            most = dict(self._hardware[uuid].capacity)
+            if any(amount > most.get(name, 0) for name, amount in sums.items()):
+                yield f"slots have {sums} of {uuid} {where}, and it has {most}"
+
+    def on_host(self, executor: SlotHost) -> Iterator[str]:
+        """Checks what slots really have on a host, and the executor's own ledger."""
+        yield from self._given_out(
+            f"on {executor.name}",
+            (
+                (key, spec.assignment.devices if spec.assignment is not None else ())
+                for key, spec in executor.on_host.items()
+            ),
+        )
+        table = executor.table
+        yield from self._given_out(
+            f"in the table of {executor.name}",
+            (
+                (slot.key, _both(slot.spec.assignment, slot.becoming and slot.becoming.assignment))
+                for slot in table
+            ),
+        )
+        recounted: dict[tuple[str, str], dict[str, int]] = {}
+        for slot in table:
+            for share in _both(slot.spec.assignment, slot.becoming and slot.becoming.assignment):
+                sums = recounted.setdefault((share.type, share.uuid), {})
+                for name, amount in share.amounts:
+                    sums[name] = sums.get(name, 0) + amount
+        if recounted != table.devices.used():
+            used = table.devices.used()
+            yield f"slots of {executor.name} have devices {recounted}, its ledger says {used}"
+
+    def healed(self, state: State, executor: Executor) -> Iterator[str]:
+        """Checks that the engine and a healed executor agree, and that all devices are usable."""
+        host = state.hosts[executor.executor_id]
+        ledger = host.cpus.devices if host.cpus is not None else None
+        used = executor.table.devices.used()
+        if (ledger.used if ledger is not None else {}) != used:
+            yield f"slots have devices {used} on {executor.name}, the books say {ledger}"
+        if ledger is None:
+            return
+        mine = {(each.type, each.uuid) for each in executor.hardware.devices}
+        announced = {(each.type, each.uuid) for each in ledger.layout.devices}
+        if mine != announced:
+            yield f"{executor.name} has devices {mine}, the books say {announced}"
+        if ledger.unusable:
+            yield f"devices of {executor.name} get no work, and all are fine: {ledger.unusable}"
+
+
+def _both(one: CpuAssignment | None, other: CpuAssignment | None) -> tuple[DeviceShare, ...]:
+    """Returns the devices of a slot during a resize: those of either size, with the larger
+    amounts.
+    """
+    found = list(one.devices) if one is not None else []
+    for share in other.devices if other is not None else ():
+        same = next((each for each in found if each.uuid == share.uuid), None)
+        if same is None:
+            found.append(share)
+            continue
+        most = dict(same.amounts)
+        for name, amount in share.amounts:
+            most[name] = max(amount, most.get(name, 0))
+        functions = tuple(dict.fromkeys((*same.functions, *share.functions)))
+        found[found.index(same)] = DeviceShare(
+            same.type, same.uuid, same.minor, tuple(sorted(most.items())), functions
+        )
+    return tuple(found)
+
+
+@lru_cache(256)
+def _announced(topology: str) -> dict[str, bool]:
+    """Returns by UUID whether a device may get new work, as its executor announced."""
+    devices = json.loads(topology).get("devices", ())
+    return {each["uuid"]: not each.get("unavailable_reason") for each in devices}
