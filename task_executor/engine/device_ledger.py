@@ -7,10 +7,10 @@ that nothing is given out twice, whatever the resource manager believes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from finegrain.cpu_assignment import CpuAssignment
-from finegrain.devices.device import Device, DeviceShare, HostDevices
+from finegrain.devices.device import Device, DeviceShare, HostDevices, pairs
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
 from finegrain.resources import ResourceProfile
 from task_executor.engine.slots import SlotKey
@@ -31,7 +31,11 @@ class DeviceLedger:
 
     def put(self, key: SlotKey, assignments: Iterable[CpuAssignment]) -> None:
         """Sets the devices of a slot; during a resize, those of the present and the new size."""
-        shares = {(share.type, share.uuid): share for each in assignments for share in each.devices}
+        shares: dict[DeviceKey, DeviceShare] = {}
+        for share in (share for each in assignments for share in each.devices):
+            at = (share.type, share.uuid)
+            # Either size may be in force, so the larger amount of each dimension counts.
+            shares[at] = _larger(shares[at], share) if at in shares else share
         if shares:
             self._slots[key] = tuple(shares.values())
         else:
@@ -82,6 +86,45 @@ class DeviceLedger:
                         reason=Reason.DEVICES_UNAVAILABLE,
                         details={"device": device.name, f"asked.{name}": amount, "free": free},
                     )
+        self._check_functions(key, shares)
+
+    def _check_functions(self, key: SlotKey, shares: Iterable[DeviceShare]) -> None:
+        """Checks that the virtual functions of a slot are here, and are no other slot's."""
+        if not any(share.functions for share in shares):
+            return
+        taken = {
+            function
+            for other, its in self._slots.items()
+            for share in its
+            for function in share.functions
+            if other != key
+        }
+        for share in shares:
+            device = self._devices[share.type, share.uuid]
+            known = {each.bus_id for each in device.functions}
+            for function in share.functions:
+                if function not in known:
+                    raise InvalidArgument(
+                        "assignment.devices.functions",
+                        function,
+                        f"a virtual function of {device.name}; it has"
+                        f" {', '.join(sorted(known)) or 'none'}",
+                    )
+                if function in taken:
+                    raise ResourceExhausted(
+                        f"virtual function {function} of {device.name} belongs to another slot;"
+                        " place the slot elsewhere or wait",
+                        reason=Reason.DEVICES_UNAVAILABLE,
+                        details={"device": device.name, "function": function},
+                    )
+
+
+def _larger(one: DeviceShare, other: DeviceShare) -> DeviceShare:
+    most = dict(one.amounts)
+    for name, amount in other.amounts:
+        most[name] = max(amount, most.get(name, 0))
+    functions = tuple(dict.fromkeys((*one.functions, *other.functions)))
+    return replace(other, amounts=pairs(most), functions=functions)
 
 
 def _used(slots: Iterable[Iterable[DeviceShare]]) -> dict[DeviceKey, dict[str, int]]:

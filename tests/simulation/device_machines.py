@@ -24,7 +24,6 @@ from tests.support.devices import made_up
 
 MIG = "mig-1g.10gb"
 GPU_MEMORY_BYTES = 8 * GIB
-MINORS = 12
 WITHOUT_DEVICES = 0.15
 WITH_REQUEST = 0.7
 
@@ -93,7 +92,7 @@ def _with_functions(nic: Device) -> Device:
 
 def renumbered(rng: Random, host: HostDevices) -> HostDevices:
     """Returns the devices under other minor numbers. Partitions follow the GPUs."""
-    minors = rng.sample(range(MINORS), len(host.devices))
+    minors = rng.sample(range(len(host.devices) + 1), len(host.devices))
     changed = tuple(replace(each, minor=at) for each, at in zip(host.devices, minors, strict=True))
     minor_of = {
         old.minor: new.minor

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finegrain.cpu_assignment import CpuAssignment
-from finegrain.devices.device import DeviceShare, HostDevices
+from finegrain.devices.device import DeviceShare, HostDevices, VirtualFunction
 from finegrain.devices.names import device_requests
 from finegrain.errors import FinegrainError, InvalidArgument, Reason, ResourceExhausted
 from finegrain.resources import ResourceProfile
@@ -74,6 +74,34 @@ def test_devices_without_capacity_are_not_given_out() -> None:
     shown = HostDevices(tuple(replace(each, capacity=()) for each in host.devices))
     with pytest.raises(ResourceExhausted):
         DeviceLedger(shown).check(key("a"), HALF, given_(gpu(0, 50)))
+
+
+def function(name: str) -> CpuAssignment:
+    return given_(DeviceShare("rdma", "mlx5_0", 0, (("rdma", 1),), (name,)))
+
+
+def test_a_virtual_function_is_not_given_out_twice() -> None:
+    nic = replace(made_up(0, nics=1).devices[0], functions=(VirtualFunction("vf0"),))
+    ledger = DeviceLedger(HostDevices((nic,)))
+    profile = ResourceProfile(1_000, devices=device_requests({"rdma": 1}))
+    with pytest.raises(InvalidArgument, match="a virtual function of rdma0; it has vf0"):
+        ledger.check(key("a"), profile, function("vf9"))
+    ledger.check(key("a"), profile, function("vf0"))
+    ledger.put(key("a"), [function("vf0")])
+    ledger.check(key("a"), profile, function("vf0"))
+    with pytest.raises(ResourceExhausted, match="vf0 of rdma0 belongs to another slot") as refused:
+        ledger.check(key("b"), profile, function("vf0"))
+    assert refused.value.reason is Reason.DEVICES_UNAVAILABLE
+    ledger.remove(key("a"))
+    ledger.check(key("b"), profile, function("vf0"))
+
+
+def test_during_a_resize_the_larger_share_of_a_device_counts() -> None:
+    ledger = DeviceLedger(made_up(1))
+    ledger.put(key("a"), [given_(gpu(0, 70)), given_(gpu(0, 20))])
+    assert ledger.used() == {("gpu", "GPU-0"): {"gpu-core": 70, "gpu-memory-ratio": 70}}
+    with pytest.raises(ResourceExhausted):
+        ledger.check(key("b"), HALF, given_(gpu(0, 50)))
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1), st.integers(1, 100))))

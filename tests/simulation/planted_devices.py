@@ -1,0 +1,184 @@
+"""Planted bugs in devices, on either side, and across restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.devices.device import DeviceShare
+from resource_manager.engine import restoring
+from resource_manager.engine.context import EventContext
+from resource_manager.engine.cpus.ledger import CpuLedger
+from resource_manager.engine.devices.ledger import DeviceLedger
+from resource_manager.engine.executors import device_cordons
+from resource_manager.engine.executors.cpu_states import adopt_settings
+from resource_manager.engine.hosts import cpu_allocator, host
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import NOTHING_SET, Cordon, HostSetting, Slot
+from resource_manager.engine.state import State
+from task_executor.engine import device_ledger as executor_side
+from task_executor.engine.slot_table import SlotTable
+from task_executor.engine.slots import Slot as ExecutorSlot
+from task_executor.engine.slots import SlotKey
+
+Patch = pytest.MonkeyPatch
+
+
+def devices_are_known_by_their_minors(patch: Patch) -> None:
+    """After a device was renumbered, shares of its slots count against another one."""
+    real = DeviceLedger._change
+
+    def change(ledger: DeviceLedger, shares: Iterable[DeviceShare], sign: int) -> None:
+        uuids = {(each.type, each.minor): each.uuid for each in ledger.layout.devices}
+        real(
+            ledger,
+            [
+                replace(each, uuid=uuids.get((each.type, each.minor), each.uuid))
+                for each in shares
+            ],
+            sign,
+        )
+
+    patch.setattr(DeviceLedger, "_change", change)
+
+
+def devices_of_slots_are_forgotten_at_a_start(patch: Patch) -> None:
+    """A new manager takes all devices for free."""
+    real = restoring._restore_slot
+
+    def restore_slot(state: State, slot: Slot) -> None:
+        if slot.assignment is not None:
+            slot.assignment = replace(slot.assignment, devices=())
+        real(state, slot)
+
+    patch.setattr(restoring, "_restore_slot", restore_slot)
+
+
+def executor_forgets_devices_of_slots_when_it_starts(patch: Patch) -> None:
+    """A new front takes all devices for free."""
+    real = SlotTable.adopt
+
+    def adopt(table: SlotTable, slot: ExecutorSlot) -> None:
+        real(table, slot)
+        table.devices.remove(slot.key)
+
+    patch.setattr(SlotTable, "adopt", adopt)
+
+
+def devices_with_problems_get_new_work(patch: Patch) -> None:
+    """What an executor announces of the health of devices is ignored."""
+    real = CpuLedger.set_unusable_devices
+
+    def set_unusable(ledger: CpuLedger, unusable: dict[Any, str]) -> None:
+        real(ledger, {key: why for key, why in unusable.items() if why.startswith("cordoned")})
+
+    patch.setattr(CpuLedger, "set_unusable_devices", set_unusable)
+
+
+def cordons_are_not_durable(patch: Patch) -> None:
+    """A new manager gives out devices that an operator has cordoned."""
+
+    def store(context: EventContext, its_host: Host, cordons: tuple[Cordon, ...]) -> None:
+        settings, name = context.state.host_settings, its_host.host_id
+        before = settings.get(name) or HostSetting(name, NOTHING_SET, 0, context.at.time_ms)
+        settings[name] = replace(before, cordons=cordons)
+        adopt_settings(context, its_host)
+
+    patch.setattr(device_cordons, "_store", store)
+
+
+def cordons_are_forgotten_when_an_executor_registers(patch: Patch) -> None:
+    """They hold only until the executor starts again."""
+    real = cpu_allocator.CpuAllocator.adopt_topology
+
+    def adopt_topology(allocator: cpu_allocator.CpuAllocator) -> None:
+        allocator.cordons = ()
+        real(allocator)
+
+    patch.setattr(cpu_allocator.CpuAllocator, "adopt_topology", adopt_topology)
+    patch.setattr(host, "CpuAllocator", cpu_allocator.CpuAllocator)
+
+
+def cached_choices_outlive_a_cordon(patch: Patch) -> None:
+    """What slots of a class get is not chosen again when devices get no more work."""
+    patch.setattr(
+        CpuLedger,
+        "set_unusable_devices",
+        lambda ledger, unusable: ledger.devices.set_unusable(unusable),
+    )
+
+
+def slots_of_one_decision_get_the_same_device(patch: Patch) -> None:
+    """Slots that are placed together do not see each other's devices."""
+    real = CpuLedger._add_devices
+
+    def add_devices(ledger: CpuLedger, assignment: CpuAssignment | None) -> None:
+        if any(not name for name, _ in ledger.holdings):  # a copy for trying things out
+            return
+        real(ledger, assignment)
+
+    patch.setattr(CpuLedger, "_add_devices", add_devices)
+
+
+def virtual_functions_are_given_twice(patch: Patch) -> None:
+    """Only amounts of a NIC are booked."""
+    real = DeviceLedger._change
+
+    def change(ledger: DeviceLedger, shares: Iterable[DeviceShare], sign: int) -> None:
+        real(ledger, [replace(each, functions=()) for each in shares], sign)
+
+    patch.setattr(DeviceLedger, "_change", change)
+
+
+def devices_are_free_before_the_processes_are_gone(patch: Patch) -> None:
+    """An executor gives out devices that dying tasks still use."""
+    real = SlotTable.begin_free
+
+    def begin_free(table: SlotTable, key: SlotKey, *, end_reason: str = "") -> Any:
+        slot = real(table, key, end_reason=end_reason)
+        table.devices.remove(key)
+        return slot
+
+    patch.setattr(SlotTable, "begin_free", begin_free)
+
+
+def vanished_device_keeps_nothing(patch: Patch) -> None:
+    """Slots of a device that is not there lose it, so that it is free when it returns."""
+    real = executor_side.DeviceLedger.put
+
+    def put(
+        ledger: executor_side.DeviceLedger, key: SlotKey, assignments: Iterable[CpuAssignment]
+    ) -> None:
+        here = {(each.type, each.uuid) for each in ledger.host.devices}
+        real(
+            ledger,
+            key,
+            [
+                replace(
+                    each,
+                    devices=tuple(s for s in each.devices if (s.type, s.uuid) in here),
+                )
+                for each in assignments
+            ],
+        )
+
+    patch.setattr(executor_side.DeviceLedger, "put", put)
+
+
+DEVICES_MISHANDLED: tuple[Callable[[Patch], None], ...] = (
+    devices_are_known_by_their_minors,
+    devices_of_slots_are_forgotten_at_a_start,
+    executor_forgets_devices_of_slots_when_it_starts,
+    devices_with_problems_get_new_work,
+    cordons_are_not_durable,
+    cordons_are_forgotten_when_an_executor_registers,
+    cached_choices_outlive_a_cordon,
+    slots_of_one_decision_get_the_same_device,
+    virtual_functions_are_given_twice,
+    devices_are_free_before_the_processes_are_gone,
+    vanished_device_keeps_nothing,
+)
