@@ -22,6 +22,7 @@ from finegrain_cli.common import (
     reporting_errors,
 )
 from finegrain_cli.connection import open_cluster
+from finegrain_cli.device_options import DeviceOptions
 from finegrain_cli.naming import full_allocation_id
 from finegrain_cli.text.columns import size_text
 from finegrain_cli.text.output import OutputFormat, print_object, say
@@ -52,6 +53,11 @@ def resize(
         list[str],
         typer.Option("--resource", metavar="NAME=COUNT", help="Amount of a countable resource."),
     ] = [],  # noqa: B006 - typer wants the default as a list
+    gpu: Annotated[
+        str,
+        # Hidden, because only the GPUs that the slot has already are accepted.
+        typer.Option("--gpu", hidden=True),
+    ] = "",
     wait_for_use: Annotated[
         bool,
         typer.Option(
@@ -78,7 +84,8 @@ def resize(
 ) -> None:
     """Change the size of a slot, of any job, while its tasks run.
 
-    What you do not name stays as it is. Growth that does not fit waits in the queue.
+    What you do not name stays as it is. Growth that does not fit waits in the queue. The devices of
+    a slot cannot be changed.
     """
     enter_command(output, manager, token_file, config)
     timeout_s = parse_duration_ms("--timeout", timeout) / 1000 if timeout else None
@@ -86,7 +93,8 @@ def resize(
     memory_bytes = parse_bytes("--memory", memory) if memory else None
     limit_milli = parse_cpu_milli("--cpu-limit", cpu_limit) if cpu_limit else None
     extended = {name: _count(name, text) for name, text in map(_pair, resource)}
-    if not (withdraw or cpu or memory or cpu_limit or extended):
+    devices = DeviceOptions(gpu=gpu).amounts() if gpu else None
+    if not (withdraw or cpu or memory or cpu_limit or extended or devices):
         expected = "at least one of --cpu, --memory, --cpu-limit, --resource, or --withdraw"
         raise InvalidArgument("size", "", expected)
     # All options are decoded above, so that a bad one fails before any call.
@@ -101,6 +109,7 @@ def resize(
                     cpu_milli=cpu_milli,
                     memory_bytes=memory_bytes,
                     extended=extended or None,
+                    devices=devices,
                     cpu_limit_milli=limit_milli,
                     wait_for_use=wait_for_use,
                     wait=not no_wait,

@@ -39,6 +39,21 @@ async def test_what_is_not_named_stays_as_it_is(servant: Scripted, slot: fg.Slot
     assert servant.metadata["ResizeSlot"][0]["finegrain-job-secret"] == "the-secret"
 
 
+async def test_a_resize_names_the_devices_of_the_slot(servant: Scripted, job: fg.Job) -> None:
+    hint = fg.DeviceHint(type="gpu", model="H100")
+    spec = fg.SlotSpec(cpu_milli=500, devices={"gpu": 50}, device_hints=[hint])
+    (request,) = await job.request_slots(spec)
+    slot = await request.granted(timeout_s=10)
+    await slot.resize(cpu_milli=1500)
+    await slot.resize(cpu_milli=700, devices={"gpu": 50})
+    await slot.resize(cpu_milli=800, devices={"gpu": 100})
+    first, same, other = (each.profile for each in servant.calls["ResizeSlot"])
+    assert first.devices == same.devices == {"gpu-core": 50, "gpu-memory-ratio": 50}
+    assert [each.model for each in first.device_hints] == ["H100"]
+    assert first.device_hints == same.device_hints
+    assert other.devices == {"gpu-core": 100, "gpu-memory-ratio": 100}
+
+
 async def test_it_stays_the_same_slot_and_its_tasks_go_on(
     servant: Scripted, job: fg.Job, slot: fg.Slot
 ) -> None:

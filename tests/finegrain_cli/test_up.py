@@ -89,10 +89,10 @@ def up(*args: str) -> Iterator[Up]:
 
 
 @contextmanager
-def busy(running: Up) -> Iterator[subprocess.Popen[str]]:
+def busy(running: Up, *more: str) -> Iterator[subprocess.Popen[str]]:
     """A slot with a task in it that would go on for long."""
     task = subprocess.Popen(
-        [*COMMAND, "run", "--cpu", "0.1", "--memory", "32M", "--", "sleep", "1000"],
+        [*COMMAND, "run", "--cpu", "0.1", "--memory", "32M", *more, "--", "sleep", "1000"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -143,6 +143,7 @@ def test_fake_gpus_are_given_out_shown_and_cordoned() -> None:
         assert none.stdout.strip() == "void"
         refused = running.finegrain("run", "--gpu", "9", "--", "true")
         assert "INFEASIBLE_NEVER" in refused.stderr
+        check_resize(running)
         own = running.finegrain(
             "run", "--gpu", "1", "--env", "CUDA_VISIBLE_DEVICES=0", "--", "true"
         )
@@ -155,6 +156,19 @@ def test_fake_gpus_are_given_out_shown_and_cordoned() -> None:
         assert running.finegrain("uncordon", f"{executor}/gpu3").returncode == 0
         code, said = running.end(signal.SIGINT)
         assert code == 0, said
+
+
+def check_resize(running: Up) -> None:
+    """A resize keeps the GPUs of a slot, and refuses to change them."""
+    with busy(running, "--gpu", "0.5"):
+        [slot] = json.loads(running.finegrain("slots", "-o", "json").stdout)["items"]
+        larger = running.finegrain("resize", slot["allocation_id"], "--cpu", "0.2")
+        assert larger.returncode == 0, larger.stderr
+        refused = running.finegrain("resize", slot["allocation_id"], "--gpu", "1")
+        assert refused.returncode != 0
+        assert "a resize cannot change the devices of a slot" in refused.stderr
+        [after] = json.loads(running.finegrain("slots", "-o", "json").stdout)["items"]
+        assert after["assignment"]["devices"] == slot["assignment"]["devices"]
 
 
 def test_what_is_not_enforced_is_said_with_reason_and_fix() -> None:

@@ -16,7 +16,7 @@ from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.devices.ledger import DeviceLedger
 from resource_manager.engine.executors import device_cordons
 from resource_manager.engine.executors.cpu_states import adopt_settings
-from resource_manager.engine.hosts import cpu_allocator, host
+from resource_manager.engine.hosts import cpu_allocator
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import NOTHING_SET, Cordon, HostSetting, Slot
 from resource_manager.engine.state import State
@@ -26,24 +26,6 @@ from task_executor.engine.slots import Slot as ExecutorSlot
 from task_executor.engine.slots import SlotKey
 
 Patch = pytest.MonkeyPatch
-
-
-def devices_are_known_by_their_minors(patch: Patch) -> None:
-    """After a device was renumbered, shares of its slots count against another one."""
-    real = DeviceLedger._change
-
-    def change(ledger: DeviceLedger, shares: Iterable[DeviceShare], sign: int) -> None:
-        uuids = {(each.type, each.minor): each.uuid for each in ledger.layout.devices}
-        real(
-            ledger,
-            [
-                replace(each, uuid=uuids.get((each.type, each.minor), each.uuid))
-                for each in shares
-            ],
-            sign,
-        )
-
-    patch.setattr(DeviceLedger, "_change", change)
 
 
 def devices_of_slots_are_forgotten_at_a_start(patch: Patch) -> None:
@@ -100,7 +82,6 @@ def cordons_are_forgotten_when_an_executor_registers(patch: Patch) -> None:
         real(allocator)
 
     patch.setattr(cpu_allocator.CpuAllocator, "adopt_topology", adopt_topology)
-    patch.setattr(host, "CpuAllocator", cpu_allocator.CpuAllocator)
 
 
 def cached_choices_outlive_a_cordon(patch: Patch) -> None:
@@ -170,15 +151,14 @@ def vanished_device_keeps_nothing(patch: Patch) -> None:
 
 
 DEVICES_MISHANDLED: tuple[Callable[[Patch], None], ...] = (
-    devices_are_known_by_their_minors,
     devices_of_slots_are_forgotten_at_a_start,
     executor_forgets_devices_of_slots_when_it_starts,
     devices_with_problems_get_new_work,
     cordons_are_not_durable,
     cordons_are_forgotten_when_an_executor_registers,
     cached_choices_outlive_a_cordon,
-    slots_of_one_decision_get_the_same_device,
     virtual_functions_are_given_twice,
-    devices_are_free_before_the_processes_are_gone,
     vanished_device_keeps_nothing,
+    slots_of_one_decision_get_the_same_device,
+    devices_are_free_before_the_processes_are_gone,
 )

@@ -8,6 +8,7 @@ import pytest
 
 from tests.simulation.planted import RULES
 from tests.simulation.planted_cpus import CPUS_MISHANDLED
+from tests.simulation.planted_devices import DEVICES_MISHANDLED
 from tests.simulation.planted_elastic import ELASTIC
 from tests.simulation.planted_fair import FAIR
 from tests.simulation.planted_faults import FAULTS_MISHANDLED
@@ -17,14 +18,20 @@ from tests.simulation.world import (
     ALL_WISHES,
     WISHES,
     WITH_CPUS,
+    WITH_DEVICES,
     WITH_EARLY,
     Failed,
     Plan,
     World,
 )
 
-KINDS = (RULES, FAULTS_MISHANDLED, ELASTIC, FAIR, CPUS_MISHANDLED, REJECTIONS)
-WISHES_OF = {FAIR: ALL_WISHES, CPUS_MISHANDLED: WITH_CPUS, REJECTIONS: WITH_EARLY}
+KINDS = (RULES, FAULTS_MISHANDLED, ELASTIC, FAIR, CPUS_MISHANDLED, DEVICES_MISHANDLED, REJECTIONS)
+WISHES_OF = {
+    FAIR: ALL_WISHES,
+    CPUS_MISHANDLED: WITH_CPUS,
+    DEVICES_MISHANDLED: WITH_DEVICES,
+    REJECTIONS: WITH_EARLY,
+}
 PLANTED = [plant for kind in KINDS for plant in kind]
 QUICK = {plant for kind in KINDS for plant in kind[-2:]}
 """The newest two of each kind; the others need `--all`."""
@@ -81,6 +88,14 @@ FOUND_BY = {
     "cpus_of_slots_are_forgotten_at_a_start": 9,
     "executor_forgets_cpus_of_slots_when_it_starts": 9,
     "settings_of_operators_are_not_told": 6,
+    "devices_of_slots_are_forgotten_at_a_start": 1,
+    "executor_forgets_devices_of_slots_when_it_starts": 1,
+    "devices_with_problems_get_new_work": 5,
+    "cordons_are_not_durable": 7,
+    "cordons_are_forgotten_when_an_executor_registers": 2,
+    "virtual_functions_are_given_twice": 10,
+    "vanished_device_keeps_nothing": 10,
+    "slots_of_one_decision_get_the_same_device": 1,
     "infeasible_requests_wait_for_ever": 11,
     "executors_count_as_known_at_once": 11,
     "infeasible_requests_are_rejected_with_the_first_executor": 11,
@@ -124,4 +139,4 @@ def test_a_planted_bug_is_found(
 
 
 def test_enough_is_planted() -> None:
-    assert len({plant.__name__ for plant in PLANTED}) >= 71
+    assert len({plant.__name__ for plant in PLANTED}) >= 81

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation import faults, some_settings
-from tests.simulation.faults import FAULTS, OF_CPUS
+from tests.simulation.faults import FAULTS, OF_CPUS, OF_DEVICES
 from tests.simulation.job_master import GANGS
 from tests.simulation.planted import requests_are_durable_only_when_placed
 from tests.simulation.shrink import shrink
@@ -24,6 +24,7 @@ from tests.simulation.world import (
     ALL_WISHES,
     WISHES,
     WITH_CPUS,
+    WITH_DEVICES,
     WITH_EARLY,
     Failed,
     Plan,
@@ -35,6 +36,7 @@ SEEDS = range(24)
 QUICK = (5, 20)
 RANGE_SEEDS = range(100, 102)
 CPU_SEEDS = (1, 11)
+DEVICE_SEEDS = (1, 3)
 EARLY_SEEDS = (9, 11)
 REST = [seed for seed in SEEDS if seed not in QUICK]
 PARTS = 4
@@ -69,6 +71,15 @@ def test_slots_with_cpus_of_their_own_hold_through_the_same() -> None:
     assert pinned >= 30
 
 
+def test_devices_hold_through_the_same() -> None:
+    given = 0
+    for seed in DEVICE_SEEDS:
+        world = World(Plan(seed, wishes=WITH_DEVICES, demands_work=False))
+        world.run()
+        given += world.checks.devices.given
+    assert given >= 50
+
+
 @pytest.mark.full
 def test_what_no_executor_could_host_is_rejected_in_time_through_the_same() -> None:
     late = 0
@@ -81,9 +92,11 @@ def test_what_no_executor_could_host_is_rejected_in_time_through_the_same() -> N
 
 def test_every_kind_of_fault_is_planned_for_some_seed() -> None:
     planned = {kind for seed in SEEDS for kind in World(Plan(seed)).planned_kinds()}
-    assert planned == FAULTS.keys() - OF_CPUS
+    assert planned == FAULTS.keys() - OF_CPUS - OF_DEVICES
     with_cpus = [World(Plan(seed, wishes=WITH_CPUS)) for seed in SEEDS]
     assert {kind for world in with_cpus for kind in world.planned_kinds()} >= OF_CPUS
+    with_devices = [World(Plan(seed, wishes=WITH_DEVICES)) for seed in SEEDS]
+    assert {kind for world in with_devices for kind in world.planned_kinds()} == FAULTS.keys()
 
 
 @pytest.mark.full

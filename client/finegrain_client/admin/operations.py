@@ -277,6 +277,7 @@ class Operations:
         managed_memory_bytes: int | None = None,
         network_memory_bytes: int | None = None,
         extended: Mapping[str, int] | None = None,
+        devices: Mapping[str, int] | None = None,
         cpu_limit_milli: int | None = None,
         wait_for_use: bool = False,
         wait: bool = True,
@@ -304,6 +305,7 @@ class Operations:
             managed_memory_bytes=managed_memory_bytes,
             network_memory_bytes=network_memory_bytes,
             extended=extended,
+            devices=devices,
             cpu_limit_milli=cpu_limit_milli,
         )
         status: types.SlotStatus | None = None

@@ -312,6 +312,7 @@ class Slot(ContextHandle[AsyncSlot]):
         managed_memory_bytes: int | None = None,
         network_memory_bytes: int | None = None,
         extended: Mapping[str, int] | None = None,
+        devices: Mapping[str, int] | None = None,
         cpu_limit_milli: int | None = None,
         wait_for_use: bool = False,
         timeout_s: float | None = None,
@@ -333,7 +334,8 @@ class Slot(ContextHandle[AsyncSlot]):
             FailedPrecondition: INFEASIBLE_NEVER: more than the executor has in total.
             StillResizing: (a TimeoutError) not done within `timeout_s`.
             SlotLost: the slot has ended.
-            InvalidArgument: no amount is given, or one is out of range.
+            InvalidArgument: no amount is given, one is out of range, or `devices` are not those of
+                the slot: a resize keeps them.
             FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(
@@ -344,6 +346,7 @@ class Slot(ContextHandle[AsyncSlot]):
                 managed_memory_bytes=managed_memory_bytes,
                 network_memory_bytes=network_memory_bytes,
                 extended=extended,
+                devices=devices,
                 cpu_limit_milli=cpu_limit_milli,
                 wait_for_use=wait_for_use,
                 timeout_s=timeout_s,
@@ -1217,6 +1220,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         managed_memory_bytes: int | None = None,
         network_memory_bytes: int | None = None,
         extended: Mapping[str, int] | None = None,
+        devices: Mapping[str, int] | None = None,
         cpu_limit_milli: int | None = None,
         wait_for_use: bool = False,
         wait: bool = True,
@@ -1246,6 +1250,7 @@ class Cluster(LoopOwner[AsyncCluster]):
                 managed_memory_bytes=managed_memory_bytes,
                 network_memory_bytes=network_memory_bytes,
                 extended=extended,
+                devices=devices,
                 cpu_limit_milli=cpu_limit_milli,
                 wait_for_use=wait_for_use,
                 wait=wait,

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from finegrain.devices.names import device_requests
+from finegrain.devices.request import DeviceRequest
 from finegrain.errors import InvalidArgument, Reason
 from finegrain.resources import AMOUNT_MAX, ResourceProfile, extended_items
+from finegrain.rpc.wire_devices import requests_to_proto
 from finegrain.v1 import cluster_pb2, resources_pb2
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain_client.connection import Connection
@@ -45,6 +48,8 @@ class SizeChange:
         cpu_milli: guaranteed CPU in thousandths of a core.
         memory_bytes: memory for the task's own objects, as in `SlotSpec`; the other parts stay.
         extended: countable resources by name; 0 removes one, and names that are absent stay.
+        devices: devices by name of the resource, as in `SlotSpec`; only those that the slot has are
+            accepted, because a resize cannot change them.
         cpu_limit_milli: CPU limit above the guaranteed CPU; 0: the same as the guaranteed CPU. If
             it is None, a limit above the old guaranteed CPU stays, but is raised to the new
             guaranteed CPU if that is higher.
@@ -56,6 +61,7 @@ class SizeChange:
     managed_memory_bytes: int | None = None
     network_memory_bytes: int | None = None
     extended: Mapping[str, int] | None = None
+    devices: Mapping[str, int] | None = None
     cpu_limit_milli: int | None = None
 
     def __post_init__(self) -> None:
@@ -81,7 +87,12 @@ class SizeChange:
             if (value := getattr(self, name)) is not None
         }
         extended = dict(profile.extended) | dict(self.extended or {})
-        whole = replace(profile, **named, extended=extended_items(extended))
+        whole = replace(
+            profile,
+            **named,
+            extended=extended_items(extended),
+            devices=self._devices(profile.devices),
+        )
         limit = self.cpu_limit_milli
         if limit is None:
             # A limit that equals the guarantee was not set, so it follows the guarantee.
@@ -90,6 +101,14 @@ class SizeChange:
             # A limit below the new guarantee would be rejected.
             limit = max(limit, whole.cpu_milli)
         return whole, limit or whole.cpu_milli
+
+    def _devices(self, has: tuple[DeviceRequest, ...]) -> tuple[DeviceRequest, ...]:
+        if self.devices is None:
+            return has
+        asked = device_requests(self.devices)
+        amounts = {each.type: (each.count, each.amounts) for each in has}
+        # Conditions on devices are not named here, so they count only with other amounts.
+        return has if amounts == {each.type: (each.count, each.amounts) for each in asked} else asked
 
     def is_met_by(self, status: SlotStatus) -> bool:
         """True if the slot already has the requested amounts."""
@@ -108,7 +127,9 @@ class SizeChange:
 def profile_message(profile: ResourceProfile) -> resources_pb2.ResourceProfile:
     """Returns a profile as a protocol message."""
     parts = {part: getattr(profile, part) for part in _PARTS.values()}
-    return resources_pb2.ResourceProfile(**parts, extended=dict(profile.extended))
+    message = resources_pb2.ResourceProfile(**parts, extended=dict(profile.extended))
+    requests_to_proto(profile.devices, message)
+    return message
 
 
 def cap_message(profile: ResourceProfile, cpu_limit_milli: int) -> int:

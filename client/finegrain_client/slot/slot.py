@@ -169,6 +169,7 @@ class Slot(SlotAtExecutor):
         managed_memory_bytes: int | None = None,
         network_memory_bytes: int | None = None,
         extended: Mapping[str, int] | None = None,
+        devices: Mapping[str, int] | None = None,
         cpu_limit_milli: int | None = None,
         wait_for_use: bool = False,
         timeout_s: float | None = None,
@@ -190,7 +191,8 @@ class Slot(SlotAtExecutor):
             FailedPrecondition: INFEASIBLE_NEVER: more than the executor has in total.
             StillResizing: (a TimeoutError) not done within `timeout_s`.
             SlotLost: the slot has ended.
-            InvalidArgument: no amount is given, or one is out of range.
+            InvalidArgument: no amount is given, one is out of range, or `devices` are not those of
+                the slot: a resize keeps them.
             FinegrainError: the call to the resource manager failed.
         """
         change = SizeChange(
@@ -200,6 +202,7 @@ class Slot(SlotAtExecutor):
             managed_memory_bytes=managed_memory_bytes,
             network_memory_bytes=network_memory_bytes,
             extended=extended,
+            devices=devices,
             cpu_limit_milli=cpu_limit_milli,
         )
         if self.error is not None:

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from finegrain.cpu_policy import CpuPolicy, QosClass
+from finegrain.devices.request import DeviceRequest
 from finegrain.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
-from finegrain.resources import shortfall
+from finegrain.resources import DEVICE_PREFIX, shortfall
 from finegrain.values.states import RequestState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.allowed_cpus import MILLI_PER_CPU
@@ -23,7 +26,7 @@ from resource_manager.engine.model.entities import Job, Request, Resize, Slot
 from resource_manager.engine.model.events import ResizeRequested
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ResizeInput
-from resource_manager.engine.model.texts import amount_text
+from resource_manager.engine.model.texts import amount_text, amounts_text
 from resource_manager.engine.queue.requests import Requests
 
 
@@ -37,7 +40,8 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
         NotFound: no such job, or no such allocation of that job.
         FailedPrecondition: the job has ended; the slot is not granted, or has another generation;
             the number is not the next one; the executor is too small even when empty.
-        InvalidArgument: the size is below the minimum, or slots of this QoS class cannot have it.
+        InvalidArgument: the size is below the minimum, slots of this QoS class cannot have it, or it
+            has other devices than the slot.
     """
     state = context.state
     request, slot = _slot_to_resize(
@@ -50,6 +54,7 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
         return slot
     _refuse_number(slot, event.resize_number)
     host = context.state.hosts.of(slot)
+    _refuse_other_devices(slot, target)
     _refuse_too_large(host, slot, target)
     _refuse_unsuited(state.resizes, host, slot, target)
     # The resize is accepted, and replaces a waiting one.
@@ -208,6 +213,27 @@ def _refuse_number(slot: Slot, number: int) -> None:
         reason=Reason.STALE_RESIZE,
         details={"resize_number": last, "asked": number},
     )
+
+
+def _refuse_other_devices(slot: Slot, target: Resize) -> None:
+    """Checks that the new size has the devices of the slot, which a resize cannot change.
+
+    Raises:
+        InvalidArgument: it has others.
+    """
+    has, asked = slot.profile.devices, target.profile.devices
+    if asked != has:
+        raise InvalidArgument(
+            "profile.devices",
+            _devices_text(asked),
+            f"{_devices_text(has)}: a resize cannot change the devices of a slot; release it and"
+            " request a new one",
+        )
+
+
+def _devices_text(requests: Iterable[DeviceRequest]) -> str:
+    totals = {f"{DEVICE_PREFIX}{name}": n for each in requests for name, n in each.totals}
+    return amounts_text(totals) if totals else "no devices"
 
 
 def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resize) -> None:

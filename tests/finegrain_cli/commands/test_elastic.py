@@ -18,6 +18,7 @@ UNSAID = {
     "cpu_milli": None,
     "memory_bytes": None,
     "extended": None,
+    "devices": None,
     "cpu_limit_milli": None,
     "wait_for_use": False,
     "wait": True,

@@ -8,12 +8,12 @@ import pytest
 
 from finegrain.devices.device import HostDevices
 from finegrain.devices.names import device_requests
-from finegrain.errors import NotFound
+from finegrain.errors import InvalidArgument, NotFound
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.explain.devices import list_devices
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.model.entities import RequestSpec
-from resource_manager.engine.model.events import DeviceCordoned, DeviceUncordoned
+from resource_manager.engine.model.events import DeviceCordoned, DeviceUncordoned, ResizeRequested
 from tests.support.devices import gpu_host, made_up, with_devices
 from tests.support.engine_cluster import EngineCluster
 
@@ -109,6 +109,45 @@ def test_a_device_that_became_smaller_is_tolerated_until_its_slots_end() -> None
     cluster.check()
     cluster.submit(request("half", gpu_memory=40 << 30))
     assert cluster.is_granted("half")
+
+
+def resize(cluster: EngineCluster, name: str, **resources: int) -> None:
+    profile = request(name, **resources).profile
+    assert profile is not None
+    profile = replace(profile, cpu_milli=500)
+    cluster.apply(ResizeRequested(cluster.at, None, name, 0, 0, profile, 0, wait_for_use=False))
+    cluster.settle()
+    cluster.check()
+
+
+def test_a_resize_keeps_the_devices_of_a_slot() -> None:
+    cluster = EngineCluster.settled(gpu_host(gpus=2))
+    cluster.submit(request("one", gpu=50))
+    before = cluster.assignment("one").devices
+    resize(cluster, "one", gpu=50)
+    assert cluster.assignment("one").devices == before
+    for asked in ({}, {"gpu": 100}):
+        with pytest.raises(InvalidArgument, match="cannot change the devices of a slot") as error:
+            resize(cluster, "one", **asked)
+        assert "expected 50 gpu-core, 50 gpu-memory-ratio" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"gpu_memory_ratio": 50}, {"gpu_core": 100}),
+        ({"gpu_core": 50}, {"gpu_memory_ratio": 100}),
+        ({"gpu_core": 50}, {"gpu_core": 50, "gpu_memory_ratio": 100}),
+    ],
+)
+def test_a_dimension_that_others_left_free_is_found(
+    first: dict[str, int], second: dict[str, int]
+) -> None:
+    cluster = EngineCluster.settled(gpu_host(gpus=1, nodes=1))
+    cluster.submit(request("first", **first), request("second", **second))
+    assert cluster.is_granted("second")
+    cluster.submit(request("third", gpu=100))
+    assert cluster.waiting() == {"third"}
 
 
 def test_what_is_not_there_cannot_be_cordoned() -> None:
