@@ -1,14 +1,17 @@
 """Tests of resizes: partial sizes, complete requests, and events by any path."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 import finegrain_client as fg
+from finegrain.devices.names import device_requests
 from finegrain.errors import Reason
+from finegrain.resources import ResourceProfile
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain_client.slot.resizing import SizeChange
+from finegrain_client.slot.resizing import SizeChange, profile_message
 from tests.client.scripted import GRANTED, LOST, PENDING, RELEASED, Scripted, eventually
 
 
@@ -39,19 +42,19 @@ async def test_what_is_not_named_stays_as_it_is(servant: Scripted, slot: fg.Slot
     assert servant.metadata["ResizeSlot"][0]["finegrain-job-secret"] == "the-secret"
 
 
-async def test_a_resize_names_the_devices_of_the_slot(servant: Scripted, job: fg.Job) -> None:
-    hint = fg.DeviceHint(type="gpu", model="H100")
-    spec = fg.SlotSpec(cpu_milli=500, devices={"gpu": 50}, device_hints=[hint])
-    (request,) = await job.request_slots(spec)
-    slot = await request.granted(timeout_s=10)
-    await slot.resize(cpu_milli=1500)
-    await slot.resize(cpu_milli=700, devices={"gpu": 50})
-    await slot.resize(cpu_milli=800, devices={"gpu": 100})
-    first, same, other = (each.profile for each in servant.calls["ResizeSlot"])
-    assert first.devices == same.devices == {"gpu-core": 50, "gpu-memory-ratio": 50}
-    assert [each.model for each in first.device_hints] == ["H100"]
-    assert first.device_hints == same.device_hints
-    assert other.devices == {"gpu-core": 100, "gpu-memory-ratio": 100}
+def test_a_resize_names_the_devices_of_the_slot() -> None:
+    gpus = replace(device_requests({"gpu": 50})[0], model="H100")
+    profile = ResourceProfile(500, 64 * fg.MIB, devices=(gpus,))
+    for change in (SizeChange(cpu_milli=700), SizeChange(cpu_milli=700, devices={"gpu": 50})):
+        size, _ = change.applied_to(profile, 500)
+        assert size == replace(profile, cpu_milli=700)
+        message = profile_message(size)
+        assert dict(message.devices) == {"gpu-core": 50, "gpu-memory-ratio": 50}
+        assert [each.model for each in message.device_hints] == ["H100"]
+    other, _ = SizeChange(devices={"gpu": 100}).applied_to(profile, 500)
+    assert dict(profile_message(other).devices) == {"gpu-core": 100, "gpu-memory-ratio": 100}
+    with pytest.raises(fg.InvalidArgument, match="devices"):
+        SizeChange(devices={"gpu": 150}).applied_to(profile, 500)
 
 
 async def test_it_stays_the_same_slot_and_its_tasks_go_on(

@@ -24,6 +24,7 @@ from resource_manager.engine.model.scheduling_key import (
     Labels,
 )
 from resource_manager.engine.placement.columns import needs_of, size_of
+from resource_manager.engine.placement.device_constraint import MOST_LEFT
 from resource_manager.engine.placement.gang_packing import Matching, Packing
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import Need
@@ -358,7 +359,8 @@ def whole_needs(members: Sequence[Members]) -> tuple[dict[str, int], dict[str, i
         needs = needs_of(each.wanted)[:2]
         for whole, need in zip((pooled, separate), needs, strict=True):
             for name, amount in need.items():
-                if name in OF_ONE_SLOT:
+                # Members may share a device or have different ones, so its rest is not summed.
+                if name in OF_ONE_SLOT or name.startswith(MOST_LEFT):
                     whole[name] = max(whole[name], amount)
                 else:
                     whole[name] += amount * each.count

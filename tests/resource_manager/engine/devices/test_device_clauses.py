@@ -1,0 +1,153 @@
+"""What requests of devices mean, from the request to the slot (docs/clauses/devices.md)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from finegrain.devices.device import HostDevices
+from finegrain.devices.names import device_requests
+from finegrain.resources import GIB, MIB, ResourceProfile, total_of_devices
+from finegrain.values.states import GangPlacement
+from resource_manager.engine.explain.requests import explain
+from resource_manager.engine.model.entities import GangSpec, RequestSpec
+from tests.support.devices import gpu_host, made_up, with_devices
+from tests.support.engine_cluster import EngineCluster
+
+
+def request(name: str, gang_id: str = "", **more: int) -> RequestSpec:
+    named = {key.replace("_", "-").replace("nvidia", "nvidia.com/gpu"): n for key, n in more.items()}
+    profile = ResourceProfile(100, 64 * MIB, devices=device_requests(named))
+    return RequestSpec(name, profile, allow_pending=True, gang_id=gang_id)
+
+
+def given(cluster: EngineCluster, name: str) -> list[tuple[int, dict[str, int]]]:
+    return [(each.minor, dict(each.amounts)) for each in cluster.assignment(name).devices]
+
+
+def amounts(core: int, gib: int, ratio: int) -> dict[str, int]:
+    all_ = {"gpu-core": core, "gpu-memory": gib * GIB, "gpu-memory-ratio": ratio}
+    return {name: amount for name, amount in all_.items() if amount}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"nvidia": 2}, [amounts(100, 8, 100)] * 2),
+        ({"gpu": 200}, [amounts(100, 8, 100)] * 2),
+        ({"gpu": 50}, [amounts(50, 4, 50)]),
+        ({"gpu_core": 50, "gpu_memory_ratio": 50}, [amounts(50, 4, 50)]),
+        ({"gpu_core": 50, "gpu_memory_ratio": 75}, [amounts(50, 6, 75)]),
+        ({"gpu_core": 60, "gpu_memory": 4 * GIB}, [amounts(60, 4, 50)]),
+        ({"rdma": 100}, [{"rdma": 100}]),
+    ],
+)
+def test_a_request_becomes_amounts_of_single_devices(
+    asked: dict[str, int], expected: list[dict[str, int]]
+) -> None:
+    cluster = EngineCluster.settled(gpu_host(gpus=4, memory_bytes=8 * GIB, nics=1))
+    cluster.submit(request("one", **asked))
+    assert [its for _, its in given(cluster, "one")] == expected
+
+
+def test_a_host_offers_the_sums_of_its_gpus() -> None:
+    assert total_of_devices(made_up(4, memory_bytes=8 * GIB).devices) == {
+        "device.gpu-core": 400,
+        "device.gpu-memory": 32 * GIB,
+        "device.gpu-memory-ratio": 400,
+    }
+
+
+def test_what_is_left_counts_by_device_and_not_by_sum() -> None:
+    cluster = EngineCluster.settled(gpu_host(gpus=2))
+    cluster.submit(request("one", gpu=60), request("two", gpu=60))
+    cluster.submit(request("waits", gpu=50))
+    assert [at for name in ("one", "two") for at, _ in given(cluster, name)] == [0, 1]
+    assert cluster.waiting() == {"waits"}
+    message = explain(cluster.state, "waits").executors[0].message
+    assert "short by 10 gpu-core (free 40, total 100)" in message
+
+
+@pytest.mark.parametrize("placement", [GangPlacement.SAME_EXECUTOR, GangPlacement.ANYWHERE])
+@pytest.mark.parametrize("sizes", [(60, 40, 70, 30), (30, 40, 60, 70), (50, 50, 50, 50)])
+def test_a_gang_over_parts_of_devices_fits_if_there_is_a_way(
+    sizes: tuple[int, ...], placement: GangPlacement
+) -> None:
+    """Kubernetes #138765: such a gang was never placed."""
+    cluster = EngineCluster.settled(gpu_host(gpus=2))
+    gang = [request(f"g{at}", "gang", gpu=size) for at, size in enumerate(sizes)]
+    cluster.submit(*gang, GangSpec("gang", placement))
+    used: dict[int, int] = {}
+    for at in range(len(sizes)):
+        [(minor, its)] = given(cluster, f"g{at}")
+        used[minor] = used.get(minor, 0) + its["gpu-core"]
+    assert used == {0: 100, 1: 100}
+
+
+def test_a_gang_gets_the_best_gpus_of_one_host_together() -> None:
+    cluster = EngineCluster.settled(gpu_host(gpus=8, in_pairs=True))
+    members = [request(f"m{at}", "gang", gpu=200) for at in range(4)]
+    cluster.submit(*members, GangSpec("gang", GangPlacement.SAME_EXECUTOR))
+    pairs = [tuple(minor for minor, _ in given(cluster, f"m{at}")) for at in range(4)]
+    assert sorted(pairs) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+
+
+def test_many_equal_slots_of_one_decision_share_no_device() -> None:
+    """Kubernetes #136269: a device was allocated twice when many pods were scheduled at once."""
+    cluster = EngineCluster.settled(gpu_host("host-a", 8), gpu_host("host-b", 8))
+    cluster.submit(*(request(f"slot-{at}", gpu=100) for at in range(20)))
+    granted = [f"slot-{at}" for at in range(20) if cluster.is_granted(f"slot-{at}")]
+    devices = [(cluster.where(name), minor) for name in granted for minor, _ in given(cluster, name)]
+    assert len(devices) == len(set(devices)) == 16
+    cluster.restart()
+    cluster.release(granted[0])
+    assert len([name for name in cluster.waiting() if name]) == 3
+
+
+def test_bytes_are_never_given_out_beyond_what_a_gpu_has() -> None:
+    """KAI-Scheduler #416: fractions of bytes were over-committed."""
+    odd = 80 * GIB - 1
+    cluster = EngineCluster.settled(gpu_host(gpus=1, memory_bytes=odd))
+    cluster.submit(*(request(f"r{at}", gpu_memory_ratio=33) for at in range(3)))
+    cluster.submit(request("rest", gpu_memory=odd // 100))
+    cluster.submit(request("more", gpu_memory=2 * GIB))
+    used = cluster.cpu_ledger().devices.used["gpu", "GPU-0"]
+    assert used["gpu-memory"] <= odd
+    assert cluster.waiting() == {"more"}
+
+
+def test_the_account_is_rebuilt_at_a_start() -> None:
+    cluster = EngineCluster.settled(gpu_host(gpus=4, nics=2))
+    cluster.submit(request("one", gpu=50), request("two", gpu=200, rdma=100))
+    before = cluster.cpu_ledger().devices.used
+    cluster.restart()
+    assert cluster.cpu_ledger().devices.used == before
+    cluster.check()
+
+
+def test_an_unhealthy_device_gets_no_new_work_until_it_is_healthy() -> None:
+    """Health that flaps: its slots stay, and each report counts."""
+    healthy = made_up(1, nodes=1)
+    broken = HostDevices((replace(healthy.devices[0], problem="XID 79"),))
+    cluster = EngineCluster.settled(gpu_host(gpus=1, nodes=1))
+    cluster.submit(request("one", gpu=30))
+    for at in range(3):
+        cluster.register(with_devices(cluster.executors["host-a"], broken))
+        cluster.settle()
+        cluster.submit(request(f"more-{at}", gpu=20))
+        assert cluster.waiting() == {f"more-{at}"}
+        assert cluster.is_granted("one")
+        cluster.register(with_devices(cluster.executors["host-a"], healthy))
+        cluster.settle()
+        assert cluster.is_granted(f"more-{at}")
+        cluster.check()
+
+
+def test_a_type_that_no_code_knows_is_given_out_like_others() -> None:
+    device = replace(made_up(0, nics=1).devices[0], type="tpu", uuid="TPU-0", capacity=(("tpu", 100),))
+    executor = with_devices(gpu_host(gpus=1), HostDevices((device,)))
+    cluster = EngineCluster.settled(executor)
+    cluster.submit(request("half", tpu=50), request("whole", tpu=100))
+    assert given(cluster, "half") == [(0, {"tpu": 50})]
+    assert cluster.waiting() == {"whole"}
