@@ -14,9 +14,13 @@ TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 TABLES = {
     "docs/clauses/fair-scheduling.md": [f"F{number}" for number in range(1, 21)],
     "docs/clauses/cpu-orchestration.md": [f"C{number}" for number in range(1, 68)],
+    "docs/clauses/devices.md": [f"G{number}" for number in range(1, 55)],
 }
-WITHOUT_COUNTERPART = {"C30", "C31", "C34", "C64", "C66"}
+WITHOUT_COUNTERPART = {"C30", "C31", "C34", "C64", "C66", "G40", "G50", "G51", "G52"}
 """What is about the machinery of others; the table says so."""
+
+NOT_MET = {"G41", "G42"}
+"""What finegrain does not do yet; the table says so."""
 
 
 def _rows(page: str) -> dict[str, list[tuple[str, str]]]:
@@ -31,7 +35,9 @@ def _rows(page: str) -> dict[str, list[tuple[str, str]]]:
 def test_every_clause_is_shown_by_a_test(page: str, clauses: Iterable[str]) -> None:
     rows = _rows(page)
     assert list(rows) == clauses
-    assert {clause for clause, tests in rows.items() if not tests} <= WITHOUT_COUNTERPART
+    assert {clause for clause, tests in rows.items() if not tests} <= (
+        WITHOUT_COUNTERPART | NOT_MET
+    )
 
 
 @pytest.mark.parametrize("page", TABLES)

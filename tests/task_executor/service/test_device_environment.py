@@ -1,4 +1,4 @@
-"""What a task is told of its devices, and how far they are isolated."""
+"""How a task learns of its devices, and that it cannot name others."""
 
 from __future__ import annotations
 
