@@ -189,9 +189,7 @@ def trace(
 def place(
     stdio: Annotated[
         bool,
-        typer.Option(
-            "--stdio", help="Read requests from standard input, one JSON per line."
-        ),
+        typer.Option("--stdio", help="Read requests from standard input, one JSON per line."),
     ] = False,
 ) -> None:
     """Place single requests with the real rules, as another program asks.

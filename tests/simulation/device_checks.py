@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.devices.device import Device, DeviceShare, HostDevices
 from resource_manager.engine.model.effects import Changes
-from resource_manager.engine.model.entities import Slot
+from resource_manager.engine.model.entities import Resize, Slot
 from resource_manager.engine.state import State
+from task_executor.engine.slots import SlotSpec
 
 if TYPE_CHECKING:
     from tests.simulation.executor import Executor
@@ -59,10 +60,7 @@ class DeviceChecks:
         for host in state.hosts.values():
             yield from self._given_out(
                 f"by the books of {host.host_id}",
-                (
-                    (key, _both(slot.assignment, slot.ordered and slot.ordered.assignment))
-                    for key, slot in host.slots.items()
-                ),
+                ((key, _both(slot.assignment, slot.ordered)) for key, slot in host.slots.items()),
             )
 
     def _new(self, state: State, slot: Slot, assignment: CpuAssignment) -> Iterator[str]:
@@ -120,14 +118,11 @@ class DeviceChecks:
         table = executor.table
         yield from self._given_out(
             f"in the table of {executor.name}",
-            (
-                (slot.key, _both(slot.spec.assignment, slot.becoming and slot.becoming.assignment))
-                for slot in table
-            ),
+            ((slot.key, _both(slot.spec.assignment, slot.becoming)) for slot in table),
         )
         recounted: dict[tuple[str, str], dict[str, int]] = {}
         for slot in table:
-            for share in _both(slot.spec.assignment, slot.becoming and slot.becoming.assignment):
+            for share in _both(slot.spec.assignment, slot.becoming):
                 sums = recounted.setdefault((share.type, share.uuid), {})
                 for name, amount in share.amounts:
                     sums[name] = sums.get(name, 0) + amount
@@ -152,10 +147,11 @@ class DeviceChecks:
             yield f"devices of {executor.name} get no work, and all are fine: {ledger.unusable}"
 
 
-def _both(one: CpuAssignment | None, other: CpuAssignment | None) -> tuple[DeviceShare, ...]:
+def _both(one: CpuAssignment | None, size: Resize | SlotSpec | None) -> tuple[DeviceShare, ...]:
     """Returns the devices of a slot during a resize: those of either size, with the larger
     amounts.
     """
+    other = size.assignment if size is not None else None
     found = list(one.devices) if one is not None else []
     for share in other.devices if other is not None else ():
         same = next((each for each in found if each.uuid == share.uuid), None)

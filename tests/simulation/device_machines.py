@@ -105,7 +105,9 @@ def renumbered(rng: Random, host: HostDevices) -> HostDevices:
     return replace(host, devices=changed, partitions=partitions)
 
 
-def detected(host: HostDevices, absent: Collection[str], problems: Mapping[str, str]) -> HostDevices:
+def detected(
+    host: HostDevices, absent: Collection[str], problems: Mapping[str, str]
+) -> HostDevices:
     """Returns what an executor finds: devices by UUID may be absent, or have problems."""
     devices = tuple(
         replace(each, problem=problems.get(each.uuid, ""))

@@ -108,7 +108,9 @@ class SizeChange:
         asked = device_requests(self.devices)
         amounts = {each.type: (each.count, each.amounts) for each in has}
         # Conditions on devices are not named here, so they count only with other amounts.
-        return has if amounts == {each.type: (each.count, each.amounts) for each in asked} else asked
+        return (
+            has if amounts == {each.type: (each.count, each.amounts) for each in asked} else asked
+        )
 
     def is_met_by(self, status: SlotStatus) -> bool:
         """True if the slot already has the requested amounts."""

@@ -40,8 +40,8 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
         NotFound: no such job, or no such allocation of that job.
         FailedPrecondition: the job has ended; the slot is not granted, or has another generation;
             the number is not the next one; the executor is too small even when empty.
-        InvalidArgument: the size is below the minimum, slots of this QoS class cannot have it, or it
-            has other devices than the slot.
+        InvalidArgument: the size is below the minimum, slots of this QoS class cannot have it, or
+            its devices are not those of the slot.
     """
     state = context.state
     request, slot = _slot_to_resize(

@@ -16,8 +16,10 @@ from tests.support.devices import gpu_host, made_up, with_devices
 from tests.support.engine_cluster import EngineCluster
 
 
-def request(name: str, gang_id: str = "", **more: int) -> RequestSpec:
-    named = {key.replace("_", "-").replace("nvidia", "nvidia.com/gpu"): n for key, n in more.items()}
+def request(name: str, gang_id: str = "", /, **more: int) -> RequestSpec:
+    named = {
+        key.replace("_", "-").replace("nvidia", "nvidia.com/gpu"): n for key, n in more.items()
+    }
     profile = ResourceProfile(100, 64 * MIB, devices=device_requests(named))
     return RequestSpec(name, profile, allow_pending=True, gang_id=gang_id)
 
@@ -98,7 +100,9 @@ def test_many_equal_slots_of_one_decision_share_no_device() -> None:
     cluster = EngineCluster.settled(gpu_host("host-a", 8), gpu_host("host-b", 8))
     cluster.submit(*(request(f"slot-{at}", gpu=100) for at in range(20)))
     granted = [f"slot-{at}" for at in range(20) if cluster.is_granted(f"slot-{at}")]
-    devices = [(cluster.where(name), minor) for name in granted for minor, _ in given(cluster, name)]
+    devices = [
+        (cluster.where(name), minor) for name in granted for minor, _ in given(cluster, name)
+    ]
     assert len(devices) == len(set(devices)) == 16
     cluster.restart()
     cluster.release(granted[0])
@@ -145,7 +149,9 @@ def test_an_unhealthy_device_gets_no_new_work_until_it_is_healthy() -> None:
 
 
 def test_a_type_that_no_code_knows_is_given_out_like_others() -> None:
-    device = replace(made_up(0, nics=1).devices[0], type="tpu", uuid="TPU-0", capacity=(("tpu", 100),))
+    device = replace(
+        made_up(0, nics=1).devices[0], type="tpu", uuid="TPU-0", capacity=(("tpu", 100),)
+    )
     executor = with_devices(gpu_host(gpus=1), HostDevices((device,)))
     cluster = EngineCluster.settled(executor)
     cluster.submit(request("half", tpu=50), request("whole", tpu=100))

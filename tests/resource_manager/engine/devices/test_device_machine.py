@@ -1,8 +1,9 @@
 """Random steps on one host's devices: no device is ever above its amount, on either side.
 
 The resource manager's ledger chooses, the executor's ledger checks each choice, and both are
-compared with sums over the slots. `python -m tests.resource_manager.engine.devices.test_device_machine
-1000000` runs a million steps.
+compared with sums over the slots. For a million steps:
+
+    python -m tests.resource_manager.engine.devices.test_device_machine 1000000
 """
 
 from __future__ import annotations
