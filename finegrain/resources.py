@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from finegrain.devices.device import Device, DeviceShare
+from finegrain.devices.device import GPU_MEMORY, WHOLE, Device, DeviceShare
 from finegrain.devices.request import DeviceRequest
 from finegrain.mapping.json_form import JsonCodec, JsonForm
 
@@ -135,6 +135,13 @@ def booking(
             amounts[DEVICE_PREFIX + name] = amount
     # An absent dimension is zero, so equal amounts must be equal as dicts.
     return {name: amount for name, amount in amounts.items() if amount}
+
+
+def devices_or_bytes(dimension: str, amount: int) -> float:
+    """Returns an amount of a dimension of devices in the unit for people: devices, so that 0.5 is
+    half of one; memory in bytes.
+    """
+    return amount if dimension == GPU_MEMORY else amount / WHOLE
 
 
 def total_of_devices(devices: Iterable[Device | DeviceShare]) -> dict[str, int]:

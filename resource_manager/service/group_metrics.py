@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
+from finegrain.devices.device import GPU_MEMORY
+from finegrain.resources import (
+    CPU_MILLI,
+    DEVICE_PREFIX,
+    EXTENDED_PREFIX,
+    MEMORY_BYTES,
+    devices_or_bytes,
+)
 from resource_manager.engine.explain.groups import GroupView
 from resource_manager.service.metrics import ResourceManagerMetrics
 
@@ -33,6 +40,8 @@ def observe_groups(
         metrics.group_cpu_cores,
         metrics.group_memory_bytes,
         metrics.group_extended,
+        metrics.group_device_units,
+        metrics.group_device_memory_bytes,
     ):
         gauge.clear()
     for view in views:
@@ -64,6 +73,11 @@ def _observe(metrics: ResourceManagerMetrics, view: GroupView, time_ms: int) -> 
                 metrics.group_cpu_cores.labels(name, state).set(amount / 1_000)
             elif dimension == MEMORY_BYTES:
                 metrics.group_memory_bytes.labels(name, state).set(amount)
+            elif dimension == DEVICE_PREFIX + GPU_MEMORY:
+                metrics.group_device_memory_bytes.labels(name, state).set(amount)
+            elif dimension.startswith(DEVICE_PREFIX):
+                of = dimension.removeprefix(DEVICE_PREFIX)
+                metrics.group_device_units.labels(name, of, state).set(devices_or_bytes(of, amount))
             else:
                 resource = dimension.removeprefix(EXTENDED_PREFIX)
                 metrics.group_extended.labels(name, resource, state).set(amount)

@@ -31,6 +31,7 @@ class ResourceManagerMetrics:
         self._define_writer(registry)
         self._define_calls(registry)
         self._define_cluster(registry)
+        self._define_devices(registry)
         self._define_groups(registry)
 
     def _define_writer(self, registry: CollectorRegistry) -> None:
@@ -226,6 +227,46 @@ class ResourceManagerMetrics:
             registry=registry,
         )
 
+    def _define_devices(self, registry: CollectorRegistry) -> None:
+        self.device_units = Gauge(
+            "finegrain_device_units",
+            "Devices of an executor by dimension, where 0.5 is half of one: total, allocated, and "
+            "unusable (free, but on devices that get no new work).",
+            ("executor", "dimension", "state"),
+            registry=registry,
+        )
+        self.device_memory_bytes = Gauge(
+            "finegrain_device_memory_bytes",
+            "Memory of the GPUs of an executor: total (what slots can have), reserved by the "
+            "driver, allocated, and unusable (free, but on GPUs that get no new work).",
+            ("executor", "state"),
+            registry=registry,
+        )
+        self.devices_unusable = Gauge(
+            "finegrain_devices_unusable",
+            "Devices of an executor that get no new work, by reason: cordoned or unhealthy.",
+            ("executor", "type", "reason"),
+            registry=registry,
+        )
+        self.device_info = Gauge(
+            "finegrain_device_info",
+            "A device with its model; the value is always 1.",
+            ("executor", "type", "minor", "uuid", "model"),
+            registry=registry,
+        )
+        self.device_usable = Gauge(
+            "finegrain_device_usable",
+            "1 where the device gets new work.",
+            ("executor", "type", "minor", "uuid"),
+            registry=registry,
+        )
+        self.device_allocated = Gauge(
+            "finegrain_device_allocated_ratio",
+            "Part of a device that slots have, by dimension; 1: all of it.",
+            ("executor", "type", "minor", "uuid", "dimension"),
+            registry=registry,
+        )
+
     def _define_groups(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             full = f"finegrain_rm_group_{name}"
@@ -259,6 +300,18 @@ class ResourceManagerMetrics:
             "extended_resource_units",
             "Countable resources of a group: used (booked), minimum, maximum.",
             "resource",
+            "state",
+        )
+        self.group_device_units = gauge(
+            "device_units",
+            "Devices of a group by dimension, where 0.5 is half of one: used (booked), minimum, "
+            "maximum.",
+            "dimension",
+            "state",
+        )
+        self.group_device_memory_bytes = gauge(
+            "device_memory_bytes",
+            "Memory of GPUs that was requested in bytes: used (booked), minimum, maximum.",
             "state",
         )
 

@@ -12,6 +12,7 @@ from resource_manager.engine.explain.lists import cluster_view
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.state import State
+from resource_manager.service.device_metrics import device_gauges, observe_devices
 from resource_manager.service.group_metrics import observe_groups
 from resource_manager.service.groups_service import views_at
 from resource_manager.service.metrics import ResourceManagerMetrics
@@ -73,6 +74,7 @@ def observe_cluster(metrics: ResourceManagerMetrics, state: State, at: Instant) 
         metrics.cpu_cores,
         metrics.memory_bytes,
         metrics.extended,
+        *device_gauges(metrics),
     ):
         gauge.clear()
     return list(state.hosts)
@@ -119,6 +121,7 @@ def _observe_host(metrics: ResourceManagerMetrics, host: Host, at: Instant) -> N
             metrics.extended.labels(name, resource, "total").set(total)
             allocated = host.booked.get(dimension, 0)
             metrics.extended.labels(name, resource, "allocated").set(allocated)
+    observe_devices(metrics, host)
 
 
 def _observe_reservations(metrics: ResourceManagerMetrics, state: State, at: Instant) -> None:

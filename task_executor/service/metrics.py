@@ -10,14 +10,17 @@ import platform
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from finegrain.devices.device import GPU_MEMORY
 from finegrain.errors import FinegrainError, Reason
 from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
+    DEVICE_PREFIX,
     EXTENDED_PREFIX,
     MEMORY_BYTES,
     MEMORY_PARTS,
     Amounts,
+    devices_or_bytes,
 )
 from task_executor.engine.cpu_ledger import CpuLedger
 from task_executor.engine.slots import CarveState
@@ -85,6 +88,18 @@ class ExecutorMetrics:
             "finegrain_executor_extended_resource_units",
             "Countable resources: total, allocated to slots.",
             ("resource", "state"),
+            registry=registry,
+        )
+        self.device_units = Gauge(
+            "finegrain_executor_device_units",
+            "Devices by dimension, where 0.5 is half of one: total, allocated to slots.",
+            ("dimension", "state"),
+            registry=registry,
+        )
+        self.device_memory_bytes = Gauge(
+            "finegrain_executor_device_memory_bytes",
+            "Memory of GPUs: total, allocated to slots that request bytes.",
+            ("state",),
             registry=registry,
         )
 
@@ -268,6 +283,11 @@ class ExecutorMetrics:
                 self.memory_bytes.labels("all", state).set(amount)
             elif name in MEMORY_PARTS:
                 self.memory_bytes.labels(name.removesuffix("_memory_bytes"), state).set(amount)
+            elif name == DEVICE_PREFIX + GPU_MEMORY:
+                self.device_memory_bytes.labels(state).set(amount)
+            elif name.startswith(DEVICE_PREFIX):
+                of = name.removeprefix(DEVICE_PREFIX)
+                self.device_units.labels(of, state).set(devices_or_bytes(of, amount))
             elif name.startswith(EXTENDED_PREFIX):
                 resource = name.removeprefix(EXTENDED_PREFIX)
                 self.extended.labels(resource, state).set(amount)

@@ -63,19 +63,20 @@ def list_devices(
         NotFound: no such executor.
     """
     if executor_id:
-        return Page([_devices_of(known_host(state.hosts, executor_id))], None)
+        return Page([devices_of(known_host(state.hosts, executor_id))], None)
     names = sorted(name for name in state.hosts if name > after)
     found: list[ExecutorDevices] = []
     for name in names:
         if len(found) == limit:
             return Page(found, found[-1].executor_id)
-        its = _devices_of(state.hosts[name])
+        its = devices_of(state.hosts[name])
         if its.devices:
             found.append(its)
     return Page(found, None)
 
 
-def _devices_of(host: Host) -> ExecutorDevices:
+def devices_of(host: Host) -> ExecutorDevices:
+    """Returns the devices of one executor."""
     if host.cpus is None:
         return ExecutorDevices(host.host_id)
     ledger = host.cpus.devices

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from prometheus_client import generate_latest
 
+from finegrain.devices.names import device_requests
+from finegrain.resources import GIB, MIB, ResourceProfile
+from resource_manager.engine.model.entities import RequestSpec
+from resource_manager.engine.model.events import DeviceCordoned, GroupSet
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.state_metrics import observe_cluster, observe_hosts
+from tests.support.devices import gpu_host
 from tests.support.engine_cluster import EngineCluster, numa_host
 
 
@@ -48,3 +53,33 @@ def test_the_total_of_an_executor_is_what_can_be_booked_there() -> None:
     observe_hosts(metrics, executors, lambda: cluster.at, cluster.state)
     shown = generate_latest(metrics.registry).decode()
     assert 'finegrain_cpu_cores{executor="host-a",state="total"} 14.0' in shown
+
+
+def test_devices_are_shown_in_sum_and_one_by_one() -> None:
+    cluster = EngineCluster.settled(gpu_host(gpus=2))
+    cluster.apply(GroupSet(cluster.at, "default", maximum={"device.gpu-core": 150}))
+    shared = device_requests({"gpu-core": 50, "gpu-memory": 20 * GIB})
+    cluster.submit(RequestSpec("shared", ResourceProfile(1_000, 64 * MIB, devices=shared)))
+    cluster.apply(DeviceCordoned(cluster.at, "host-a", "gpu1", "XID 79"))
+    metrics = ResourceManagerMetrics("0")
+    executors = observe_cluster(metrics, cluster.state, cluster.at)
+    observe_hosts(metrics, executors, lambda: cluster.at, cluster.state)
+    shown = set(generate_latest(metrics.registry).decode().splitlines())
+    first = 'executor="host-a",minor="0",type="gpu",uuid="GPU-0"'
+    second = 'executor="host-a",minor="1",type="gpu",uuid="GPU-1"'
+    ratio = 'finegrain_device_allocated_ratio{dimension="gpu-memory",'
+    assert shown >= {
+        'finegrain_device_units{dimension="gpu-core",executor="host-a",state="total"} 2.0',
+        'finegrain_device_units{dimension="gpu-core",executor="host-a",state="allocated"} 0.5',
+        'finegrain_device_units{dimension="gpu-core",executor="host-a",state="unusable"} 1.0',
+        'finegrain_device_memory_bytes{executor="host-a",state="allocated"} 2.147483648e+10',
+        'finegrain_device_memory_bytes{executor="host-a",state="unusable"} 8.589934592e+10',
+        'finegrain_devices_unusable{executor="host-a",reason="cordoned",type="gpu"} 1.0',
+        f"finegrain_device_usable{{{first}}} 1.0",
+        f"finegrain_device_usable{{{second}}} 0.0",
+        f"{ratio}{first}}} 0.25",
+        'finegrain_rm_group_device_units{dimension="gpu-core",group="default",state="used"} 0.5',
+        'finegrain_rm_group_device_units{dimension="gpu-core",group="default",state="maximum"} 1.5',
+    }
+    assert any("finegrain_device_info{" in line and 'model="H100"' in line for line in shown)
+    assert not [line for line in shown if 'resource="device' in line]
