@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from finegrain.devices.device import WHOLE
 from finegrain.errors import InvalidArgument
+from finegrain.resources import DEVICE_PREFIX
 from finegrain.units import parse_bytes, parse_pair
 
 if TYPE_CHECKING:
     import finegrain_client as fg
 
+_NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,2}0*)?|\.[0-9]{1,2}0*", re.ASCII)
+_PERCENTAGE: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
 _FIELD: Final = re.compile(r"devices\[([^]]*)\]")
 _OPTIONS: Final = {
     "gpu": "--gpu",
@@ -25,6 +29,38 @@ _OPTIONS: Final = {
     "fpga": "--fpga",
 }
 """Options by name of the resource."""
+
+
+_PERCENT: Final = ("gpu-core", "gpu-memory-ratio")
+
+
+def device_dimensions(name: str) -> tuple[str, ...]:
+    """Returns the dimensions that a limit of this name is about; none: it is no device.
+
+    `device.NAME` names a configured type, and `extended.NAME` a countable resource, whatever it is
+    called.
+    """
+    kind = name.removeprefix(DEVICE_PREFIX)
+    if kind == "gpu":
+        return tuple(DEVICE_PREFIX + each for each in _PERCENT)
+    known = kind in (*_PERCENT, "gpu-memory", "rdma", "fpga") or kind.startswith("mig-")
+    return (DEVICE_PREFIX + kind,) if known or kind != name else ()
+
+
+def device_limit(option: str, name: str, text: str) -> int:
+    """Returns a limit in the unit of its dimension, from the unit in which `run` takes it.
+
+    Raises:
+        InvalidArgument: it cannot be read.
+    """
+    kind = name.removeprefix(DEVICE_PREFIX)
+    if kind == "gpu-memory":
+        return parse_bytes(option, text)
+    if kind not in _PERCENT:
+        return _in_hundredths(option, text)
+    if not _PERCENTAGE.fullmatch(text):
+        raise InvalidArgument(option, text, "a whole number, in percent of one GPU, or none")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +132,19 @@ def _hundredths(option: str, text: str) -> int:
     Raises:
         InvalidArgument: it is no number, or neither a part of one device nor a whole number.
     """
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
-        number = Decimal("NaN")
-    if not number.is_finite() or number < 0 or number * 100 != int(number * 100):
-        raise InvalidArgument(option, text, "a number such as 2 or 0.5, in hundredths at the most")
-    if number > 1 and number != int(number):
-        nearest = f"the nearest are {int(number)} and {int(number) + 1}"
+    hundredths = _in_hundredths(option, text)
+    if hundredths > WHOLE and hundredths % WHOLE:
+        below = hundredths // WHOLE
+        nearest = f"the nearest are {below} and {below + 1}"
         raise InvalidArgument(option, text, f"a part of one device or a whole number; {nearest}")
-    return int(number * 100)
+    return hundredths
+
+
+def _in_hundredths(option: str, text: str) -> int:
+    """Returns a number of devices in hundredths, whether they are whole or not."""
+    if not _NUMBER.fullmatch(text):
+        raise InvalidArgument(option, text, "a number such as 2 or 0.5, in hundredths at the most")
+    return int(Decimal(text) * WHOLE)
 
 
 def _about_options(error: InvalidArgument) -> InvalidArgument:

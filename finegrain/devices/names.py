@@ -110,6 +110,13 @@ def device_requests(
     )
 
 
+def is_dimension(name: str) -> bool:
+    """Returns True if slots can book amounts of this name: a type, or a dimension of GPUs."""
+    if name in (GPU, GPU_SHARED, *VENDOR_COUNTS):
+        return False
+    return bool(_TYPE.fullmatch(name))
+
+
 def near_gpus(requests: Iterable[DeviceRequest]) -> tuple[str, ...]:
     """Returns the types of a request that are chosen near to its GPUs unless it says otherwise."""
     types = {request.type for request in requests}

@@ -24,6 +24,7 @@ from finegrain_cli.common import (
     reporting_errors,
 )
 from finegrain_cli.connection import open_cluster
+from finegrain_cli.device_options import device_dimensions, device_limit
 from finegrain_cli.text.output import OutputFormat, print_object
 
 if TYPE_CHECKING:
@@ -117,13 +118,17 @@ def set_(
     max_: Annotated[
         list[str],
         typer.Option(
-            "--max", metavar="NAME=COUNT|none", help="Maximum amount of a countable resource."
+            "--max",
+            metavar="NAME=COUNT|none",
+            help="Maximum amount of a countable resource, or of devices, such as gpu=4.",
         ),
     ] = [],  # noqa: B006 - typer wants the default as a list
     min_: Annotated[
         list[str],
         typer.Option(
-            "--min", metavar="NAME=COUNT|none", help="Guaranteed amount of a countable resource."
+            "--min",
+            metavar="NAME=COUNT|none",
+            help="Guaranteed amount of a countable resource, or of devices, such as gpu=4.",
         ),
     ] = [],  # noqa: B006
     output: OutputOption = OutputFormat.TABLE,
@@ -213,8 +218,13 @@ def _limits(what: str, cpu: str, memory: str, others: list[str]) -> dict[str, in
         found[MEMORY_BYTES] = None if memory == NONE else parse_bytes(f"--{what}-memory", memory)
     for each in others:
         name, text = parse_pair(f"--{what}", each)
+        if dimensions := device_dimensions(name):
+            amount = None if text == NONE else device_limit(f"--{what} {name}", name, text)
+            found |= dict.fromkeys(dimensions, amount)
+            continue
         if text != NONE and not _AMOUNT.fullmatch(text):
             expected = f"a whole number up to {AMOUNT_MAX}, or {NONE}"
             raise InvalidArgument(f"--{what} {name}", text, expected)
+        name = name.removeprefix(EXTENDED_PREFIX)
         found[EXTENDED_PREFIX + name] = None if text == NONE else int(text)
     return found

@@ -46,25 +46,27 @@ def amounts_text(amounts: Mapping[str, int]) -> str:
         for name, amount in sorted(amounts.items())
         if name.startswith(EXTENDED_PREFIX)
     ]
-    devices = {
+    parts += devices_text({name: each for name, each in devices_of(amounts).items() if each})
+    return ", ".join(parts)
+
+
+def devices_of(amounts: Mapping[str, int]) -> dict[str, int]:
+    """Returns the amounts of devices, by dimension without its prefix."""
+    return {
         name.removeprefix(DEVICE_PREFIX): amount
         for name, amount in amounts.items()
         if name.startswith(DEVICE_PREFIX)
     }
-    parts += _devices_text(devices)
-    return ", ".join(parts)
 
 
-def _devices_text(amounts: Mapping[str, int]) -> list[str]:
+def devices_text(amounts: Mapping[str, int]) -> list[str]:
     """Returns amounts of devices: "gpu 0.5" where compute and memory are alike, else each."""
     left = dict(amounts)
     parts = []
-    if left.get(GPU_CORE) and left.get(GPU_CORE) == left.get(GPU_MEMORY_RATIO):
+    if GPU_CORE in left and left[GPU_CORE] == left.get(GPU_MEMORY_RATIO):
         parts.append(f"gpu {left.pop(GPU_CORE) / WHOLE:g}")
         del left[GPU_MEMORY_RATIO]
     for name, amount in sorted(left.items()):
-        if not amount:
-            continue
         if name == GPU_MEMORY:
             parts.append(f"{name} {format_bytes(amount)}")
         elif name in (GPU_CORE, GPU_MEMORY_RATIO):
@@ -81,7 +83,7 @@ def profile_text(data: Mapping[str, Any] | None) -> str:
     profile = ResourceProfile.from_dict(data)
     parts = [f"cpu {format_cpu(profile.cpu_milli)}", f"memory {format_bytes(profile.memory_bytes)}"]
     parts += [f"{name} {amount}" for name, amount in profile.extended]
-    parts += _devices_text({name: each for one in profile.devices for name, each in one.totals})
+    parts += devices_text({name: each for one in profile.devices for name, each in one.totals})
     return ", ".join(parts)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
+from finegrain.resources import CPU_MILLI, DEVICE_PREFIX, EXTENDED_PREFIX, MEMORY_BYTES
 from finegrain.units import format_bytes, format_cpu, format_duration
-from finegrain_cli.text.columns import age, memory_of
+from finegrain_cli.text.columns import age, devices_of, devices_text, memory_of
 from finegrain_cli.text.output import Column, Style, painted, table_lines
 
 if TYPE_CHECKING:
@@ -40,14 +40,17 @@ def limits_text(amounts: Mapping[str, int]) -> str:
     parts = [
         named[name](amount) if name in named else f"{name.removeprefix(EXTENDED_PREFIX)} {amount}"
         for name, amount in amounts.items()
+        if not name.startswith(DEVICE_PREFIX)
     ]
+    parts += devices_text(devices_of(amounts))
     return ", ".join(parts) or "-"
 
 
 def used_text(amounts: Mapping[str, int]) -> str:
     """Returns what slots use, in the same form; memory that is pooled per part is summed up."""
     found = {CPU_MILLI: amounts.get(CPU_MILLI, 0), MEMORY_BYTES: memory_of(amounts)}
-    found |= {name: each for name, each in amounts.items() if name.startswith(EXTENDED_PREFIX)}
+    others = (EXTENDED_PREFIX, DEVICE_PREFIX)
+    found |= {name: each for name, each in amounts.items() if name.startswith(others)}
     return limits_text({name: amount for name, amount in found.items() if amount})
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from finegrain.devices.names import is_dimension
 from finegrain.errors import InvalidArgument
-from finegrain.resources import EXTENDED_PREFIX
+from finegrain.resources import DEVICE_PREFIX, EXTENDED_PREFIX
 from finegrain.rpc.wire import EXTENDED_NAME_PATTERN
 from finegrain.v1 import cluster_pb2
 from resource_manager.engine.model.entities import Instant
@@ -39,6 +40,14 @@ def _limits(field: str, given: Mapping[str, int]) -> dict[str, int | None]:
     if len(given) > DIMENSIONS_MAX:
         raise InvalidArgument(field, f"{len(given)} dimensions", f"at most {DIMENSIONS_MAX}")
     for name, amount in given.items():
+        device = name.removeprefix(DEVICE_PREFIX)
+        # The limit would never apply: slots book the compute and the memory of GPUs.
+        if device != name and amount != NO_LIMIT and not is_dimension(device):
+            expected = (
+                f"{DEVICE_PREFIX} and gpu-core, gpu-memory, gpu-memory-ratio, or another type of"
+                " devices"
+            )
+            raise InvalidArgument(f"{field} of a dimension", name, expected)
         resource = name.removeprefix(EXTENDED_PREFIX)
         # Only names of countable resources are chosen by operators. The engine checks all others.
         if (

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from finegrain_cli.text.groups import limits_text, used_text
 from finegrain_client.types.groups import Groups
 from tests.support.cli import GROUPS, JOB, FakeCluster, Finegrain
 
@@ -78,7 +79,7 @@ def test_limits_are_written_as_people_write_them(
     finegrain: Finegrain, cluster: FakeCluster
 ) -> None:
     flags = "--max-cpu 64 --min-cpu 500m --max-memory 1TiB --min-memory none --max licence=3"
-    flags += " --max gpu=none --min licence=0 --parent none --description night"
+    flags += " --max extended.gpu=none --min licence=0 --parent none --description night"
     result = finegrain("groups", "set", "x", *flags.split(), "-o", "json")
     assert json.loads(result.stdout)["kind"] == "Group"
     ((_, _, fields),) = cluster.done
@@ -92,6 +93,30 @@ def test_limits_are_written_as_people_write_them(
     }
 
 
+def test_devices_are_limited_in_the_units_that_run_takes(
+    finegrain: Finegrain, cluster: FakeCluster
+) -> None:
+    flags = "--max gpu=2.5 --max rdma=1 --max gpu-memory=80Gi --max mig-1g.10gb=3 --max device.x=1"
+    flags += " --min gpu-core=150 --min fpga=none"
+    assert finegrain("groups", "set", "x", *flags.split()).exit_code == 0
+    ((_, _, fields),) = cluster.done
+    assert fields["maximum"] == {
+        "device.gpu-core": 250,
+        "device.gpu-memory-ratio": 250,
+        "device.rdma": 100,
+        "device.gpu-memory": 80 * 2**30,
+        "device.mig-1g.10gb": 300,
+        "device.x": 100,
+    }
+    assert fields["minimum"] == {"device.gpu-core": 150, "device.fpga": None}
+
+
+def test_amounts_of_devices_are_shown_as_typed() -> None:
+    of_gpus = {"device.gpu-core": 250, "device.gpu-memory-ratio": 250, "device.rdma": 0}
+    assert limits_text({"cpu_milli": 1_000, **of_gpus}) == "cpu 1, gpu 2.5, rdma 0"
+    assert used_text({"cpu_milli": 1_000, "device.gpu-core": 60}) == "cpu 1, gpu-core 60"
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -99,9 +124,11 @@ def test_limits_are_written_as_people_write_them(
         (("--min-memory", "-1"), "--min-memory is '-1'"),
         (("--max", "licence"), "expected KEY=VALUE"),
         (("--min", "licence=some"), "--min licence is 'some'; expected a whole number up to"),
+        (("--max", "gpu=1e9"), "--max gpu is '1e9'; expected a number such as 2 or 0.5"),
+        (("--max", "gpu-core=half"), "--max gpu-core is 'half'; expected a whole number, in perc"),
         (("--max", f"licence={'9' * 5_000}"), "--max licence is '999"),
     ],
-    ids=["cpu", "memory", "no pair", "no number", "no amount"],
+    ids=["cpu", "memory", "no pair", "no number", "no devices", "no percentage", "no amount"],
 )
 def test_a_limit_that_is_none(
     finegrain: Finegrain, cluster: FakeCluster, flags: tuple[str, ...], told: str
