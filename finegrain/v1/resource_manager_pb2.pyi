@@ -841,6 +841,8 @@ class ExplainResponse(google.protobuf.message.Message):
     LIMITS_FIELD_NUMBER: builtins.int
     RESERVATION_FIELD_NUMBER: builtins.int
     HELD_FOR_OTHERS_FIELD_NUMBER: builtins.int
+    MORE_FIT_FIELD_NUMBER: builtins.int
+    MORE_MAY_FIT_FIELD_NUMBER: builtins.int
     primary_reason: builtins.str
     """The one primary reason, as in RequestStatus.reason."""
     summary: builtins.str
@@ -855,6 +857,13 @@ class ExplainResponse(google.protobuf.message.Message):
     """Number of the RM's state that this answer is about."""
     planned_on: builtins.str
     """If the request waits for a requested executor: the id of that executor."""
+    more_fit: builtins.int
+    """If the request waits or has a slot: how many more slots like this would fit now on the executors that were
+    considered, by the scheduler's own code, if nothing else were queued. Reserved capacity does not count, and maxima
+    of groups are not applied.
+    """
+    more_may_fit: builtins.bool
+    """True: not all executors were counted, so that more may fit."""
     @property
     def request(self) -> global___RequestStatus:
         """The request and its state."""
@@ -922,9 +931,11 @@ class ExplainResponse(google.protobuf.message.Message):
         limits: collections.abc.Iterable[global___GroupLimit] | None = ...,
         reservation: global___Reservation | None = ...,
         held_for_others: collections.abc.Iterable[global___Reservation] | None = ...,
+        more_fit: builtins.int = ...,
+        more_may_fit: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["gang", b"gang", "request", b"request", "reservation", b"reservation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocked_by", b"blocked_by", "dimensions", b"dimensions", "executors", b"executors", "executors_considered", b"executors_considered", "executors_fitting", b"executors_fitting", "gang", b"gang", "held_for_others", b"held_for_others", "limits", b"limits", "planned_on", b"planned_on", "primary_reason", b"primary_reason", "request", b"request", "requests_ahead", b"requests_ahead", "reservation", b"reservation", "resizes", b"resizes", "snapshot_number", b"snapshot_number", "steps", b"steps", "summary", b"summary", "would_fit_if", b"would_fit_if"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocked_by", b"blocked_by", "dimensions", b"dimensions", "executors", b"executors", "executors_considered", b"executors_considered", "executors_fitting", b"executors_fitting", "gang", b"gang", "held_for_others", b"held_for_others", "limits", b"limits", "more_fit", b"more_fit", "more_may_fit", b"more_may_fit", "planned_on", b"planned_on", "primary_reason", b"primary_reason", "request", b"request", "requests_ahead", b"requests_ahead", "reservation", b"reservation", "resizes", b"resizes", "snapshot_number", b"snapshot_number", "steps", b"steps", "summary", b"summary", "would_fit_if", b"would_fit_if"]) -> None: ...
 
 global___ExplainResponse = ExplainResponse
 
@@ -1249,12 +1260,15 @@ class ExecutorVerdict(google.protobuf.message.Message):
     DIMENSIONS_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     CPU_FIELD_NUMBER: builtins.int
+    MORE_FIT_FIELD_NUMBER: builtins.int
     executor_id: builtins.str
     """The executor."""
     fits: builtins.bool
     """True: the request would fit now."""
     message: builtins.str
     """One sentence for people."""
+    more_fit: builtins.int
+    """How many slots like this would fit there now; see ExplainResponse.more_fit."""
     @property
     def blockers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Stable codes of what prevents it: "INSUFFICIENT_<DIMENSION>", "LABEL_MISMATCH", "DRAINING", "LOST", "UNREACHABLE"
@@ -1279,9 +1293,10 @@ class ExecutorVerdict(google.protobuf.message.Message):
         dimensions: collections.abc.Iterable[global___DimensionStatus] | None = ...,
         message: builtins.str = ...,
         cpu: global___CpuVerdict | None = ...,
+        more_fit: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cpu", b"cpu"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "cpu", b"cpu", "dimensions", b"dimensions", "executor_id", b"executor_id", "fits", b"fits", "message", b"message"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "cpu", b"cpu", "dimensions", b"dimensions", "executor_id", b"executor_id", "fits", b"fits", "message", b"message", "more_fit", b"more_fit"]) -> None: ...
 
 global___ExecutorVerdict = ExecutorVerdict
 

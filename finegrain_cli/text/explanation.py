@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, EXTENDED_PREFIX
 from finegrain.units import format_bytes, format_cpu, format_duration
+from finegrain.values.states import RequestState
 from finegrain_cli.text.columns import age, profile_text
 from finegrain_cli.text.cpus import policy_text
 from finegrain_cli.text.output import Column, table_lines
@@ -63,6 +64,10 @@ def explanation_text(found: Explanation) -> str:
         f"  queue    {found.requests_ahead} came earlier; {found.executors_considered} executors "
         f"considered, {found.executors_fitting} fit now (state {found.snapshot_number})"
     )
+    if state in (RequestState.PENDING, RequestState.ALLOCATING, RequestState.GRANTED):
+        least = "at least " if found.more_may_fit else ""
+        more = "" if state is RequestState.PENDING else "more "
+        lines.append(f"  room     {least}{found.more_fit} {more}like this fit now")
     # Stage 2: the order of the queue, and executors that were requested for this request.
     lines += _order(found)
     if found.planned_on:

@@ -31,6 +31,7 @@ class ExecutorVerdict(Value):
     dimensions: tuple[Dimension, ...]
     message: str
     cpu: CpuVerdict | None = None  # None: its cpus and NUMA nodes suit the request
+    more_fit: int = 0  # how many slots like this fit there now
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,9 @@ class Explanation(Value):
         limits: maxima of resource groups that block a waiting request.
         reservation: capacity reserved for the waiting request.
         held_for_others: capacity reserved for others on executors where it would fit otherwise.
+        more_fit: how many more slots like this fit now, if nothing else is queued. Reserved
+            capacity does not count, and maxima of groups are not applied.
+        more_may_fit: not all executors were counted.
     """
 
     request: RequestStatus
@@ -86,3 +90,5 @@ class Explanation(Value):
     limits: tuple[GroupLimit, ...] = ()
     reservation: Reservation | None = None
     held_for_others: tuple[Reservation, ...] = ()
+    more_fit: int = 0
+    more_may_fit: bool = False

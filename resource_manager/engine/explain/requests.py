@@ -15,6 +15,7 @@ from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.explain.fairness import Step, steps
 from resource_manager.engine.explain.gangs import GangExplanation, explain_gang
 from resource_manager.engine.explain.lists import RequestView, request_view
+from resource_manager.engine.explain.more_fit import MoreFit, count_more
 from resource_manager.engine.explain.provisions import planned_on, waits_for
 from resource_manager.engine.explain.remedies import blocking_slots, counterfactuals
 from resource_manager.engine.explain.reservations import (
@@ -55,6 +56,7 @@ class ExecutorVerdict:
     dimensions: tuple[Dimension, ...]
     message: str
     cpu: HostRefusal | None = None  # why its cpus or NUMA nodes do not suit; None: they suit
+    more_fit: int = 0  # how many slots like this fit there now
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class Explanation:
     reservation: ReservationView | None = None  # capacity reserved for the request
     # reservations of other owners on hosts where the request would fit otherwise
     held_for_others: list[ReservationView] = field(default_factory=list)
+    more_fit: int = 0  # how many more slots like this fit now, on all executors
+    more_may_fit: bool = False  # not all executors were counted
 
 
 def explain(
@@ -104,6 +108,7 @@ def explain(
     hosts: Iterable[Host] = state.hosts.values()
     if executor_id:
         hosts = [known_host(state.hosts, executor_id)]
+    hosts = list(hosts)
     view = request_view(state, request)
     # A request that is not queued needs no comparison with hosts.
     if request.state is not RequestState.PENDING:
@@ -112,8 +117,18 @@ def explain(
         number = state.journal.snapshot_number
         settled = _settled(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
         reservation = reservation_of(state, request, slot)
+        more = MoreFit()
+        if request.state in (RequestState.ALLOCATING, RequestState.GRANTED):
+            more = count_more(state.hosts, hosts, state.queue.class_of(request.spec))
         return Explanation(
-            view, view.reason, settled, number, resizes=resizes, reservation=reservation
+            view,
+            view.reason,
+            settled,
+            number,
+            resizes=resizes,
+            reservation=reservation,
+            more_fit=more.total,
+            more_may_fit=not more.is_complete,
         )
     scheduling_class = state.queue.class_of(request.spec)
     reservation = reservation_of(state, request, None)
@@ -125,6 +140,7 @@ def explain(
     )
     # Compare the request with the hosts, and collect other possible reasons for its wait.
     survey = Survey.of(hosts, scheduling_class, reserved_hosts)
+    more = count_more(state.hosts, hosts, scheduling_class)
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state.gangs, state.queue, request)
     planned = planned_on(state.queue, state.elastic, request)
@@ -152,7 +168,7 @@ def explain(
         requests_ahead=ahead,
         executors_considered=len(survey.hosts),
         executors_fitting=survey.fitting,
-        executors=[_verdict(one) for one in survey.nearest(max_executors)],
+        executors=[_verdict(one, more) for one in survey.nearest(max_executors)],
         dimensions=[
             Dimension(one.name, one.asked, sum(one.free), max(one.free), sum(one.total))
             for one in survey.dimensions()
@@ -167,10 +183,12 @@ def explain(
         limits=[block] if block is not None else [],
         reservation=reservation,
         held_for_others=others,
+        more_fit=more.total,
+        more_may_fit=not more.is_complete,
     )
 
 
-def _verdict(one: Verdict) -> ExecutorVerdict:
+def _verdict(one: Verdict, more: MoreFit) -> ExecutorVerdict:
     free, total = one.at.free, one.host.total
     return ExecutorVerdict(
         executor_id=one.host.host_id,
@@ -182,6 +200,7 @@ def _verdict(one: Verdict) -> ExecutorVerdict:
         ),
         message=_verdict_message(one),
         cpu=one.host_refusal,
+        more_fit=more.by_host.get(one.host.host_id, 0),
     )
 
 

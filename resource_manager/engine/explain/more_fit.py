@@ -1,0 +1,68 @@
+"""Counts how many more slots of a scheduling class fit now, on each executor and in total.
+
+The numbers are those of the placer: it would place so many slots if nothing else were queued and no
+maximum of a group applied. Capacity that is reserved, for whichever request, does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from resource_manager.engine.explain.survey import COSTLY_CHECKS_MAX
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.placement.hosts import Hosts
+from resource_manager.engine.placement.tentative import Members, TentativePlacer
+from resource_manager.engine.queue.gangs import MemberRequest
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
+
+MOST = 1 << 31
+"""Slots that are asked for on a host: more than any has room for."""
+
+
+@dataclass(slots=True)
+class MoreFit:
+    """How many more slots of a class fit now.
+
+    Attributes:
+        by_host: number of slots by executor, without zeros.
+        is_complete: all executors were counted; if not, more may fit.
+    """
+
+    by_host: dict[str, int] = field(default_factory=dict)
+    is_complete: bool = True
+
+    @property
+    def total(self) -> int:
+        """On all executors that were counted."""
+        return sum(self.by_host.values())
+
+
+def count_more(hosts: Hosts, among: Iterable[Host], wanted: SchedulingClass) -> MoreFit:
+    """Returns how many more slots of a class fit now.
+
+    Args:
+        hosts: all hosts; their indexes must be fresh.
+        among: the hosts to count.
+        wanted: the class.
+    """
+    request = MemberRequest(wanted.profile, wanted.labels, 1, cpus=wanted.cpus)
+    members = Members.of(0, request, ())
+    placer = TentativePlacer(hosts, [members])
+    found, checks = MoreFit(), 0
+    try:
+        for host in among:
+            needs_topology = host.needs_topology(wanted)
+            # The placer leaves such hosts to the owner: amounts do not tell what it needs.
+            if needs_topology and host.reserved is not None:
+                continue
+            # The answer is 0 without a check where amounts do not fit.
+            if needs_topology and checks >= COSTLY_CHECKS_MAX:
+                found.is_complete = False
+                break
+            if room := placer.room(members, host.host_id, MOST):
+                found.by_host[host.host_id] = room
+                checks += needs_topology
+    finally:
+        placer.drop()
+    return found
