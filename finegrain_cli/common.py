@@ -11,6 +11,7 @@ import typer
 from finegrain.errors import FinegrainError, Reason
 from finegrain_cli.context import Invocation, current, enter
 from finegrain_cli.exit_codes import exit_code_of
+from finegrain_cli.option_errors import name_options
 from finegrain_cli.text.output import OutputFormat, print_error, say
 
 P = ParamSpec("P")
@@ -89,6 +90,7 @@ def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except FinegrainError as error:
+            name_options(error, kwargs)
             print_error(error, current().output, HINTS.get(error.reason, ""))
             raise typer.Exit(exit_code_of(error)) from None
 

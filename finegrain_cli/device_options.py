@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
@@ -30,8 +30,13 @@ _OPTIONS: Final = {
 }
 """Options by name of the resource."""
 
+# The longest names first, because one begins with another.
+_ANY_NAME: Final = "|".join(map(re.escape, sorted(_OPTIONS, key=len, reverse=True)))
+_NAME: Final = re.compile(rf"(?<![\w.-])(?:{_ANY_NAME})(?![\w.-]|\.\w)")
+
 
 _PERCENT: Final = ("gpu-core", "gpu-memory-ratio")
+_LIMITED_GPUS: Final = ("gpu", *_PERCENT, "gpu-memory")
 
 
 def device_dimensions(name: str) -> tuple[str, ...]:
@@ -39,8 +44,14 @@ def device_dimensions(name: str) -> tuple[str, ...]:
 
     `device.NAME` names a configured type, and `extended.NAME` a countable resource, whatever it is
     called.
+
+    Raises:
+        InvalidArgument: it begins like the name of an amount of GPUs, and is none.
     """
     kind = name.removeprefix(DEVICE_PREFIX)
+    if kind.startswith("gpu") and kind not in _LIMITED_GPUS:
+        expected = f"one of {', '.join(_LIMITED_GPUS)}; or extended.{kind} for a countable resource"
+        raise InvalidArgument("name of a limit", name, expected)
     if kind == "gpu":
         return tuple(DEVICE_PREFIX + each for each in _PERCENT)
     known = kind in (*_PERCENT, "gpu-memory", "rdma", "fpga") or kind.startswith("mig-")
@@ -96,7 +107,7 @@ class DeviceOptions:
             # The resource manager checks the same. Here, the error can name the options.
             requests = device_requests(found)
         except InvalidArgument as error:
-            raise _about_options(error) from None
+            raise _about_options(error, self._typed()) from None
         if self.gpu_model and not any(each.type == "gpu" for each in requests):
             raise InvalidArgument("--gpu-model", self.gpu_model, "--gpu or another amount of GPUs")
         return found
@@ -113,6 +124,20 @@ class DeviceOptions:
         if self.rdma and gpus:
             found.append(finegrain_client.DeviceHint(type="rdma", near="gpu"))
         return tuple(found)
+
+    def _typed(self) -> dict[str, str]:
+        """Returns the values as typed, by name of the resource."""
+        typed = {
+            "gpu": self.gpu,
+            "gpu-core": str(self.gpu_core or ""),
+            "gpu-memory": self.gpu_memory,
+            "gpu-memory-ratio": str(self.gpu_memory_ratio or ""),
+            "gpu.shared": str(self.gpu_shared or ""),
+            "rdma": self.rdma,
+            "fpga": self.fpga,
+            **dict(parse_pair("--device", pair) for pair in self.device),
+        }
+        return {name: text for name, text in typed.items() if text}
 
     def _counted(self) -> Iterator[tuple[str, int]]:
         """Yields names and hundredths of devices."""
@@ -147,10 +172,21 @@ def _in_hundredths(option: str, text: str) -> int:
     return int(Decimal(text) * WHOLE)
 
 
-def _about_options(error: InvalidArgument) -> InvalidArgument:
-    """Returns an error about resources as one about the options that name them."""
+def _about_options(error: InvalidArgument, typed: Mapping[str, str]) -> InvalidArgument:
+    """Returns an error about resources as one about the options that name them.
 
-    def named(match: re.Match[str]) -> str:
-        return ", ".join(_OPTIONS.get(name, name) for name in match.group(1).split(", "))
-
-    return InvalidArgument(_FIELD.sub(named, error.field), error.details["value"], error.expected)
+    Args:
+        error: the error.
+        typed: values as typed, by name of the resource.
+    """
+    about = _FIELD.search(error.field)
+    names = about[1].split(", ") if about is not None else []
+    given = [(_OPTIONS.get(name, f"--device {name}"), typed.get(name, "")) for name in names]
+    value: object = error.details["value"]
+    if len(given) == 1 and given[0][1]:
+        value = given[0][1]
+    elif given:
+        value = ", ".join(f"{option} {text}" for option, text in given)
+    field = ", ".join(option for option, _ in given) or error.field
+    expected = _NAME.sub(lambda name: _OPTIONS[name[0]], error.expected)
+    return InvalidArgument(field, value, expected)

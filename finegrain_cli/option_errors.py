@@ -1,0 +1,78 @@
+"""Rewords errors about fields of the API as errors about the options that the user typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from finegrain.errors import FinegrainError
+from finegrain.units import format_bytes_exactly, format_cpu
+
+_OPTIONS: Final = {
+    "cpu_limit_milli": "cpu_limit",
+    "cpu_milli": "cpu",
+    "memory_bytes": "memory",
+    "task_heap_memory_bytes": "memory",
+    "pids_max": "pids",
+    "extended": "resources",
+    "labels": "labels",
+}
+"""Parameter of the command by name of the field."""
+
+_FLAGS: Final = {"resources": "--resource", "labels": "--label"}
+"""Options that are not named like their parameter."""
+
+_ABOUT: Final = re.compile(
+    r"(?<![\w.])(?:requests\[\d+\]\.)?(?:profile\.|\*_)*"
+    rf"(?P<field>{'|'.join(_OPTIONS)})(?P<part> key|\[[^]]*\])? is (?P<value>.+?);"
+    r" expected (?P<expected>.+)",
+    re.DOTALL,
+)
+_NUMBER: Final = re.compile(r"(?<![\w.])\d{2,18}(?![\w.])")
+_NAME: Final = re.compile(rf"\b(?:the profile's )?({'|'.join(_OPTIONS)})\b")
+_NO_PROFILE: Final = ", or no profile at all for a default slot"
+
+
+def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
+    """Changes an error about a field so that it names the option, and its value as typed.
+
+    An error about anything else stays as it is.
+
+    Args:
+        error: the error.
+        typed: parameters of the command, as typed.
+    """
+    found = _ABOUT.search(error.message)
+    if found is None:
+        return
+    field = found["field"]
+    parameter = _OPTIONS[field]
+    text = typed.get(parameter)
+    # The default of an option, or a command that has no such option.
+    if not text:
+        return
+    option = _flag(parameter)
+    value = f"'{text}'"
+    # One of several values: the field names it, and it is in the same unit.
+    if isinstance(text, list | tuple):
+        part = (found["part"] or "").removeprefix("[").removesuffix("]")
+        option, value = f"{option} {part.strip()}", found["value"]
+    expected = _in_units(field, found["expected"].replace(_NO_PROFILE, ""))
+    reworded = f"{option} is {value}; expected {expected}"
+    error.message = error.message[: found.start()] + reworded
+    if "field" in error.details:
+        error.details |= {"field": option, "value": value, "expected": expected}
+
+
+def _flag(parameter: str) -> str:
+    return _FLAGS.get(parameter, f"--{parameter.replace('_', '-')}")
+
+
+def _in_units(field: str, expected: str) -> str:
+    """Returns what is expected with options for fields, and amounts in the unit of the option."""
+    if field.endswith("_milli"):
+        expected = _NUMBER.sub(lambda number: format_cpu(int(number[0])), expected)
+    elif field.endswith("_bytes"):
+        expected = _NUMBER.sub(lambda number: format_bytes_exactly(int(number[0])), expected)
+    return _NAME.sub(lambda name: _flag(_OPTIONS[name[1]]), expected)

@@ -1,0 +1,72 @@
+"""Tests of errors about fields of the API, which the command shows as errors about options."""
+
+from __future__ import annotations
+
+import pytest
+
+from finegrain.errors import FinegrainError, InvalidArgument, Reason
+from finegrain_cli.device_options import DeviceOptions
+from finegrain_cli.option_errors import name_options
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected", "typed", "told"),
+    [
+        (
+            "requests[0].cpu_limit_milli",
+            1_000,
+            "0, or cpu_milli (2000) to 8000",
+            {"cpu": "2", "cpu_limit": "1000m"},
+            "--cpu-limit is '1000m'; expected 0, or --cpu (2) to 8",
+        ),
+        (
+            "requests[0].profile.extended key",
+            "A b",
+            "a name",
+            {"resources": ["A b=1"]},
+            "--resource key is 'A b'; expected a name",
+        ),
+        ("requests[0].pids_max", 9, "0 to 8", {"pids": 9}, "--pids is '9'; expected 0 to 8"),
+        ("requests[0].pids_max", 9, "0 to 8", {}, "requests[0].pids_max is 9; expected 0 to 8"),
+    ],
+    ids=["cpu limit", "one of several", "number", "not an option"],
+)
+def test_the_option_and_the_value_as_typed_are_named(
+    field: str, value: object, expected: str, typed: dict[str, object], told: str
+) -> None:
+    error = InvalidArgument(field, value, expected)
+    name_options(error, typed)
+    assert error.message == told
+
+
+def test_the_error_of_a_rejected_request_is_reworded_as_well() -> None:
+    text = "slot request 01 was rejected: memory_bytes is 1; expected at least 4194304, or no"
+    text += " profile at all for a default slot"
+    error = FinegrainError(text, reason=Reason.INVALID_ARGUMENT)
+    name_options(error, {"memory": "1"})
+    told = "slot request 01 was rejected: --memory is '1'; expected at least 4Mi"
+    assert error.message == told
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            DeviceOptions(gpu_core=30, gpu_shared=4, gpu_memory_ratio=50),
+            "--gpu-core is '30'; expected a multiple of --gpu-shared (4), at most 100 for each GPU;"
+            " the nearest is 32",
+        ),
+        (DeviceOptions(gpu="3000"), "--gpu is '3000'; expected at most 1024 devices"),
+        (
+            DeviceOptions(gpu="2", gpu_core=60),
+            "--gpu, --gpu-core is '--gpu 2, --gpu-core 60'; expected --gpu alone, or --gpu-core,"
+            " --gpu-memory, --gpu-memory-ratio, or --gpu-core with one of the other two;"
+            " --gpu-shared may be added to a request with memory",
+        ),
+    ],
+    ids=["hint", "unit", "several"],
+)
+def test_options_of_devices_are_named_as_typed(options: DeviceOptions, told: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        options.amounts()
+    assert raised.value.message.replace('"', "'").replace("''", "'") == told
