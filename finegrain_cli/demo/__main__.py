@@ -21,6 +21,7 @@ from finegrain_cli.local.cluster import ExecutorShare, LocalCluster
 
 # Control groups have these names, so two demos on one host at a time need different ones.
 EXECUTORS = (f"demo-{os.getpid()}-a", f"demo-{os.getpid()}-b")
+FAKE_GPUS = "dgx-a100"
 MEMORY_BYTES = 1024 * MIB
 RELEASE_CHECKS = 100
 RELEASE_CHECK_INTERVAL_S = 0.1
@@ -45,7 +46,7 @@ def main() -> int:
     ]
     plan = DemoPlan(_sources(), share_milli, *EXECUTORS, dedicated_cpus=dedicated_cpus)
     log.progress("starting one resource manager and two task executors on this host")
-    cluster = LocalCluster(shares=shares)
+    cluster = LocalCluster(shares=shares, fake_gpus=FAKE_GPUS)
     with cluster:
         words = asyncio.run(_run(cluster, plan, log))
         # Stopped here and not by `with`, because only `stop` returns what is left behind.

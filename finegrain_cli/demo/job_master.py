@@ -2,7 +2,8 @@
 
 Map tasks run in slots of many sizes. Reduce tasks read the maps' output from standard input. In
 addition, one request waits and explains why, and one executor is drained. One task exceeds the
-memory of its slot, and one has a dedicated cpu.
+memory of its slot, and one has a dedicated cpu. Two slots share a GPU, and one has GPUs with a NIC
+near them; these devices are fake.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ REDUCES = 3
 GRANT_TIMEOUT_S = 20.0
 SCRIPT = wordcount.__file__
 PRINT_AFFINITY = "import os; print(*sorted(os.sched_getaffinity(0)), sep=',')"
+PRINT_DEVICES = "import os; print(os.environ['FINEGRAIN_DEVICES'])"
 EAT_MEMORY = "held = []\nwhile True: held.append(bytearray(1 << 20))"
 
 
@@ -83,6 +85,7 @@ async def count_words(cluster: fg.Cluster, plan: DemoPlan, log: DemoLog) -> Coun
         words = await _reduce(job, plan, lines, log)
         await _exceed_memory_limit(job, plan, log)
         await _dedicated_cpu(cluster, job, plan, log)
+        await _shared_and_joint_devices(cluster, job, plan, log)
     await cluster.undrain(plan.drained_executor)
     log.progress(f"undrained {plan.drained_executor}")
     return words
@@ -210,3 +213,40 @@ async def _dedicated_cpu(cluster: fg.Cluster, job: fg.Job, plan: DemoPlan, log: 
 
 def _where(slot: fg.Slot) -> str:
     return f"a slot on {slot.executor_id}"
+
+
+async def _shared_and_joint_devices(
+    cluster: fg.Cluster, job: fg.Job, plan: DemoPlan, log: DemoLog
+) -> None:
+    """Shows two slots that share a GPU, and one with two GPUs and the NIC at their PCIe switch."""
+    listed = await cluster.devices(plan.steady_executor)
+    near = {each.device.uuid: each.device.pcie_group for one in listed for each in one.devices}
+    if not near:
+        log.progress("this executor offers no devices: skipped the slots with GPUs")
+        return
+    size = {"cpu_milli": plan.share_milli // 10, "memory_bytes": 32 * fg.MIB}
+    hint = fg.DeviceHint(type="rdma", near="gpu")
+    requests = await job.request_slots(
+        [
+            fg.SlotSpec(**size, devices={"gpu": 50}),
+            fg.SlotSpec(**size, devices={"gpu": 50}),
+            fg.SlotSpec(**size, devices={"gpu": 200, "rdma": 100}, device_hints=[hint]),
+        ]
+    )
+    slots = [await each.granted(GRANT_TIMEOUT_S) for each in requests]
+    found = []
+    for slot in slots:
+        task = await slot.run([sys.executable, "-c", PRINT_DEVICES])
+        result = log.record("devices", slot, (await task.wait()).check())
+        found.append(json.loads(result.stdout))
+    first, second, joint = ([each["uuid"] for each in devices] for devices in found)
+    names = [[f"{each['type']}{each['minor']}" for each in devices] for devices in found]
+    log.progress(f"two slots share {names[0][0]} (fake), half each; nothing enforces the halves")
+    log.expect(first == second, "the two halves are on different GPUs")
+    log.progress(f"one slot has {', '.join(names[2])}: GPUs joined by NVLink, and a NIC near them")
+    log.expect(len(joint) == 3 and first[0] not in joint, "a shared GPU was given as a whole one")
+    nics = {near[each["uuid"]] for each in found[2] if each["type"] == "rdma"}
+    gpus = {near[each["uuid"]] for each in found[2] if each["type"] == "gpu"}
+    log.expect(nics <= gpus, "the NIC is at another PCIe switch than the GPUs")
+    for slot in slots:
+        await slot.release()

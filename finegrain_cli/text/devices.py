@@ -7,6 +7,7 @@ from typing import Any
 
 from finegrain.devices.device import GPU_MEMORY, Device, DeviceLink
 from finegrain.units import format_bytes
+from finegrain_cli.text.columns import devices_text
 from finegrain_cli.text.output import Column
 
 Row = Mapping[str, Any]
@@ -15,10 +16,49 @@ Row = Mapping[str, Any]
 def device_rows(executors: Sequence[Any]) -> list[dict[str, Any]]:
     """Returns one row for each device of `ExecutorDevices` values."""
     return [
-        {"executor_id": each.executor_id, "fake": each.fake, **status.to_dict()}
+        {
+            "executor_id": each.executor_id,
+            "fake": each.fake,
+            **status.to_dict(),
+            "links": _links_of(status.device, each),
+        }
         for each in executors
         for status in each.devices
     ]
+
+
+def _links_of(device: Device, executor: Any) -> list[dict[str, Any]]:
+    """Returns the links of a device: the device at the other end, NVLinks, and the path."""
+    names = {each.device.uuid: each.device.name for each in executor.devices}
+    found = []
+    for link in executor.links:
+        ends = (link.first_uuid, link.second_uuid)
+        if device.uuid in ends:
+            other = ends[1] if device.uuid == ends[0] else ends[0]
+            name = names.get(other, "")
+            found.append({"device": name, "uuid": other, "lanes": link.lanes, "path": link.path})
+    return found
+
+
+def _links(row: Row) -> str:
+    """Returns links, devices with equal ones together: "NV12 gpu1 gpu2, SYS gpu3"."""
+    found: dict[str, list[str]] = {}
+    for each in row["links"]:
+        kind = f"NV{each['lanes']}" if each["lanes"] else each["path"] or "?"
+        found.setdefault(kind, []).append(each["device"] or each["uuid"])
+    return ", ".join(" ".join([kind, *names]) for kind, names in found.items()) or "-"
+
+
+def _shares(row: Row) -> str:
+    """Returns what each slot has: "SLOT of job JOB: gpu-core 50, gpu-memory 20Gi"."""
+    return (
+        "; ".join(
+            f"{each['allocation_id']} of job {each['job_id']}: "
+            + ", ".join(devices_text(each["amounts"]))
+            for each in row["uses"]
+        )
+        or "-"
+    )
 
 
 def _health(row: Row) -> str:
@@ -54,6 +94,8 @@ DEVICE_COLUMNS = (
     Column("HEALTH", _health),
     Column("ALLOCATED", _used),
     Column("SLOTS", _slots),
+    Column("LINKS", _links, wide=True),
+    Column("SHARES", _shares, wide=True),
     Column("UUID", lambda r: r["device"]["uuid"], wide=True),
     Column("PCI", lambda r: r["device"]["pci_address"] or "-", wide=True),
     Column(

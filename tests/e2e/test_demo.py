@@ -43,7 +43,14 @@ def test_it_ends_well_with_books_at_zero(demo: Outcome) -> None:
 @pytest.mark.quick
 def test_it_shows_what_the_cluster_can_do(demo: Outcome) -> None:
     text = demo.stderr + demo.text
-    for words in ("carved 16 slots of 16 sizes", "WAITING_CAPACITY", "smallest changes", "drained"):
+    for words in (
+        "carved 16 slots of 16 sizes",
+        "WAITING_CAPACITY",
+        "smallest changes",
+        "drained",
+        "two slots share gpu",
+        "a NIC near them",
+    ):
         assert words in text
     report = text[text.index("TASK ") :].splitlines()
     assert report[0].split() == [

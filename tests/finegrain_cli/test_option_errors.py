@@ -53,15 +53,19 @@ def test_the_error_of_a_rejected_request_is_reworded_as_well() -> None:
     [
         (
             DeviceOptions(gpu_core=30, gpu_shared=4, gpu_memory_ratio=50),
-            "--gpu-core is '30'; expected a multiple of --gpu-shared (4), at most 100 for each GPU;"
-            " the nearest is 32",
+            (
+                "--gpu-core is '30'; expected a multiple of --gpu-shared (4), at most 100 for each"
+                " GPU; the nearest is 32"
+            ),
         ),
         (DeviceOptions(gpu="3000"), "--gpu is '3000'; expected at most 1024 devices"),
         (
             DeviceOptions(gpu="2", gpu_core=60),
-            "--gpu, --gpu-core is '--gpu 2, --gpu-core 60'; expected --gpu alone, or --gpu-core,"
-            " --gpu-memory, --gpu-memory-ratio, or --gpu-core with one of the other two;"
-            " --gpu-shared may be added to a request with memory",
+            (
+                "--gpu, --gpu-core is '--gpu 2, --gpu-core 60'; expected --gpu alone, or --gpu-core,"
+                " --gpu-memory, --gpu-memory-ratio, or --gpu-core with one of the other two;"
+                " --gpu-shared may be added to a request with memory"
+            ),
         ),
     ],
     ids=["hint", "unit", "several"],

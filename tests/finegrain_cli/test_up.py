@@ -152,6 +152,10 @@ def test_fake_gpus_are_given_out_shown_and_cordoned() -> None:
         listed = json.loads(running.finegrain("devices", "-o", "json").stdout)["items"]
         assert len(listed) == 20  # 8 GPUs and 12 NICs
         assert [each["problem"] for each in listed if each["cordoned"]] == ["cordoned: hot"]
+        assert {each["lanes"] for each in listed[0]["links"]} == {12}
+        assert "NV12 gpu1 gpu2" in running.finegrain("devices", "-o", "wide").stdout
+        limit = running.finegrain("groups", "set", "low", "--max", "gpu=2.5")
+        assert limit.stdout == "low: weight 1, maximum gpu 2.5\n"
         assert "NV12" in running.finegrain("topo").stdout
         assert running.finegrain("uncordon", f"{executor}/gpu3").returncode == 0
         code, said = running.end(signal.SIGINT)

@@ -20,6 +20,14 @@ def test_the_largest_share_of_the_cluster_counts() -> None:
     assert costs.of({"cpu_milli": 1_000, "extended.gpu": 1}) == 1.0
 
 
+def test_every_type_of_device_counts() -> None:
+    costs = Costs("dominant")
+    costs.count("a", HOST | {"device.gpu-core": 800, "device.rdma": 400, "device.mig-1g": 700})
+    assert costs.of({"cpu_milli": 1_000, "device.gpu-core": 600}) == 3 / 4
+    assert costs.of({"cpu_milli": 1_000, "device.rdma": 200}) == 1 / 2
+    assert costs.of({"cpu_milli": 1_000, "device.gpu-core": 100, "device.mig-1g": 700}) == 1.0
+
+
 def test_an_executor_that_is_lost_does_not_count() -> None:
     costs = Costs("dominant")
     for name in ("a", "b"):
