@@ -13,7 +13,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import finegrain_client as fg
@@ -224,13 +224,13 @@ async def _shared_and_joint_devices(
     if not near:
         log.progress("this executor offers no devices: skipped the slots with GPUs")
         return
-    size = {"cpu_milli": plan.share_milli // 10, "memory_bytes": 32 * fg.MIB}
+    size = fg.SlotSpec(cpu_milli=plan.share_milli // 10, memory_bytes=32 * fg.MIB)
     hint = fg.DeviceHint(type="rdma", near="gpu")
     requests = await job.request_slots(
         [
-            fg.SlotSpec(**size, devices={"gpu": 50}),
-            fg.SlotSpec(**size, devices={"gpu": 50}),
-            fg.SlotSpec(**size, devices={"gpu": 200, "rdma": 100}, device_hints=[hint]),
+            replace(size, devices={"gpu": 50}),
+            replace(size, devices={"gpu": 50}),
+            replace(size, devices={"gpu": 200, "rdma": 100}, device_hints=[hint]),
         ]
     )
     slots = [await each.granted(GRANT_TIMEOUT_S) for each in requests]

@@ -62,9 +62,9 @@ def test_the_error_of_a_rejected_request_is_reworded_as_well() -> None:
         (
             DeviceOptions(gpu="2", gpu_core=60),
             (
-                "--gpu, --gpu-core is '--gpu 2, --gpu-core 60'; expected --gpu alone, or --gpu-core,"
-                " --gpu-memory, --gpu-memory-ratio, or --gpu-core with one of the other two;"
-                " --gpu-shared may be added to a request with memory"
+                "--gpu, --gpu-core is '--gpu 2, --gpu-core 60'; expected --gpu alone, or"
+                " --gpu-core, --gpu-memory, --gpu-memory-ratio, or --gpu-core with one of the other"
+                " two; --gpu-shared may be added to a request with memory"
             ),
         ),
     ],

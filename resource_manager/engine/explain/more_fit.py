@@ -1,7 +1,7 @@
 """Counts how many more slots of a scheduling class fit now, on each executor and in total.
 
-The numbers are those of the placer: it would place so many slots if nothing else were queued and no
-maximum of a group applied. Capacity that is reserved, for whichever request, does not count.
+The numbers are those of the placer: it would place this number of slots if nothing else were queued
+and no maximum of a group applied. Capacity that is reserved, for whichever request, does not count.
 """
 
 from __future__ import annotations
