@@ -230,7 +230,7 @@ async def _shared_and_joint_devices(
         [
             replace(size, devices={"gpu": 50}),
             replace(size, devices={"gpu": 50}),
-            replace(size, devices={"gpu": 200, "rdma": 100}, device_hints=[hint]),
+            replace(size, devices={"gpu": 200, "rdma": 100}, device_hints=(hint,)),
         ]
     )
     slots = [await each.granted(GRANT_TIMEOUT_S) for each in requests]

@@ -154,6 +154,8 @@ def test_fake_gpus_are_given_out_shown_and_cordoned() -> None:
         assert [each["problem"] for each in listed if each["cordoned"]] == ["cordoned: hot"]
         assert {each["lanes"] for each in listed[0]["links"]} == {12}
         assert "NV12 gpu1 gpu2" in running.finegrain("devices", "-o", "wide").stdout
+        wrong = running.finegrain("run", "--cpu", "1", "--cpu-limit", "500m", "--", "true")
+        assert "--cpu-limit is '500m'; expected 0, or --cpu (1) to" in wrong.stderr
         limit = running.finegrain("groups", "set", "low", "--max", "gpu=2.5")
         assert limit.stdout == "low: weight 1, maximum gpu 2.5\n"
         assert "NV12" in running.finegrain("topo").stdout

@@ -8,7 +8,9 @@ import urllib.error
 import urllib.request
 
 import pytest
+from prometheus_client import generate_latest
 
+from task_executor.service.metrics import ExecutorMetrics
 from tests.task_executor.service.conftest import Executor
 from tests.task_executor.service.scripted_rm import MIB, ScriptedRM, allocation, eventually, free
 
@@ -95,3 +97,15 @@ async def test_ready_means_that_the_rm_hears_us(rm: ScriptedRM, executor: Execut
     await eventually(lambda: not executor.front.agent.state.connected, "it notices")
     assert (await fetch(executor, "/readyz"))[0] == 503
     assert (await fetch(executor, "/healthz"))[0] == 200
+
+
+def test_devices_are_shown_in_devices_and_their_memory_in_bytes() -> None:
+    metrics = ExecutorMetrics("0")
+    total = {"device.gpu-core": 800, "device.rdma": 150, "device.gpu-memory": 80 * MIB}
+    metrics._set_amounts("total", total)
+    shown = generate_latest(metrics.registry).decode().splitlines()
+    assert {line for line in shown if line.startswith("finegrain_executor_device_")} == {
+        'finegrain_executor_device_units{dimension="gpu-core",state="total"} 8.0',
+        'finegrain_executor_device_units{dimension="rdma",state="total"} 1.5',
+        'finegrain_executor_device_memory_bytes{state="total"} 8.388608e+07',
+    }
