@@ -17,7 +17,12 @@ from resource_manager.engine.queue.gangs import MemberRequest
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 MOST = 1 << 31
-"""Slots that are asked for on a host: more than any has room for."""
+"""Slots that are asked for on a host where amounts decide: more than any has room for."""
+
+CHOSEN_MAX = 2_000
+"""Slots for which cpus, NUMA nodes or devices are chosen, in all. Each takes some 50 us, and the
+resource manager decides nothing meanwhile.
+"""
 
 
 @dataclass(slots=True)
@@ -49,20 +54,25 @@ def count_more(hosts: Hosts, among: Iterable[Host], wanted: SchedulingClass) -> 
     request = MemberRequest(wanted.profile, wanted.labels, 1, cpus=wanted.cpus)
     members = Members.of(0, request, ())
     placer = TentativePlacer(hosts, [members])
-    found, checks = MoreFit(), 0
+    found, checks, left = MoreFit(), 0, CHOSEN_MAX
     try:
         for host in among:
             needs_topology = host.needs_topology(wanted)
             # The placer leaves such hosts to the owner: amounts do not tell what it needs.
             if needs_topology and host.reserved is not None:
                 continue
-            # The answer is 0 without a check where amounts do not fit.
-            if needs_topology and checks >= COSTLY_CHECKS_MAX:
+            if needs_topology and (checks >= COSTLY_CHECKS_MAX or not left):
                 found.is_complete = False
                 break
-            if room := placer.room(members, host.host_id, MOST):
+            # The answer is 0 without a check where amounts do not fit.
+            room = placer.room(members, host.host_id, left if needs_topology else MOST)
+            if room:
                 found.by_host[host.host_id] = room
-                checks += needs_topology
+            if room and needs_topology:
+                checks += 1
+                left -= room
+                # The host may have room for more than was asked.
+                found.is_complete = left > 0
     finally:
         placer.drop()
     return found

@@ -6,6 +6,7 @@ import pytest
 
 from finegrain.devices.names import device_requests
 from finegrain.resources import MIB, ResourceProfile
+from resource_manager.engine.explain import more_fit
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.model.entities import RequestSpec
 from tests.support.devices import gpu_host
@@ -45,3 +46,18 @@ def test_counting_changes_nothing_and_names_the_executor() -> None:
     assert explain(cluster.state, "pair").more_fit == 0
     assert explain(cluster.state, "first").more_fit == 1
     cluster.check()
+
+
+def test_a_long_count_ends_early_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = EngineCluster.settled(gpu_host("a", gpus=4), gpu_host("b", gpus=4))
+    cluster.submit(request("first", gpu=50))
+    found = explain(cluster.state, "first")
+    assert (found.more_fit, found.more_may_fit) == (15, False)
+    found = explain(cluster.state, "first", "b")
+    assert (found.more_fit, found.more_may_fit) == (8, False)
+    monkeypatch.setattr(more_fit, "CHOSEN_MAX", 5)
+    found = explain(cluster.state, "first", "b")
+    assert (found.more_fit, found.more_may_fit) == (5, True)
+    cluster.submit(request("second", gpu=50))
+    found = explain(cluster.state, "first")
+    assert (found.more_fit, found.more_may_fit) == (5, True)
