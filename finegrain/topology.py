@@ -32,6 +32,7 @@ class GpuHealth(StrEnum):
     OK = "ok"
     LOST = "lost"  # not on the bus any more: every query fails until the host is reset
     UNKNOWN = "unknown"  # it answers, but without its memory size, so nothing can be carved
+    FAULTY = "faulty"  # it answers, and the driver asks for a repair; the problem says which
 
 
 class PciKind(StrEnum):
@@ -152,6 +153,20 @@ class PciDevice:
     drm: tuple[str, ...] = ()
     mic: tuple[str, ...] = ()
     pcie_group: str = ""  # bus id of the switch or root port above it; empty: unknown
+    physical_function: str = ""  # bus id of the card that a virtual function belongs to
+    problem: str = ""  # why slots cannot use it, such as no active port; empty: nothing is known
+
+
+@dataclass(frozen=True, slots=True)
+class Fpga:
+    """A region of an FPGA that can be programmed, of the kernel's class fpga_region."""
+
+    name: str  # of the region, such as region0
+    minor: int  # the number in that name
+    pci_bus_id: str | None = None  # None: it is not on the PCI bus
+    numa_node: int | None = None
+    model: str = ""  # of its FPGA manager
+    problem: str = ""  # why slots cannot use it; empty: it works
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +177,14 @@ class MigInstance:
     profile: str | None  # such as 1g.10gb
     memory_bytes: int | None
     multiprocessor_count: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that computes on a GPU."""
+
+    pid: int  # as the host's first PID namespace numbers it
+    memory_bytes: int | None = None  # of the GPU; None: the driver does not report it
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +204,8 @@ class Gpu:
     vendor: str = "nvidia"
     pcie_group: str = ""  # as in PciDevice; empty: that of its PCI device
     health: GpuHealth = GpuHealth.OK
+    problem: str = ""  # why slots cannot use it, and the repair; empty: `health` says enough
+    processes: tuple[GpuProcess, ...] = ()  # that compute on it now, of any user
     mig_enabled: bool = False
     mig_mode_pending: bool = False  # a change of the mode takes effect at the next reset
     mig_instances: tuple[MigInstance, ...] = ()
@@ -255,6 +280,7 @@ class HostTopology:
     gpus: tuple[Gpu, ...] = ()
     gpu_links: tuple[GpuLink, ...] = ()
     gpu_absence_reason: str | None = None  # why GPUs are unknown; None: the driver answered
+    fpgas: tuple[Fpga, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property

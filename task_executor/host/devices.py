@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from finegrain.devices.device import (
+    FPGA,
     GPU,
     GPU_CORE,
     GPU_MEMORY,
@@ -20,23 +21,28 @@ from finegrain.devices.device import (
     Device,
     DeviceLink,
     HostDevices,
+    VirtualFunction,
     pairs,
 )
 from finegrain.devices.names import MIG_PREFIX
-from finegrain.topology import Gpu, GpuHealth, GpuLink, HostTopology, PciDevice
+from finegrain.topology import Fpga, Gpu, GpuHealth, GpuLink, HostTopology, PciDevice
 
 _ON_ONE_BOARD: Final = "INTERNAL"  # nearer than any PCIe switch, which PIX stands for
 _PROBLEMS: Final = {
     GpuHealth.LOST: "the GPU has fallen off the bus; reset the host",
     GpuHealth.UNKNOWN: "the driver does not report the GPU's memory",
+    GpuHealth.FAULTY: "the driver asks for a repair of the GPU",
 }
 
 
-def devices_of(topology: HostTopology, *, fake: bool = False) -> HostDevices:
+def devices_of(
+    topology: HostTopology, *, configured: Iterable[Device] = (), fake: bool = False
+) -> HostDevices:
     """Returns the devices of a host.
 
     Args:
         topology: what was detected.
+        configured: devices of the types that the operator configured.
         fake: the GPUs are made up.
     """
     groups = {each.bus_id: each.pcie_group for each in topology.pci_devices}
@@ -50,8 +56,14 @@ def devices_of(topology: HostTopology, *, fake: bool = False) -> HostDevices:
         else:
             gpus.append(device)
     return HostDevices(
-        (*gpus, *_nics(topology.pci_devices)), tuple(_links(topology.gpu_links)), fake=fake
+        (*gpus, *_nics(topology.pci_devices), *_fpgas(topology.fpgas, groups), *configured),
+        tuple(_links(topology.gpu_links)),
+        fake=fake,
     )
+
+
+def _problem_of(gpu: Gpu) -> str:
+    return gpu.problem or _PROBLEMS.get(gpu.health, "")
 
 
 def _of_gpu(gpu: Gpu, groups: dict[str, str]) -> Iterator[Device]:
@@ -69,7 +81,7 @@ def _of_gpu(gpu: Gpu, groups: dict[str, str]) -> Iterator[Device]:
             numa_node=gpu.numa_node,
             pcie_group=gpu.pcie_group or groups.get(address, ""),
             pci_address=address,
-            problem=_PROBLEMS.get(gpu.health, ""),
+            problem=_problem_of(gpu),
             memory_bytes=(gpu.memory_bytes or 0) + gpu.driver_bytes,
             driver_bytes=gpu.driver_bytes,
             local_cpus="" if gpu.cpus is None else str(gpu.cpus),
@@ -89,14 +101,19 @@ def _of_gpu(gpu: Gpu, groups: dict[str, str]) -> Iterator[Device]:
             pci_address=address,
             parent_uuid=gpu.uuid,
             whole_only=True,
-            problem=_PROBLEMS.get(gpu.health, ""),
+            problem=_problem_of(gpu),
             memory_bytes=instance.memory_bytes or 0,
         )
 
 
 def _nics(devices: Iterable[PciDevice]) -> Iterator[Device]:
     """Yields the NICs with an RDMA interface; a virtual function is no card of its own."""
-    cards = [each for each in devices if each.infiniband and not each.is_virtual_function]
+    found = [each for each in devices if each.infiniband]
+    cards = [each for each in found if not each.is_virtual_function]
+    functions: dict[str, list[VirtualFunction]] = {}
+    for each in found:
+        if each.physical_function:
+            functions.setdefault(each.physical_function, []).append(VirtualFunction(each.bus_id))
     for minor, card in enumerate(cards):
         yield Device(
             RDMA,
@@ -107,7 +124,27 @@ def _nics(devices: Iterable[PciDevice]) -> Iterator[Device]:
             numa_node=card.numa_node,
             pcie_group=card.pcie_group,
             pci_address=card.bus_id,
+            functions=tuple(functions.get(card.bus_id, ())),
+            problem=card.problem,
             local_cpus="" if card.local_cpus is None else str(card.local_cpus),
+        )
+
+
+def _fpgas(fpgas: Iterable[Fpga], groups: dict[str, str]) -> Iterator[Device]:
+    """Yields the regions of FPGAs that can be programmed."""
+    for each in fpgas:
+        address = each.pci_bus_id or ""
+        yield Device(
+            FPGA,
+            # The kernel knows no serial number of a board, so the slot it is in identifies it.
+            f"{address}/{each.name}" if address else each.name,
+            each.minor,
+            ((FPGA, WHOLE),),
+            model=each.model,
+            numa_node=each.numa_node,
+            pcie_group=groups.get(address, ""),
+            pci_address=address,
+            problem=each.problem,
         )
 
 

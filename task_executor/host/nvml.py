@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Final, Protocol
 
 from finegrain.cpuset import MAX_ID, CpuSet
-from finegrain.topology import Gpu, GpuHealth, GpuLink, MigInstance, printable
+from finegrain.topology import Gpu, GpuHealth, GpuLink, GpuProcess, MigInstance, printable
 
 _AFFINITY_WORDS: Final = 128  # of 64 CPUs each: more than any kernel supports
 _NVLINKS_MAX: Final = 18
@@ -25,6 +25,20 @@ _NVLINK_TO_SWITCH: Final = 2
 _ANCESTORS: Final = {0: "INTERNAL", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _MIG_PROFILE: Final = re.compile(r"MIG (\S+)\s*$", re.ASCII)
 _MIB: Final = 1024 * 1024
+_RECOVERY_ACTION: Final = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+_REPAIRS: Final = {
+    1: "the driver asks for a reset: end all processes on it, then nvidia-smi --gpu-reset -i UUID",
+    2: "the driver asks for a reboot of the host",
+    3: "the driver asks to end peer-to-peer traffic: end the processes that use it with other GPUs",
+    4: "the driver asks to drain it: let its tasks end, then nvidia-smi --gpu-reset -i UUID",
+    5: "the driver asks for a recovery of the IMEX domain",
+    6: "the driver asks for a reset of its PCI bus",
+    7: "the driver asks for a reboot of the whole system",
+}
+_PROCESS_QUERIES: Final = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,7 @@ class GpuInventory:
     links: tuple[GpuLink, ...] = ()
     absence_reason: str | None = None  # why nothing is known; None if the driver answered
     warnings: tuple[str, ...] = ()
+    complete: bool = False  # it has the GPUs of all vendors, so no other source is read
 
 
 class NvmlSource(Protocol):
@@ -135,6 +150,10 @@ class _Session:
             self._warnings.append(f"GPU {index} does not report its UUID and is left out")
             return None
         memory_bytes, driver_bytes, health = self._memory(index, handle)
+        problem = "" if health is GpuHealth.LOST else self._problem(uuid, handle)
+        if problem:
+            self._warnings.append(f"GPU {index} gets no work: {problem}")
+            health = GpuHealth.FAULTY
         # Present and pending mode. They differ until the next reset.
         mode = self._ask("nvmlDeviceGetMigMode", handle) or (0, 0)
         pci = self._ask("nvmlDeviceGetPciInfo", handle)
@@ -148,6 +167,8 @@ class _Session:
             memory_bytes=memory_bytes,
             driver_bytes=driver_bytes,
             health=health,
+            problem=problem,
+            processes=self._processes(handle),
             mig_enabled=mode[0] == 1,
             mig_mode_pending=mode[0] != mode[1],
             mig_instances=tuple(self._mig_instances(handle)) if mode[0] == 1 else (),
@@ -173,6 +194,36 @@ class _Session:
             self._warnings.append(f"GPU {index} offers no capacity: {_words(error)}")
             lost = type(error).__name__ in {"NVMLError_GpuIsLost", "NVMLError_ResetRequired"}
             return None, 0, GpuHealth.LOST if lost else GpuHealth.UNKNOWN
+
+    def _problem(self, uuid: str, handle: Any) -> str:
+        """Returns the repair that the driver asks for; empty if it asks for none, or if it does
+        not know the query.
+
+        The binding has no function for the recovery action, only its field value.
+        """
+        values = self._ask("nvmlDeviceGetFieldValues", handle, [_RECOVERY_ACTION])
+        # A field has an error code of its own, besides that of the call.
+        if not values or values[0].nvmlReturn != 0:
+            return ""
+        action = int(values[0].value.uiVal)
+        if action == 0:
+            return ""
+        repair = _REPAIRS.get(action, f"the driver asks for recovery action {action}")
+        return repair.replace("UUID", uuid)
+
+    def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
+        """Returns the processes that compute on a GPU. Those that only draw are left out: they use
+        little memory, and a desktop has always some.
+        """
+        found: dict[int, GpuProcess] = {}
+        for query in _PROCESS_QUERIES:
+            for each in self._ask(query, handle) or ():
+                # A process with contexts on several MIG instances is listed once for each.
+                before = found.get(each.pid, GpuProcess(each.pid)).memory_bytes or 0
+                used = each.usedGpuMemory
+                known = None if used is None and not before else before + (used or 0)
+                found[each.pid] = GpuProcess(each.pid, known)
+        return tuple(found[pid] for pid in sorted(found))
 
     def _mig_instances(self, handle: Any) -> Iterator[MigInstance]:
         for index in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):

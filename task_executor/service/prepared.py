@@ -98,7 +98,7 @@ def _resolve(options: TaskExecutorOptions, directory: StateDirectory, join_token
     users = user_policy(options)
     topology = detect(Path("/"), gpu_source(options.fake_gpus))
     if options.fake_gpus:
-        topology = replace(topology, pci_devices=nics(options.fake_gpus))
+        topology = replace(topology, pci_devices=nics(options.fake_gpus), fpgas=())
     return Prepared(
         options=options,
         directory=directory,

@@ -13,6 +13,7 @@ from finegrain.topology import Core, CpuKind, HostTopology, Limits, NumaNode
 from task_executor.host.detection.control_groups import read_affinity, read_limits
 from task_executor.host.detection.cores import Layout, read_layout
 from task_executor.host.detection.cpus import CpuFacts, read_cpus
+from task_executor.host.detection.fpgas import read_fpgas
 from task_executor.host.detection.gpus import read_gpus
 from task_executor.host.detection.kinds import read_kinds
 from task_executor.host.detection.memory import read_hugepages, read_meminfo
@@ -53,6 +54,7 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
     # Devices come after the nodes that they refer to.
     devices = read_pci(reader, cpus.online, nodes)
     gpus = read_gpus(reader, nvml, devices or (), cpus.online, nodes)
+    fpgas = read_fpgas(reader, nodes)
     return HostTopology(
         online=cpus.online,
         online_source=cpus.online_source,
@@ -83,6 +85,7 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
         gpus=gpus.gpus,
         gpu_links=gpus.links,
         gpu_absence_reason=gpus.absence_reason,
+        fpgas=fpgas,
         warnings=reader.warnings,
     )
 

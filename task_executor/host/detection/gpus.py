@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.topology import Gpu, NumaNode, PciDevice, PciKind
+from task_executor.host.detection.amd import read_amd_gpus
 from task_executor.host.detection.pci import node_of_cpus
 from task_executor.host.detection.reader import TreeReader
 from task_executor.host.nvml import GpuInventory, NvmlSource
@@ -24,7 +25,7 @@ def read_gpus(
     online: CpuSet,
     nodes: Sequence[NumaNode],
 ) -> GpuInventory:
-    """Returns the driver's GPUs with their NUMA nodes.
+    """Returns the NVIDIA driver's GPUs and AMD GPUs with their NUMA nodes.
 
     Warns of GPUs on the bus that cannot be offered.
 
@@ -51,8 +52,20 @@ def read_gpus(
         reason = inventory.absence_reason or "the driver does not list them"
         reader.warn(f"NVIDIA GPUs on the PCI bus are not offered ({', '.join(silent)}): {reason}")
     by_bus_id = {card.bus_id: card for card in devices}
-    placed = (_placed(gpu, by_bus_id, online, nodes) for gpu in inventory.gpus)
-    return dataclasses.replace(inventory, gpus=tuple(placed))
+    placed = tuple(_placed(gpu, by_bus_id, online, nodes) for gpu in inventory.gpus)
+    if source is None or inventory.complete:
+        return dataclasses.replace(inventory, gpus=placed)
+    # Minors are unique on a host, so AMD GPUs continue where the driver of the others ends.
+    numbers = (max(gpu.index, gpu.minor or 0) for gpu in placed)
+    amd = read_amd_gpus(reader, devices, online, nodes, max(numbers, default=-1) + 1)
+    # Without NVIDIA cards, it says nothing that their driver is missing.
+    reason = None if amd.gpus and not silent else inventory.absence_reason
+    return dataclasses.replace(
+        inventory,
+        gpus=(*placed, *amd.gpus),
+        links=(*inventory.links, *amd.links),
+        absence_reason=reason,
+    )
 
 
 def _placed(

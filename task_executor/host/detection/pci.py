@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from finegrain.cpuset import CpuSet
-from finegrain.topology import NumaNode, PciDevice, PciKind
+from finegrain.topology import NumaNode, PciDevice, PciKind, printable
 from task_executor.host.detection.reader import TreeReader
 
 PCI: Final = "sys/bus/pci/devices"
+INFINIBAND: Final = "sys/class/infiniband"
 _BUS_ID: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 _GPU_VENDORS: Final = frozenset({"0x10de", "0x1002", "0x8086"})
 _KIND_BY_CLASS: Final = {
@@ -65,6 +66,7 @@ def _read_device(
     kind = _kind(pci_class, vendor, known_to_nvidia)
     if kind is None:
         return None
+    infiniband = tuple(reader.names(f"{path}/infiniband"))
     return PciDevice(
         bus_id=bus_id,
         kind=kind,
@@ -76,11 +78,34 @@ def _read_device(
         local_cpus=_local_cpus(reader, path, online),
         is_virtual_function=reader.exists(f"{path}/physfn"),
         net=tuple(reader.names(f"{path}/net")),
-        infiniband=tuple(reader.names(f"{path}/infiniband")),
+        infiniband=infiniband,
         drm=tuple(name for name in reader.names(f"{path}/drm") if _CARD.fullmatch(name)),
         mic=tuple(reader.names(f"{path}/mic")),
         pcie_group=_pcie_group(reader, path),
+        physical_function=_physical_function(reader, path),
+        problem=_port_problem(reader, infiniband),
     )
+
+
+def _physical_function(reader: TreeReader, path: str) -> str:
+    """Returns the bus id of the card that a virtual function belongs to; empty for a card."""
+    name = (reader.resolved(f"{path}/physfn") or "").rsplit("/", 1)[-1]
+    return name if _BUS_ID.fullmatch(name) else ""
+
+
+def _port_problem(reader: TreeReader, infiniband: Sequence[str]) -> str:
+    """Returns why an RDMA interface cannot send; empty if a port is active or nothing is known."""
+    states: dict[str, str] = {}
+    for name in infiniband:
+        ports = f"{INFINIBAND}/{name}/ports"
+        for port in reader.names(ports):
+            state = reader.text(f"{ports}/{port}/state")  # such as "4: ACTIVE"
+            if state:
+                states[f"{name} port {port}"] = printable(state.rsplit(":", 1)[-1])
+    if not states or any(state == "ACTIVE" for state in states.values()):
+        return ""
+    shown = ", ".join(f"{port} is {state}" for port, state in states.items())
+    return f"no port is active ({shown}): check the cable, the switch and the subnet manager"
 
 
 def _pcie_group(reader: TreeReader, path: str) -> str:

@@ -7,6 +7,7 @@ with the memory of each GPU in addition. No profile needs the machine, a driver 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -57,4 +58,5 @@ def gpu_source(fake_gpus: str) -> NvmlSource:
     if not fake_gpus:
         return PynvmlSource()
     data = profile(fake_gpus)
-    return FakeNvml(inventory_from_profile(data, data.get("memory_bytes", 80 * GIB)))
+    inventory = inventory_from_profile(data, data.get("memory_bytes", 80 * GIB))
+    return FakeNvml(replace(inventory, complete=True))

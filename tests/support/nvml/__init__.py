@@ -1,0 +1,1 @@
+"""A driver for tests, which the real binding of NVML loads."""
