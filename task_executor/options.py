@@ -16,6 +16,20 @@ DEFAULT_KUBELET_DIR = Path("/var/lib/kubelet")
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceType:
+    """A type of devices that the operator configured; either `paths` or `command` is set."""
+
+    name: str
+    paths: tuple[str, ...] = ()  # files or patterns; each file is a device
+    command: str = ""  # lists the devices
+    capacities: tuple[tuple[str, int], ...] = ()  # of each device; the type itself: 100
+    shared: bool = False  # slots can have parts of a device
+    numa_node: int | None = None  # of all of them; None: as the kernel or the command reports
+    model: str = ""
+    vendor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskExecutorOptions:
     """Options of `finegrain executor serve`. docs/configuration.md describes them for operators."""
 
@@ -45,6 +59,7 @@ class TaskExecutorOptions:
     memory_pools: tuple[tuple[str, int], ...] = ()  # a separate pool for each memory part, in bytes
     extended: tuple[tuple[str, int], ...] = ()  # countable resources by name
     devices: str = "auto"  # auto: all devices, unless `cpus` is a share of the host; all; none
+    device_types: tuple[DeviceType, ...] = ()  # besides those that are detected
     fake_gpus: str = ""  # name of a machine whose GPUs are played; empty: the real ones
     bind_policy: str = ""  # a HostBindPolicy; here and in the next four, empty: not set
     numa_strategy: str = ""  # a NumaStrategy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,14 +58,17 @@ def detect(
     from finegrain.topology_text import render_topology
     from finegrain_cli.config.daemon_options import task_executor_options
     from finegrain_cli.text.columns import profile_text
+    from finegrain_cli.text.devices import offered_lines
     from task_executor.host.capacity import CapacityOptions, plan_capacity
+    from task_executor.host.configured_devices import discover
     from task_executor.host.detection import detect as detect_host
     from task_executor.host.nvml import PynvmlSource
     from task_executor.service.host_plan import plan_host
 
     options = task_executor_options(current().configuration().settings)
     topology = detect_host(Path("/"), PynvmlSource())
-    plan = plan_host(options, topology)
+    configured = discover(options.device_types, topology.numa_nodes)
+    plan = plan_host(options, topology, configured)
     # The plan has only totals. The capacity also has the cpus, which the drawing needs.
     capacity = plan_capacity(
         topology,
@@ -81,11 +85,15 @@ def detect(
         "reserved": dict(plan.reserved),
         "default_slot_profile": profile,
         "shared_cpus": str(plan.share.shared_cpus),
+        "devices": [asdict(each) for each in plan.devices.devices],
         "topology": topology.to_dict(),
         "capacity": capacity.to_dict(),
         "warnings": list(plan.warnings),
     }
     text = f"{render_topology(topology, capacity)}\ndefault slot: {profile_text(profile)}"
+    if offers := offered_lines(plan.devices):
+        text += "\n\ndevices for slots:\n" + "\n".join(offers)
+    text += "".join(f"\nwarning: {each}" for each in configured.warnings)
     print_object("HostDetection", data, output, text)
 
 

@@ -130,7 +130,7 @@ def _version_of(package: str) -> str | None:
 
 
 def _rows(configuration: Configuration) -> Iterator[dict[str, Any]]:
-    from finegrain_cli.config.values import all_keys, shown, toml_text, value_of
+    from finegrain_cli.config.values import all_keys, device_type_keys, shown, toml_text, value_of
 
     for key in all_keys():
         value = value_of(configuration.settings, key)
@@ -142,12 +142,23 @@ def _rows(configuration: Configuration) -> Iterator[dict[str, Any]]:
             "origin": configuration.origins.get(key.path, "default"),
             "variable": key.variable,
         }
+    for name, section in sorted(configuration.settings.devices.items()):
+        for key in device_type_keys(name):
+            value = getattr(section, key.name)
+            yield {
+                "key": key.path,
+                "value": value,
+                "unit": None,
+                "text": toml_text(key, value),
+                "origin": configuration.origins.get(key.section, "default"),
+                "variable": None,
+            }
 
 
 def _lines(rows: list[dict[str, Any]], *, origin: bool) -> Iterator[str]:
     before = ""
     for row in rows:
-        section, _, name = row["key"].partition(".")
+        section, _, name = row["key"].rpartition(".")
         if section != before:
             yield from ([""] if before else [])
             yield f"[{section}]"

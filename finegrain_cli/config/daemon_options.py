@@ -15,7 +15,7 @@ from finegrain_cli.config.model import (
 )
 from resource_manager.engine.model.settings import Fairness, Measure, Order
 from resource_manager.options import DEFAULT_ADDRESS, ResourceManagerOptions
-from task_executor.options import TaskExecutorOptions
+from task_executor.options import DeviceType, TaskExecutorOptions
 
 NO_METRICS = "none"
 NO_KUBELET = "none"
@@ -103,6 +103,7 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         memory_pools=tuple(sorted(own.memory_pools.items())),
         extended=tuple(sorted(own.extended.items())),
         devices=own.devices,
+        device_types=_device_types(settings),
         fake_gpus=own.fake_gpus,
         bind_policy=own.bind_policy,
         numa_strategy=own.numa_strategy,
@@ -143,6 +144,22 @@ def database_url(settings: Settings) -> str:
     """Returns the URL of the resource manager's database."""
     path = (rm_state_dir(settings.rm) / DATABASE_FILE).absolute()
     return settings.rm.database or f"sqlite:///{path}"
+
+
+def _device_types(settings: Settings) -> tuple[DeviceType, ...]:
+    return tuple(
+        DeviceType(
+            name=name,
+            paths=tuple(each.paths),
+            command=each.command,
+            capacities=tuple(sorted(each.capacities.items())),
+            shared=each.shared,
+            numa_node=each.numa_node,
+            model=each.model,
+            vendor=each.vendor,
+        )
+        for name, each in sorted(settings.devices.items())
+    )
 
 
 def _listen(section: ListenSection) -> ListenOptions:

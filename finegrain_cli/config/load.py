@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from finegrain.errors import ConfigurationError
-from finegrain_cli.config.model import Kind, Settings
+from finegrain_cli.config.model import DeviceTypeSection, Kind, Settings
 from finegrain_cli.config.renamed import RENAMED, renaming_warning
-from finegrain_cli.config.values import amount_text, keys_of
+from finegrain_cli.config.values import DEVICES, amount_text, keys_of
 
 HOST_FILE = Path("/etc/finegrain/finegrain.toml")
 ENV_PREFIX = "FINEGRAIN_"
@@ -141,6 +141,9 @@ def _from_file(path: Path) -> list[Value]:
         _check_section(section, str(path))
         if not isinstance(table, dict):
             raise ConfigurationError(f"{path}: {section} is a table, written [{section}]")
+        if section == DEVICES:
+            values += _device_types(table, str(path))
+            continue
         for name, value in table.items():
             # A renamed key is stored under its new name, with a warning.
             key = RENAMED.get((section, name), name)
@@ -158,6 +161,24 @@ def _from_file(path: Path) -> list[Value]:
     return values
 
 
+def _device_types(table: Mapping[str, Any], path: str) -> Iterator[Value]:
+    """Yields the sections [devices.TYPE]. A later layer replaces the whole section of a type."""
+    known = list(DeviceTypeSection.model_fields)
+    for name, keys in table.items():
+        if not isinstance(keys, dict):
+            raise ConfigurationError(
+                f"{path}: {DEVICES}.{name} is a table, written [{DEVICES}.TYPE]; the devices of an "
+                "executor are switched on and off by executor.devices"
+            )
+        for key in keys:
+            if key not in known:
+                raise ConfigurationError(
+                    f"{path}: unknown key {DEVICES}.{name}.{key}{_nearest(key, known)}; known keys:"
+                    f" {', '.join(known)}"
+                )
+        yield Value(DEVICES, name, keys)
+
+
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, list[Value]]]:
     for name, text in sorted(environment.items()):
         if not name.startswith(ENV_PREFIX) or ENV_SEPARATOR not in name:
@@ -166,6 +187,8 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, lis
         section, _, given_name = name.removeprefix(ENV_PREFIX).lower().partition(ENV_SEPARATOR)
         key = RENAMED.get((section, given_name), given_name)
         _check_section(section, name)
+        if section == DEVICES:
+            raise ConfigurationError(f"{name}: [{DEVICES}.TYPE] can only be set in a file")
         _check_key(section, key, name)
         variable = f"{ENV_PREFIX}{section}{ENV_SEPARATOR}{key}".upper()
         if key != given_name and variable in environment:

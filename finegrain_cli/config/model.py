@@ -440,6 +440,28 @@ class ExecutorSection(ListenSection):
     )
 
 
+class DeviceTypeSection(Section):
+    """Devices of a type that executors do not detect themselves; TYPE is its name in requests."""
+
+    paths: Words = Field(
+        [], description="files, or patterns of files, of which each is a device: /dev/npu*"
+    )
+    command: str = Field(
+        "",
+        description="program with arguments that lists the devices, in place of paths: a line with "
+        "an id for each, or a JSON array",
+    )
+    capacities: Counts = Field(
+        {}, description="amounts of each device by name; default: TYPE = 100, a whole device"
+    )
+    shared: bool = Field(False, description="let slots have parts of a device")
+    numa_node: int | None = Field(
+        None, ge=0, description="NUMA node of the devices; default: as the kernel reports it"
+    )
+    model: str = Field("", description="model of the devices, which requests can ask for")
+    vendor: str = Field("", description="vendor of the devices")
+
+
 class Settings(Section):
     """The whole file."""
 
@@ -448,3 +470,4 @@ class Settings(Section):
     rm: RmSection = Field(default_factory=RmSection)
     fairness: FairnessSection = Field(default_factory=FairnessSection)
     executor: ExecutorSection = Field(default_factory=ExecutorSection)
+    devices: dict[str, DeviceTypeSection] = Field({})

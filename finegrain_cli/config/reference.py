@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from finegrain_cli.config.flags import flag_name
-from finegrain_cli.config.model import Settings
-from finegrain_cli.config.values import Key, keys_of, toml_text
+from finegrain_cli.config.model import DeviceTypeSection, Settings
+from finegrain_cli.config.values import DEVICES, Key, device_type_keys, keys_of, toml_text
 
 PAGE = Path(__file__).parents[2] / "docs/configuration.md"
 BEGIN, END = "<!-- keys: begin (generated) -->", "<!-- keys: end -->"
@@ -28,15 +28,19 @@ def reference() -> str:
     for section, holder in Settings.model_fields.items():
         model = holder.annotation
         title = (getattr(model, "__doc__", "") or "").strip().rstrip(".")
+        keys, shown = keys_of(section), section
+        if section == DEVICES:
+            keys, shown = device_type_keys("TYPE"), f"{DEVICES}.TYPE"
+            title = (DeviceTypeSection.__doc__ or "").strip().rstrip(".")
         parts += [
             "",
-            f"### [{section}]",
+            f"### [{shown}]",
             "",
             f"{title}.",
             "",
             "| key | flag | default | meaning |",
             "| --- | --- | --- | --- |",
-            *map(_row, keys_of(section)),
+            *map(_row, keys),
         ]
     return "\n".join([*parts, "", END])
 

@@ -15,13 +15,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from finegrain.units import format_cpu
-from finegrain_cli.config.model import Kind, Settings
+from finegrain_cli.config.model import DeviceTypeSection, Kind, Settings
 
 _SIZES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _DURATIONS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 _PASSWORD = re.compile(r"(?<=://)([^:/@]*):[^@/]*@")
 
 NEVER = "never"
+DEVICES = "devices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,17 @@ def all_keys() -> Iterator[Key]:
     """Yields every key, section by section."""
     for section, holder in Settings.model_fields.items():
         model: Any = holder.annotation
-        for name, field in model.model_fields.items():
+        # [devices.TYPE] has no fixed keys: `device_type_keys`.
+        for name, field in getattr(model, "model_fields", {}).items():
             yield Key(section, name, field)
+
+
+def device_type_keys(type_: str) -> list[Key]:
+    """Returns the keys of the section of a type of devices. No variable sets them."""
+    return [
+        Key(f"{DEVICES}.{type_}", name, field)
+        for name, field in DeviceTypeSection.model_fields.items()
+    ]
 
 
 def keys_of(section: str) -> list[Key]:

@@ -31,6 +31,7 @@ from task_executor.engine.cpu_ledger import CpuLedger
 from task_executor.engine.default_profile import default_slot, parse_fraction
 from task_executor.engine.slot_table import HostShare
 from task_executor.host.capacity import CapacityOptions, plan_capacity
+from task_executor.host.configured_devices import NOTHING_CONFIGURED, ConfiguredDevices
 from task_executor.host.devices import devices_of
 from task_executor.host.kubelet.state import MEMORY, KubeletState
 from task_executor.host.numa_capacity import NumaCapacity, hugepages_of, numa_capacity
@@ -60,12 +61,17 @@ class HostPlan:
         return any(page_bytes(name.removeprefix(EXTENDED_PREFIX)) for name in self.share.total)
 
 
-def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
+def plan_host(
+    options: TaskExecutorOptions,
+    topology: HostTopology,
+    configured: ConfiguredDevices = NOTHING_CONFIGURED,
+) -> HostPlan:
     """Returns the plan of a host.
 
     Args:
         options: the executor's options.
         topology: the detected host.
+        configured: devices of the types that the options name, from `discover`.
 
     Raises:
         InvalidArgument: options contradict each other or the host; the error names the option.
@@ -83,7 +89,7 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
     nodes = numa_capacity(capacity)
     # Stage 2: what slots can book of that, and the default slot.
     total = _total(options, topology, capacity, nodes)
-    devices = _devices(options, topology)
+    devices = _devices(options, topology, configured)
     total |= total_of_devices(devices.devices)
     profile, deprecation = _default_profile(options, capacity, total)
     reserved = {
@@ -111,7 +117,7 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
         ),
         reserved={name: amount for name, amount in reserved.items() if amount},
         default_profile=profile,
-        warnings=(*topology.warnings, *capacity.warnings, *warnings),
+        warnings=(*topology.warnings, *capacity.warnings, *configured.warnings, *warnings),
         capacity=capacity,
         nodes=nodes,
         time_shared=time_shared,
@@ -119,11 +125,15 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
     )
 
 
-def _devices(options: TaskExecutorOptions, topology: HostTopology) -> HostDevices:
+def _devices(
+    options: TaskExecutorOptions, topology: HostTopology, configured: ConfiguredDevices
+) -> HostDevices:
     """Returns the host's devices; without capacity if they are not offered."""
     if options.devices not in DEVICE_OPTIONS:
         raise InvalidArgument("devices", options.devices, "one of " + ", ".join(DEVICE_OPTIONS))
-    found = devices_of(topology, fake=bool(options.fake_gpus))
+    found = devices_of(
+        topology, configured=configured.devices, fake=bool(options.fake_gpus)
+    )
     # Executors that divide a host would all offer the same devices.
     is_share = bool(options.cpus) and not options.fake_gpus
     if options.devices == "all" or (options.devices == "auto" and not is_share):

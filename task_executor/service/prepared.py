@@ -22,6 +22,7 @@ from task_executor.helper.launch import (
     find_helper,
     start_helper,
 )
+from task_executor.host.configured_devices import discover
 from task_executor.host.detection import detect
 from task_executor.host.gpu_profiles import gpu_source, nics
 from task_executor.join_environment import cluster_token, provided_as, take_join_token
@@ -103,7 +104,7 @@ def _resolve(options: TaskExecutorOptions, directory: StateDirectory, join_token
         options=options,
         directory=directory,
         saved=saved,
-        plan=plan_host(options, topology),
+        plan=plan_host(options, topology, discover(options.device_types, topology.numa_nodes)),
         users=users,
         cluster_token=cluster_token(
             join_token,

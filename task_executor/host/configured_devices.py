@@ -1,0 +1,243 @@
+"""Finds the devices of types that the operator configured (`[devices.TYPE]`).
+
+A type names files, of which each is a device, or a command that lists devices. No failure ends the
+executor: a type without devices has a warning with the reason.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shlex
+import stat
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from finegrain.devices.device import FPGA, GPU, RDMA, WHOLE, Device, pairs
+from finegrain.devices.names import MIG_PREFIX, device_requests
+from finegrain.errors import InvalidArgument
+from finegrain.topology import NumaNode, printable
+from task_executor.host.detection.reader import TreeReader
+from task_executor.options import DeviceType
+
+COMMAND_TIMEOUT_S: Final = 10.0
+DEVICES_MAX: Final = 1_024  # of one type on one host
+_OUTPUT_MAX: Final = 1024 * 1024  # bytes
+_TEXT_MAX: Final = 200
+_AMOUNT_MAX: Final = 2**53
+_DETECTED: Final = (GPU, RDMA, FPGA)
+_KEYS: Final = ("uuid", "model", "numa_node", "pci_address", "problem", "capacities")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredDevices:
+    """The devices of all configured types, and why others were not found."""
+
+    devices: tuple[Device, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+NOTHING_CONFIGURED = ConfiguredDevices()
+
+
+class _NotFoundError(Exception):
+    """Why a type has no devices; its text is for the operator."""
+
+
+def discover(
+    types: Iterable[DeviceType], nodes: Iterable[NumaNode], root: Path = Path("/")
+) -> ConfiguredDevices:
+    """Returns the devices of these types now. Commands run one after another.
+
+    Args:
+        types: from the configuration.
+        nodes: NUMA nodes of the host.
+        root: of the file system in which paths are looked up; commands always run on this host.
+
+    Raises:
+        InvalidArgument: a type is configured in a way that no host could have.
+    """
+    ids = [node.id for node in nodes]
+    devices: list[Device] = []
+    warnings: list[str] = []
+    for each in types:
+        check_type(each)
+        try:
+            found = list(_unique(_by_command(each) if each.command else _by_paths(each, root)))
+        except _NotFoundError as error:
+            warnings.append(f"no devices of type {each.name}: {error}")
+            continue
+        if len(found) > DEVICES_MAX:
+            warnings.append(f"only the first {DEVICES_MAX} devices of type {each.name} are offered")
+        for minor, device in enumerate(found[:DEVICES_MAX]):
+            node = device.numa_node
+            if node is not None and node not in ids:
+                warnings.append(
+                    f"device {each.name}{minor} is said to be on NUMA node {node}, which this host"
+                    f" does not have (nodes: {', '.join(map(str, ids))}); its node is unknown"
+                )
+                node = None
+            devices.append(replace(device, minor=minor, numa_node=node))
+    return ConfiguredDevices(tuple(devices), tuple(warnings))
+
+
+def check_type(type_: DeviceType) -> None:
+    """Checks what does not depend on the host.
+
+    Raises:
+        InvalidArgument: the name is taken or malformed, both or neither of `paths` and `command`
+            are set, or a capacity is out of range.
+    """
+    field = f"devices.{type_.name}"
+    (request,) = device_requests({type_.name: WHOLE}, "devices")
+    if request.type in _DETECTED or request.type != type_.name or type_.name.startswith(MIG_PREFIX):
+        expected = "a name other than those of detected devices: gpu..., rdma, fpga, mig-..."
+        raise InvalidArgument(field, type_.name, expected)
+    if bool(type_.paths) == bool(type_.command):
+        given = "both" if type_.paths else "neither"
+        raise InvalidArgument(field, f"{given} of paths and command", "one of them")
+    for path in type_.paths:
+        if not path.startswith("/"):
+            raise InvalidArgument(f"{field}.paths", path, "absolute paths, such as /dev/npu*")
+    _check_capacities(f"{field}.capacities", type_.name, dict(type_.capacities))
+
+
+def _check_capacities(field: str, name: str, amounts: Mapping[str, int]) -> None:
+    for dimension, amount in amounts.items():
+        most = WHOLE if dimension == name else _AMOUNT_MAX
+        if not 0 < amount <= most:
+            raise InvalidArgument(f"{field}.{dimension}", amount, f"1 to {most}")
+
+
+def _by_paths(type_: DeviceType, root: Path) -> Iterator[Device]:
+    """Yields a device for each file that exists."""
+    reader = TreeReader(root)
+    # Only the file system below the root counts, so that tests can replace it.
+    base = os.fspath(root).rstrip("/")
+    found = [name for each in type_.paths for name in sorted(glob.glob(base + each))]  # noqa: PTH207
+    if not found:
+        raise _NotFoundError(f"no file matches {', '.join(type_.paths)}")
+    for name in found:
+        path = name.removeprefix(base)
+        node = type_.numa_node
+        if node is None:
+            node = _node_of_file(reader, name)
+        yield _device(type_, path, numa_node=node)
+
+
+def _node_of_file(reader: TreeReader, name: str) -> int | None:
+    """Returns the NUMA node that the kernel reports for a device file; None if it reports none."""
+    try:
+        status = Path(name).stat()
+    except OSError:
+        return None
+    kind = {stat.S_IFCHR: "char", stat.S_IFBLK: "block"}.get(stat.S_IFMT(status.st_mode))
+    if kind is None:
+        return None
+    number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+    node = reader.integer(f"sys/dev/{kind}/{number}/device/numa_node")
+    return node if node is not None and node >= 0 else None
+
+
+def _by_command(type_: DeviceType) -> Iterator[Device]:
+    """Yields the devices that a command lists: a JSON array, or a line with the id of each."""
+    text = _output(type_.command).strip()
+    if not text.startswith("["):
+        ids = [line.strip() for line in text.splitlines() if line.strip()]
+        if not ids:
+            raise _NotFoundError(f"{type_.command!r} lists none")
+        yield from (_device(type_, each, numa_node=type_.numa_node) for each in ids)
+        return
+    try:
+        listed: list[Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        message = f"the output of {type_.command!r} is not JSON: {error}"
+        raise _NotFoundError(message) from None
+    if not listed:
+        raise _NotFoundError(f"{type_.command!r} lists none")
+    for at, each in enumerate(listed):
+        yield _from_json(type_, each, f"entry {at} of the output of {type_.command!r}")
+
+
+def _output(command: str) -> str:
+    """Returns the standard output of a command, which gets no shell and no input."""
+    try:
+        done = subprocess.run(
+            shlex.split(command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _NotFoundError(f"{command!r} took longer than {COMMAND_TIMEOUT_S:g} s") from None
+    except (OSError, ValueError, IndexError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise _NotFoundError(f"{command!r} cannot be run: {reason}") from None
+    if done.returncode:
+        last = done.stderr.decode("utf-8", "replace").strip()[-_TEXT_MAX:]
+        message = f"{command!r} ended with status {done.returncode}: {last or 'without a message'}"
+        raise _NotFoundError(printable(message))
+    if len(done.stdout) > _OUTPUT_MAX:
+        raise _NotFoundError(f"{command!r} wrote more than {_OUTPUT_MAX} bytes")
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _from_json(type_: DeviceType, entry: Any, where: str) -> Device:
+    if not isinstance(entry, dict) or not isinstance(entry.get("uuid"), str):
+        raise _NotFoundError(f'{where} is no object with a text "uuid"')
+    if unknown := sorted(set(entry) - set(_KEYS)):
+        raise _NotFoundError(f"{where} has the key {unknown[0]!r}; allowed: {', '.join(_KEYS)}")
+    texts = {name: entry.get(name, "") for name in ("model", "pci_address", "problem")}
+    node, capacities = entry.get("numa_node", type_.numa_node), entry.get("capacities", {})
+    if not all(isinstance(text, str) for text in texts.values()):
+        raise _NotFoundError(f"{where}: model, pci_address and problem are texts")
+    if node is not None and type(node) is not int:
+        raise _NotFoundError(f"{where}: numa_node is {node!r}; expected a number")
+    if not isinstance(capacities, dict) or any(type(n) is not int for n in capacities.values()):
+        raise _NotFoundError(f"{where}: capacities is {capacities!r}; expected whole numbers")
+    try:
+        _check_capacities(f"{where}: capacities", type_.name, capacities)
+    except InvalidArgument as error:
+        raise _NotFoundError(error.message) from None
+    return _device(type_, entry["uuid"], numa_node=node, capacities=capacities, **texts)
+
+
+def _device(
+    type_: DeviceType,
+    uuid: str,
+    *,
+    numa_node: int | None,
+    model: str = "",
+    pci_address: str = "",
+    problem: str = "",
+    capacities: Mapping[str, int] | None = None,
+) -> Device:
+    name = printable(uuid)
+    if not name or len(name) > _TEXT_MAX:
+        raise _NotFoundError(f"the id {name[:40]!r} is not 1 to {_TEXT_MAX} characters")
+    return Device(
+        type_.name,
+        name,
+        0,
+        pairs({type_.name: WHOLE} | dict(type_.capacities) | dict(capacities or {})),
+        vendor=type_.vendor,
+        model=printable(model)[:_TEXT_MAX] or type_.model,
+        numa_node=None if numa_node is not None and numa_node < 0 else numa_node,
+        pci_address=printable(pci_address)[:_TEXT_MAX],
+        whole_only=not type_.shared,
+        problem=printable(problem)[:_TEXT_MAX],
+    )
+
+
+def _unique(devices: Iterable[Device]) -> Iterator[Device]:
+    """Yields the first device of each id: two patterns can match the same file."""
+    seen: set[str] = set()
+    for each in devices:
+        if each.uuid not in seen:
+            seen.add(each.uuid)
+            yield each
