@@ -203,6 +203,10 @@ def device_lines(topology: HostTopology) -> list[str]:
         for device in topology.pci_devices
         if device.bus_id not in known and not device.is_virtual_function
     ]
+    for fpga in topology.fpgas:
+        place = "unknown" if fpga.numa_node is None else str(fpga.numa_node)
+        state = f" [not offered: {fpga.problem}]" if fpga.problem else ""
+        lines.append(f"FPGA {fpga.minor} {fpga.model or fpga.name}, NUMA node {place}{state}")
     if topology.gpu_absence_reason is not None:
         lines.append(f"no GPUs offered: {topology.gpu_absence_reason}")
     return lines
@@ -211,7 +215,9 @@ def device_lines(topology: HostTopology) -> list[str]:
 def _gpu(gpu: Gpu) -> list[str]:
     memory = "memory unknown" if gpu.memory_bytes is None else bytes_text(gpu.memory_bytes)
     place = "NUMA node unknown" if gpu.numa_node is None else f"NUMA node {gpu.numa_node}"
-    state = "" if gpu.schedulable_as != "nothing" else f" [not offered: {gpu.health}]"
+    state = (
+        "" if gpu.schedulable_as != "nothing" else f" [not offered: {gpu.problem or gpu.health}]"
+    )
     lines = [f"GPU {gpu.index} {gpu.name}, {memory}, {place}, {gpu.uuid}{state}"]
     if gpu.mig_enabled:
         lines[0] += " [MIG: offered by instance only]"

@@ -152,14 +152,14 @@ def doctor(
 
 
 def _examinations() -> Sequence[tuple[str, Examination]]:
-    from finegrain_cli.doctor import cgroups, kubelet, network, software, storage
+    from finegrain_cli.doctor import cgroups, devices, kubelet, network, software, storage
 
     settings = current().configuration().settings
     named = bool(current().manager or settings.client.manager)
     return (
         ("software", software.examine_software),
         ("cgroups", cgroups.examine_cgroups),
-        ("nvml", software.examine_gpus),
+        ("devices", partial(devices.examine_devices, settings)),
         ("kubelet", partial(kubelet.examine_kubelet, settings)),
         ("clock", software.examine_clock),
         ("directories", partial(storage.examine_directories, settings)),

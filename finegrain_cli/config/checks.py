@@ -38,6 +38,7 @@ def find_problems(settings: Settings) -> list[str]:
         *_numbers(settings),
         *_cpus(settings),
         *_providers(settings),
+        *_device_types(settings),
     ]
 
 
@@ -136,3 +137,16 @@ def _providers(settings: Settings) -> Iterator[str]:
         read_providers(file)
     except FinegrainError as error:
         yield error.message
+
+
+def _device_types(settings: Settings) -> Iterator[str]:
+    if not settings.devices:
+        return
+    from finegrain_cli.config.daemon_options import task_executor_options
+    from task_executor.host.configured_devices import check_type
+
+    for each in task_executor_options(settings).device_types:
+        try:
+            check_type(each)
+        except FinegrainError as error:
+            yield error.message

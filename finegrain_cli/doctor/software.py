@@ -1,4 +1,4 @@
-"""Checks the software of this host: Python, SQLite, the GPU driver, the clock."""
+"""Checks the software of this host: Python, SQLite, the clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 from finegrain_cli.doctor.findings import Finding, ok, warn
 
@@ -33,25 +32,6 @@ def examine_software() -> Iterator[Finding]:
         else:
             yield ok(part, "installed")
     yield ok("sqlite", sqlite3.sqlite_version)
-
-
-def examine_gpus() -> Iterator[Finding]:
-    """Checks whether NVML can identify the GPUs of this host."""
-    from task_executor.host.detection import detect
-    from task_executor.host.nvml import PynvmlSource
-
-    topology = detect(Path("/"), PynvmlSource())
-    cards = [each for each in topology.pci_devices if each.kind.value == "gpu"]
-    if topology.gpus:
-        yield ok("nvml", f"{len(topology.gpus)} GPUs")
-    elif cards:
-        yield warn(
-            "nvml",
-            f"{len(cards)} GPUs are on the PCI bus, but not offered: {topology.gpu_absence_reason}",
-            "install the NVIDIA driver, and pip install 'finegrain[nvidia]'",
-        )
-    else:
-        yield ok("nvml", f"no GPU here ({topology.gpu_absence_reason or 'none on the PCI bus'})")
 
 
 def examine_clock() -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finegrain.devices.device import GPU_MEMORY, Device, DeviceLink
+from finegrain.devices.device import GPU_MEMORY, Device, DeviceLink, HostDevices
 from finegrain.units import format_bytes
 from finegrain_cli.text.columns import devices_text
 from finegrain_cli.text.output import Column
@@ -104,6 +104,23 @@ DEVICE_COLUMNS = (
         wide=True,
     ),
 )
+
+
+def offered_lines(host: HostDevices) -> list[str]:
+    """Returns a line for each device of a host: what slots can have of it, or why they cannot."""
+    lines = []
+    for each in host.devices:
+        amounts = ", ".join(
+            f"{format_bytes(amount) if name == GPU_MEMORY else amount} {name}"
+            for name, amount in each.capacity
+        )
+        place = "unknown" if each.numa_node is None else str(each.numa_node)
+        state = amounts or "not offered by this executor"
+        if each.problem:
+            state = f"not usable: {each.problem}"
+        model = f" {each.model}" if each.model else ""
+        lines.append(f"  {each.name}{model}, NUMA node {place}, {each.uuid}: {state}")
+    return lines
 
 
 def link_matrix(devices: Sequence[Device], links: Sequence[DeviceLink]) -> str:

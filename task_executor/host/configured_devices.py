@@ -75,6 +75,8 @@ def discover(
             warnings.append(f"only the first {DEVICES_MAX} devices of type {each.name} are offered")
         for minor, device in enumerate(found[:DEVICES_MAX]):
             node = device.numa_node
+            if node is None and len(ids) == 1:
+                node = ids[0]
             if node is not None and node not in ids:
                 warnings.append(
                     f"device {each.name}{minor} is said to be on NUMA node {node}, which this host"

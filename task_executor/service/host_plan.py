@@ -131,9 +131,7 @@ def _devices(
     """Returns the host's devices; without capacity if they are not offered."""
     if options.devices not in DEVICE_OPTIONS:
         raise InvalidArgument("devices", options.devices, "one of " + ", ".join(DEVICE_OPTIONS))
-    found = devices_of(
-        topology, configured=configured.devices, fake=bool(options.fake_gpus)
-    )
+    found = devices_of(topology, configured=configured.devices, fake=bool(options.fake_gpus))
     # Executors that divide a host would all offer the same devices.
     is_share = bool(options.cpus) and not options.fake_gpus
     if options.devices == "all" or (options.devices == "auto" and not is_share):

@@ -59,12 +59,12 @@ def read_gpus(
     numbers = (max(gpu.index, gpu.minor or 0) for gpu in placed)
     amd = read_amd_gpus(reader, devices, online, nodes, max(numbers, default=-1) + 1)
     # Without NVIDIA cards, it says nothing that their driver is missing.
-    reason = None if amd.gpus and not silent else inventory.absence_reason
+    absence_reason = None if amd.gpus and not silent else inventory.absence_reason
     return dataclasses.replace(
         inventory,
         gpus=(*placed, *amd.gpus),
         links=(*inventory.links, *amd.links),
-        absence_reason=reason,
+        absence_reason=absence_reason,
     )
 
 

@@ -191,3 +191,31 @@ def test_both_names_of_a_key_at_once_are_refused(places: dict[str, Path]) -> Non
     both = {"FINEGRAIN_FAIRNESS__SERVICE": "slots", "FINEGRAIN_FAIRNESS__USAGE_MEASURE": "cpu"}
     with pytest.raises(ConfigurationError, match="keep FINEGRAIN_FAIRNESS__USAGE_MEASURE"):
         load_configuration(environment=both)
+
+
+def test_types_of_devices_are_sections_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "finegrain.toml"
+    path.write_text('[devices.npu]\npaths = ["/dev/npu*"]\n[devices.fast]\ncommand = "list"\n')
+    found = check_file(path)
+    assert sorted(found.settings.devices) == ["fast", "npu"]
+    assert found.origins["devices.npu"] == str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[devices]\nnpu = 1\n", r"devices\.npu is a table"),
+        ('[devices.npu]\npahts = ["/dev/npu0"]\n', r"devices\.npu\.pahts, did you mean 'paths'"),
+        ("[devices.npu]\nnuma_node = -1\n", r"devices\.npu\.numa_node is -1; expected at least 0"),
+    ],
+)
+def test_mistakes_in_a_type_of_devices(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "finegrain.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        check_file(path)
+
+
+def test_no_variable_sets_a_type_of_devices() -> None:
+    with pytest.raises(ConfigurationError, match="only be set in a file"):
+        load_configuration(environment={"FINEGRAIN_DEVICES__NPU": "/dev/npu0"})
