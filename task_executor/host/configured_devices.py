@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -25,10 +26,12 @@ from task_executor.host.detection.reader import TreeReader
 from task_executor.options import DeviceType
 
 COMMAND_TIMEOUT_S: Final = 10.0
-DEVICES_MAX: Final = 1_024  # of one type on one host
+DEVICES_MAX: Final = 512  # of all types together; a host can register twice as many devices
 _OUTPUT_MAX: Final = 1024 * 1024  # bytes
 _TEXT_MAX: Final = 200
 _AMOUNT_MAX: Final = 2**53
+_TAIL: Final = re.compile(r"-[a-z0-9_.-]{1,30}", re.ASCII)
+_TYPE_LENGTH_MAX: Final = 32
 _DETECTED: Final = (GPU, RDMA, FPGA)
 _KEYS: Final = ("uuid", "model", "numa_node", "pci_address", "problem", "capacities")
 
@@ -71,15 +74,19 @@ def discover(
         except _NotFoundError as error:
             warnings.append(f"no devices of type {each.name}: {error}")
             continue
-        if len(found) > DEVICES_MAX:
-            warnings.append(f"only the first {DEVICES_MAX} devices of type {each.name} are offered")
-        for minor, device in enumerate(found[:DEVICES_MAX]):
+        room = DEVICES_MAX - len(devices)
+        if len(found) > room:
+            warnings.append(
+                f"only the first {room} of {len(found)} devices of type {each.name} are offered: "
+                f"at most {DEVICES_MAX} devices can be configured"
+            )
+        for minor, device in enumerate(found[:room]):
             node = device.numa_node
             if node is None and len(ids) == 1:
                 node = ids[0]
             if node is not None and node not in ids:
                 warnings.append(
-                    f"device {each.name}{minor} is said to be on NUMA node {node}, which this host"
+                    f"device {each.name}{minor} is reported on NUMA node {node}, which this host"
                     f" does not have (nodes: {', '.join(map(str, ids))}); its node is unknown"
                 )
                 node = None
@@ -99,6 +106,12 @@ def check_type(type_: DeviceType) -> None:
     if request.type in _DETECTED or request.type != type_.name or type_.name.startswith(MIG_PREFIX):
         expected = "a name other than those of detected devices: gpu..., rdma, fpga, mig-..."
         raise InvalidArgument(field, type_.name, expected)
+    if len(type_.name) > _TYPE_LENGTH_MAX:
+        raise InvalidArgument(field, type_.name, f"at most {_TYPE_LENGTH_MAX} characters")
+    for key in ("model", "vendor"):
+        if len(getattr(type_, key)) > _TEXT_MAX:
+            expected = f"at most {_TEXT_MAX} characters"
+            raise InvalidArgument(f"{field}.{key}", getattr(type_, key), expected)
     if bool(type_.paths) == bool(type_.command):
         given = "both" if type_.paths else "neither"
         raise InvalidArgument(field, f"{given} of paths and command", "one of them")
@@ -110,6 +123,11 @@ def check_type(type_: DeviceType) -> None:
 
 def _check_capacities(field: str, name: str, amounts: Mapping[str, int]) -> None:
     for dimension, amount in amounts.items():
+        # Names of other types would change the sums of their devices.
+        tail = dimension.removeprefix(name)
+        if tail and not (dimension.startswith(name) and _TAIL.fullmatch(tail)):
+            expected = f"{name}, or a name such as {name}-memory"
+            raise InvalidArgument(field, dimension, expected)
         most = WHOLE if dimension == name else _AMOUNT_MAX
         if not 0 < amount <= most:
             raise InvalidArgument(f"{field}.{dimension}", amount, f"1 to {most}")

@@ -96,7 +96,7 @@ def _gpu(
         index=number,
         minor=number,
         pci_bus_id=bus_id,
-        name=printable(name or "") or "unknown",
+        name=printable(name or "")[:200] or "unknown",
         memory_bytes=memory or None,
         vendor="amd",
         health=GpuHealth.OK if memory else GpuHealth.UNKNOWN,

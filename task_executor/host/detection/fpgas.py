@@ -48,7 +48,7 @@ def _manager(reader: TreeReader, path: str) -> tuple[str, str]:
         folder = "/".join([*parts[:length], _MANAGERS])
         for name in reader.names(folder):
             text = (reader.text(f"{folder}/{name}/{each}") or "" for each in ("name", "state"))
-            model, state = (printable(each) for each in text)
+            model, state = (printable(each)[:100] for each in text)
             return model, state
     return "", ""
 

@@ -104,7 +104,7 @@ def _port_problem(reader: TreeReader, infiniband: Sequence[str]) -> str:
                 states[f"{name} port {port}"] = printable(state.rsplit(":", 1)[-1])
     if not states or any(state == "ACTIVE" for state in states.values()):
         return ""
-    shown = ", ".join(f"{port} is {state}" for port, state in states.items())
+    shown = ", ".join(f"{port} is {state}" for port, state in list(states.items())[:2])[:100]
     return f"no port is active ({shown}): check the cable, the switch and the subnet manager"
 
 

@@ -212,4 +212,6 @@ zone = "a"
 managed_memory_bytes = "1G"
 [executor.extended]
 licence = 3
+[devices.npu]
+paths = ["/dev/npu*"]
 """

@@ -114,9 +114,22 @@ def test_no_file_and_a_node_that_does_not_exist(machine: Machine) -> None:
         DeviceType("npu", ("/dev/x",), command="x"),
         DeviceType("npu", ("dev/x",)),
         DeviceType("npu", ("/dev/x",), capacities=(("npu", 200),)),
-        DeviceType("npu", ("/dev/x",), capacities=(("other", 0),)),
+        DeviceType("npu", ("/dev/x",), capacities=(("npu-memory", 0),)),
+        DeviceType("npu", ("/dev/x",), capacities=(("gpu-core", 100),)),
+        DeviceType("npu", ("/dev/x",), capacities=(("npu-Memory!", 100),)),
+        DeviceType("n" * 40, ("/dev/x",)),
+        DeviceType("npu", ("/dev/x",), model="x" * 300),
     ],
 )
 def test_types_that_no_host_could_have(kind: DeviceType) -> None:
     with pytest.raises(InvalidArgument, match="devices"):
         check_type(kind)
+
+
+def test_there_is_a_limit_on_all_types_together() -> None:
+    command = program("print('\\n'.join(map(str, range(400))))")
+    found = discover(
+        [DeviceType("fast", command=command), DeviceType("npu", command=command)], NODES
+    )
+    assert len(found.devices) == configured_devices.DEVICES_MAX
+    assert "only the first 112 of 400 devices of type npu" in found.warnings[0]
