@@ -87,7 +87,7 @@ class Placements:
         Returns:
             The node, and the minors of the GPUs there; None: it does not fit now.
         """
-        # A new id for each try: an id that was used names the same request for ever.
+        # A new id for each try: an id that was used names the same request forever.
         self._tries += 1
         allocation_id = f"r{self._tries}"
         orders = self._settle(RequestsSubmitted(_AT, _JOB, (RequestSpec(allocation_id, profile),)))
