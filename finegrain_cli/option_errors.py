@@ -15,13 +15,10 @@ _OPTIONS: Final = {
     "memory_bytes": "memory",
     "task_heap_memory_bytes": "memory",
     "pids_max": "pids",
-    "extended": "resources",
-    "labels": "labels",
+    "extended": "resource",
+    "labels": "label",
 }
 """Parameter of the command by name of the field."""
-
-_FLAGS: Final = {"resources": "--resource", "labels": "--label"}
-"""Options that are not named like their parameter."""
 
 _ABOUT: Final = re.compile(
     r"(?<![\w.])(?:requests\[\d+\]\.)?(?:profile\.|\*_)*"
@@ -66,7 +63,7 @@ def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
 
 
 def _flag(parameter: str) -> str:
-    return _FLAGS.get(parameter, f"--{parameter.replace('_', '-')}")
+    return f"--{parameter.replace('_', '-')}"
 
 
 def _in_units(field: str, expected: str) -> str:

@@ -16,6 +16,7 @@ from finegrain_cli.common import (
 )
 from finegrain_cli.device_options import DeviceOptions
 from finegrain_cli.exit_codes import ExitCode
+from finegrain_cli.option_errors import name_options
 from finegrain_cli.slot_options import (
     AllowPendingOption,
     CpuBindOption,
@@ -183,6 +184,8 @@ def run(
         )
         code = run_command(options)
     except FinegrainError as error:
+        typed = {"cpu": cpu, "memory": memory, "cpu_limit": cpu_limit, "pids": pids}
+        name_options(error, {**typed, "resource": resource, "label": label})
         print_error(error, OutputFormat.TABLE, HINTS.get(error.reason, ""))
         raise typer.Exit(ExitCode.RUN_FAILED) from None
     raise typer.Exit(code)

@@ -23,7 +23,7 @@ from finegrain_cli.option_errors import name_options
             "requests[0].profile.extended key",
             "A b",
             "a name",
-            {"resources": ["A b=1"]},
+            {"resource": ["A b=1"]},
             "--resource key is 'A b'; expected a name",
         ),
         ("requests[0].pids_max", 9, "0 to 8", {"pids": 9}, "--pids is '9'; expected 0 to 8"),
