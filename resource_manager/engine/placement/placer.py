@@ -265,7 +265,9 @@ class Placer:
                             share = fit
                 for leaves, amount, _ in columns:
                     leaves[position] -= amount * share
-                free_of[position] -= booking.weight * share
+                # Computed anew, so that roundings never add up: the order of hosts must not depend
+                # on which indexes there are.
+                free_of.pop(position, None)
                 # The sums of the index are corrected once, when the pass ends.
                 booking.owed += share
                 if empty_at[position]:

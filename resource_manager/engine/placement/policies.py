@@ -108,7 +108,6 @@ class Booking:
     amounts: Amounts
     columns: list[tuple[list[int], int, int]]  # leaves, amount, affinity of one free unit
     names: list[str]  # of these columns
-    weight: int  # of all amounts together
     at_once: int  # slots that are placed on one host before the next host is tried
     owed: int = 0  # slots that were placed, but are not yet subtracted from the sums of the index
 
@@ -146,7 +145,7 @@ class Proportions:
         index: the index of the hosts.
         weights: weight of one unit of each dimension, over all hosts.
         free: weighed free capacity of hosts, by position. Code that lowers a leaf of the index must
-            correct it or remove the host from it.
+            remove the host from it.
     """
 
     def __init__(self, index: CapacityIndex, whole: CapacityIndex) -> None:
@@ -182,13 +181,12 @@ class Proportions:
 
     def _resolve(self, amounts: Amounts) -> Booking:
         columns, weights = self.index.columns, self.weights
-        taken, names, weight, largest = [], list(amounts), 0, 1
+        taken, names, largest = [], list(amounts), 1
         for name, amount in amounts.items():
             weighed = amount * weights.get(name, 0)
             taken.append(
                 (columns[name][0], amount, weighed * weights.get(name, 0) >> _AFFINITY_SCALE)
             )
-            weight += weighed
             largest = max(largest, weighed)
         # A slot that books nothing needs this column, or a host would take any number.
         if not self._unlimited or not taken:
@@ -197,7 +195,7 @@ class Proportions:
         # Slots that an average host takes, by the slot's largest dimension; a part of them, rounded
         # up.
         at_once = -(-(_AVERAGE_HOST // largest) // PART_AT_ONCE)
-        return Booking(amounts, taken, names, weight >> _FREE_SCALE, max(1, at_once))
+        return Booking(amounts, taken, names, max(1, at_once))
 
     def settle(self) -> None:
         """Subtracts what was taken from the sums of the index."""
