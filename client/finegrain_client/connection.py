@@ -137,7 +137,7 @@ class Connection:
         self._leaders.worked(address)
 
     def leave_manager(self, address: str, error: FinegrainError | None = None) -> bool:
-        """Switches to another resource manager. Returns True if that one is worth calling at once.
+        """Switches to another resource manager. Returns True if the other should be called at once.
 
         Args:
             address: the resource manager that failed; nothing changes if it is not the current one.

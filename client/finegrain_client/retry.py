@@ -42,7 +42,7 @@ REFUSALS = (
 
 
 Redirect = Callable[[FinegrainError | None], bool]
-"""Switches to another server after a failure. Returns True if that one is worth calling at once."""
+"""Switches to another server after a failure. Returns True if it should be called at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,10 +41,10 @@ class DeviceHint:
 
     Attributes:
         type: "gpu", "rdma", "fpga", or a type that an operator configured.
-        vendor: of the devices, such as "nvidia"; empty: any.
+        vendor: vendor of the devices, such as "nvidia"; empty: any.
         model: words that the name of their model must contain, such as "H100"; empty: any model.
-        labels: labels that they must have.
-        every: all such devices of a host, each with the amount of the request.
+        labels: labels that the devices must have.
+        every: if true, the slot gets the requested amount of each such device of its host.
         near: type of other devices of the slot that these should be near to; empty: none.
         near_required: these devices must be at the same PCIe switches as those.
         per_group: one of these devices at each PCIe switch of those, as far as possible.
@@ -100,7 +100,8 @@ class SlotSpec:
         network_memory_bytes: network memory; part of the memory limit.
         extended: countable resources by name.
         devices: devices by name of the resource, in hundredths of a device: {"gpu": 50} is half of
-            a GPU, {"gpu": 200} are two. "gpu-memory" is in bytes. docs/devices.md has all names.
+            a GPU, {"gpu": 200} is two GPUs. "gpu-memory" is in bytes. docs/devices.md has all
+            names.
         device_hints: how these devices are chosen; at most one hint for each type.
         cpu_limit_milli: CPU limit above the guaranteed CPU, in thousandths of a core; 0: the same.
         pids_max: largest number of processes and threads; 0: the executor's default.

@@ -319,8 +319,8 @@ class Slot(ContextHandle[AsyncSlot]):
     ) -> SlotStatus:
         """Changes the resources of the slot without touching its tasks. Returns when it is done.
 
-        An amount that is not given stays as it is, or as a pending change makes it; see
-        `SizeChange` for the amounts. Growth is queued until its executor has room.
+        An amount that is not given keeps its value, or the value that a pending change gives it.
+        `SizeChange` describes the amounts. Growth is queued until the slot's executor has room.
 
         Interrupting this, or a timeout, keeps the change queued; `withdraw_resize` withdraws it.
 
@@ -330,7 +330,8 @@ class Slot(ContextHandle[AsyncSlot]):
             timeout_s: longest time to wait here in seconds; None: no limit.
 
         Raises:
-            ResizeRefused: the slot uses more, or another change replaced this one.
+            ResizeRefused: the slot uses more memory than its new size, or another change replaced
+                this one.
             FailedPrecondition: INFEASIBLE_NEVER: more than the executor has in total.
             StillResizing: (a TimeoutError) not done within `timeout_s`.
             SlotLost: the slot has ended.

@@ -1,8 +1,8 @@
 """The handle of one job: registration, requests, and the end of the job.
 
-Nothing of a job outlives its `async with`, unless it is detached. `submission.py` submits and
-cancels requests, `releasing.py` releases slots, `slot/reusing.py` reuses them, and `watch.py`
-applies the events of the watch stream.
+Leaving `async with` ends the job, its requests and its slots, unless the job is detached.
+`submission.py` submits and cancels requests, `releasing.py` releases slots, `slot/reusing.py`
+reuses them, and `watch.py` applies the events of the watch stream.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # A task of its own and a shield: a cancelled caller must still end the job.
+        # A separate asyncio task and a shield: a cancelled caller must still end the job.
         leaving = asyncio.ensure_future(self._leave())
         try:
             await asyncio.shield(leaving)
@@ -354,8 +354,8 @@ class Job:
         # Read before `close`, which sets an error itself.
         ended = self._watch.error is not None
         if self.detached:
-            # A detached job keeps its slots. So tasks whose start is being undone must be undone
-            # now: after this, the client has no handle of them.
+            # A detached job keeps its slots and tasks. So wait for the background calls that cancel
+            # unwanted tasks: after this, the client has no handle of those tasks.
             await self._context.background.settle(ENDING_BUDGET_S)
         self._watch.close(
             JobEnded(f"this client has closed its handle of job {self.job_id}"), expected=True
@@ -388,7 +388,7 @@ class Job:
         try:
             await self._register_once(message, None)
         except asyncio.CancelledError:
-            # The task goes on after the wait, and logs what it could not undo.
+            # `_abandon` continues after this wait, and logs a failure.
             abandoning = asyncio.ensure_future(self._abandon(message))
             await asyncio.wait({abandoning}, timeout=2 * ABANDONING_BUDGET_S)
             raise

@@ -53,7 +53,7 @@ class Batch:
 
 
 def pieces(wanted: Wanted) -> Iterator[Piece]:
-    """Yields what is wanted as pieces, each request with its own id."""
+    """Yields the requested slots and gangs as pieces, each request with its own id."""
     for spec in [wanted] if isinstance(wanted, SlotSpec | GangSpec) else wanted:
         if isinstance(spec, GangSpec):
             gang = spec.message()

@@ -1,6 +1,6 @@
 """Reuses finished slots for further requests of their job.
 
-The resource manager decides which slots may be reused; it takes the others back.
+The resource manager decides which slots may be reused, and releases the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Finished(Reusable, Protocol):
 
     @property
     def generation(self) -> int:
-        """Number of the placement of its request that this slot is."""
+        """Generation of the slot: the number of its request's placement."""
 
     def mark_released(self) -> None:
         """Records that the resource manager took the slot back."""

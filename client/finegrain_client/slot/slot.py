@@ -176,8 +176,8 @@ class Slot(SlotAtExecutor):
     ) -> SlotStatus:
         """Changes the resources of the slot without touching its tasks. Returns when it is done.
 
-        An amount that is not given stays as it is, or as a pending change makes it; see
-        `SizeChange` for the amounts. Growth is queued until its executor has room.
+        An amount that is not given keeps its value, or the value that a pending change gives it.
+        `SizeChange` describes the amounts. Growth is queued until the slot's executor has room.
 
         Cancelling this, or a timeout, keeps the change queued; `withdraw_resize` withdraws it.
 
@@ -187,7 +187,8 @@ class Slot(SlotAtExecutor):
             timeout_s: longest time to wait here in seconds; None: no limit.
 
         Raises:
-            ResizeRefused: the slot uses more, or another change replaced this one.
+            ResizeRefused: the slot uses more memory than its new size, or another change replaced
+                this one.
             FailedPrecondition: INFEASIBLE_NEVER: more than the executor has in total.
             StillResizing: (a TimeoutError) not done within `timeout_s`.
             SlotLost: the slot has ended.
@@ -238,7 +239,7 @@ class Slot(SlotAtExecutor):
     def mark_released(self) -> None:
         """Records that the slot was released.
 
-        Waits for its tasks continue until the tasks have ended.
+        Calls that wait for its tasks still return when the tasks have ended.
         """
         self.end(
             SlotLost(self.allocation_id, self.generation, self.executor_id, "", "it was released"),
