@@ -26,13 +26,13 @@ TOO_MUCH = "99999999999999999999"
 LONG = "x" * 300
 
 RUN = [
-    ("zero cpu", ("--cpu", "0"), "cpu_milli is 0; expected at least 10"),
-    ("too little cpu", ("--cpu", "0.001"), "cpu_milli is 1; expected at least 10"),
+    ("zero cpu", ("--cpu", "0"), "--cpu is '0'; expected at least 0.01"),
+    ("too little cpu", ("--cpu", "0.001"), "--cpu is '0.001'; expected at least 0.01"),
     ("negative cpu", ("--cpu", "-1"), "--cpu is '-1'; expected cores such as"),
     ("overflowing cpu", ("--cpu", TOO_MUCH), "at most 9007199254740992"),
     ("cpu that is no number", ("--cpu", "nan"), "--cpu is 'nan'"),
-    ("zero memory", ("--memory", "0"), "memory_bytes is 0; expected at least 4194304"),
-    ("too little memory", ("--memory", "16K"), "memory_bytes is 16384; expected at least"),
+    ("zero memory", ("--memory", "0"), "--memory is '0'; expected at least 4Mi"),
+    ("too little memory", ("--memory", "16K"), "--memory is '16K'; expected at least 4Mi"),
     ("overflowing memory", ("--memory", "99999999999T"), "at most 9007199254740992"),
     ("memory in an unknown unit", ("--memory", "12Q"), "--memory is '12Q'; expected a size such"),
     (

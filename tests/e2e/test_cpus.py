@@ -117,4 +117,4 @@ def test_what_operators_reserve_is_given_to_nobody(small: Small, cpus: CpuSet) -
 def test_what_does_not_go_together_is_told(small: Small) -> None:
     outcome = small.cli("run", "--cpu", "0.5", "--qos", "LSR", "--", "true")
     assert outcome.code == 125
-    assert "profile.cpu_milli is 500; expected whole cpus with qos LSR" in outcome.stderr
+    assert "--cpu is '0.5'; expected whole cpus with qos LSR" in outcome.stderr

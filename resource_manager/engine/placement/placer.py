@@ -265,7 +265,7 @@ class Placer:
                             share = fit
                 for leaves, amount, _ in columns:
                     leaves[position] -= amount * share
-                # Computed anew, so that roundings never add up: the order of hosts must not depend
+                # Computed again, so that roundings never add up: the order of hosts must not depend
                 # on which indexes there are.
                 free_of.pop(position, None)
                 # The sums of the index are corrected once, when the pass ends.
