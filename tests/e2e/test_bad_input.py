@@ -38,9 +38,9 @@ RUN = [
     (
         "a cap below what is booked",
         ("--cpu", "1", "--cpu-limit", "0.5"),
-        "cpu_limit_milli is 500; expected 0, or cpu_milli (1000) to",
+        "--cpu-limit is '0.5'; expected 0, or --cpu (1) to",
     ),
-    ("too many processes", ("--pids", "99999999999"), "pids_max is 99999999999; expected 0 to"),
+    ("too many processes", ("--pids", "99999999999"), "--pids is '99999999999'; expected 0 to"),
     ("less than none of a resource", ("--resource", "gpu=-1"), "--resource gpu is '-1'"),
     ("a resource nobody has", ("--resource", "nosuch=1"), "1 nosuch, even when empty"),
     ("half a label", ("--label", "zone"), "--label is 'zone'; expected KEY=VALUE"),
