@@ -31,7 +31,6 @@ from typing import Any
 from bench.engine import Bench, show
 from finegrain.resources import GIB, ResourceProfile
 from finegrain.values.states import SlotState
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.model.effects import Effect
 from resource_manager.engine.model.entities import Instant, RangeSpec, RequestSpec
 from resource_manager.engine.model.events import (
@@ -45,6 +44,7 @@ from resource_manager.engine.model.events import (
 from resource_manager.engine.model.settings import EngineSettings, Fairness
 from resource_manager.engine.scheduling import cycle
 from resource_manager.engine.scheduling.cycle import place_waiting
+from resource_manager.engine.state import EventContext
 from resource_manager.engine.step import step
 
 SECOND_MS = 1_000

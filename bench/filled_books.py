@@ -22,6 +22,7 @@ from finegrain.rpc.wire import topology_from_proto, topology_to_proto
 from finegrain.v1 import resources_pb2
 from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState, SlotState
+from resource_manager.engine.lifecycle.journal import slot_to_dict
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import (
     ClusterEvent,
@@ -33,7 +34,6 @@ from resource_manager.engine.model.entities import (
     RequestSpec,
     Slot,
 )
-from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.storage.store import Store
 from task_executor.host.detection.assemble import detect
 

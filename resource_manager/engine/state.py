@@ -1,4 +1,5 @@
-"""The whole state of the resource manager: all ledgers, side by side.
+"""The whole state of the resource manager: all ledgers, side by side. And the context that each
+event handler receives.
 
 Only `step` changes it. Parts that are not stored (free capacity, the queue, indexes, timers) are
 derived at the start. `check_invariants` derives them again and compares.
@@ -7,8 +8,8 @@ derived at the start. `check_invariants` derives them again and compares.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
-from resource_manager.engine.fairness.checkpoints import Checkpoints
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.hosts.slots import Slots
@@ -22,7 +23,7 @@ from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.lifecycle.range_ends import RangeMoves
 from resource_manager.engine.lifecycle.resizes import ResizeMoves
 from resource_manager.engine.lifecycle.usage import UsageAccounting
-from resource_manager.engine.lifecycle.usage_checkpoints import UsageCheckpoints
+from resource_manager.engine.lifecycle.usage_checkpoints import Checkpoints, UsageCheckpoints
 from resource_manager.engine.lifecycle.waiting import WaitingReasons
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.endings import Ending
@@ -241,3 +242,25 @@ class State:
             or bool(self.timers.left_over)
             or self.elastic.steps is not None
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EventContext:
+    """The state, the time, and the effects of one event."""
+
+    state: State
+
+    @property
+    def journal(self) -> Journal:
+        """Collects effects and log entries."""
+        return self.state.journal
+
+    @property
+    def at(self) -> Instant:
+        """Time of the event."""
+        return self.state.journal.at
+
+    @property
+    def now_ms(self) -> int:
+        """Time of the event, in milliseconds of the monotonic clock."""
+        return self.state.journal.at.monotonic_ms

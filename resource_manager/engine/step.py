@@ -15,7 +15,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import assert_never
 
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.device_cordons import cordon_device, uncordon_device
 from resource_manager.engine.executors.host_settings import set_host_policy
 from resource_manager.engine.executors.reachability import executor_probed, probe_timer_fired
@@ -92,7 +91,7 @@ from resource_manager.engine.scheduling.commands import (
 from resource_manager.engine.scheduling.cycle import decide
 from resource_manager.engine.scheduling.rejecting import infeasible_timer_fired
 from resource_manager.engine.scheduling.slot_reuse import reuse_slots
-from resource_manager.engine.state import State
+from resource_manager.engine.state import EventContext, State
 
 TIMERS_AT_ONCE = 500
 """The most timers that one step handles. Many of them find nothing to do yet, and change no row."""

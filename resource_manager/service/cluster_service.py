@@ -20,7 +20,7 @@ from resource_manager.engine.explain import lists
 from resource_manager.engine.explain.groups import job_flow
 from resource_manager.engine.explain.provisions import providers_view
 from resource_manager.engine.explain.topology import topology_view
-from resource_manager.engine.explain.waiting_since import jobs_waiting_since
+from resource_manager.engine.explain.waiting_reasons import jobs_waiting_since
 from resource_manager.engine.model.entities import ClusterEvent, Executor
 from resource_manager.engine.model.events import (
     DrainRequested,

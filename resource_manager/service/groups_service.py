@@ -9,7 +9,7 @@ from finegrain.rpc.access import current_caller
 from finegrain.v1 import cluster_pb2
 from resource_manager.engine.explain.groups import GroupView, group_views
 from resource_manager.engine.explain.reservations import reservation_views
-from resource_manager.engine.explain.waiting_since import groups_waiting_since
+from resource_manager.engine.explain.waiting_reasons import groups_waiting_since
 from resource_manager.engine.jobs.groups import known_group
 from resource_manager.engine.model.entities import Group, Instant
 from resource_manager.engine.model.events import GroupDeleted

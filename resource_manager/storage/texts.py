@@ -137,7 +137,7 @@ def _cordons_of(text: str) -> tuple[Cordon, ...]:
 
 
 SLOT_OF_EVENT = Text(_slot_text, json.loads)
-"""The text form of a slot as `engine/model/offers.py` describes it."""
+"""The text form of a slot as `engine/lifecycle/journal.py` describes it."""
 
 TEXTS: Mapping[Any, Text] = {
     float: FLOAT,

@@ -6,8 +6,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from finegrain.values.states import ProvidedExecutorState, RequestState
+from resource_manager.engine.lifecycle.journal import slot_to_dict
 from resource_manager.engine.model.events import ResizeRequested
-from resource_manager.engine.model.offers import slot_to_dict
 from tests.simulation.job_master import RESIZES
 from tests.simulation.sizes import resized
 from tests.simulation.slot_host import HostPlan

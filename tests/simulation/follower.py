@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from finegrain.errors import FinegrainError, NotFound, OutOfRange, Reason, StoreError, Unavailable
 from finegrain.values.states import RequestState
 from resource_manager.engine.explain.intervals import intervals_of
+from resource_manager.engine.lifecycle.journal import slot_to_dict
 from resource_manager.engine.model.entities import JobEvent
 from resource_manager.engine.model.events import JobKeptAlive
-from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.engine.state import State
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Node, Reply, Unreached

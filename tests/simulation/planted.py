@@ -15,7 +15,6 @@ import pytest
 from finegrain.errors import Reason
 from finegrain.values.states import RequestState
 from resource_manager.engine import step
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors import registration as executors
 from resource_manager.engine.executors import reports
 from resource_manager.engine.hosts.host import Host
@@ -27,6 +26,7 @@ from resource_manager.engine.model.events import CommandUndelivered
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.requests import submission
 from resource_manager.engine.scheduling import commands
+from resource_manager.engine.state import EventContext
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import Slot as TableSlot

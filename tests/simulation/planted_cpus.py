@@ -12,7 +12,7 @@ from resource_manager.engine import restoring
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.executors import reports
 from resource_manager.engine.hosts import cpu_allocator, host
-from resource_manager.engine.invariants import cpus
+from resource_manager.engine.invariants import hosts as host_checks
 from resource_manager.engine.model.entities import Slot
 from resource_manager.engine.state import State
 from task_executor.engine.slot_table import SlotTable
@@ -33,7 +33,7 @@ def cpus_of_a_slot_that_shrinks_are_given_before_it_has_shrunk(patch: Patch) -> 
         ordered = slot.ordered.assignment if slot.ordered is not None else None
         return ordered or slot.assignment
 
-    for module in (cpu_allocator, cpus, host):
+    for module in (cpu_allocator, host_checks, host):
         patch.setattr(module, "cpus_booked", booked)
 
 

@@ -11,7 +11,6 @@ import pytest
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.devices.device import DeviceShare
 from resource_manager.engine import restoring
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.devices.ledger import DeviceLedger
 from resource_manager.engine.executors import device_cordons
@@ -19,7 +18,7 @@ from resource_manager.engine.executors.cpu_states import adopt_settings
 from resource_manager.engine.hosts import cpu_allocator
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import NOTHING_SET, Cordon, HostSetting, Slot
-from resource_manager.engine.state import State
+from resource_manager.engine.state import EventContext, State
 from task_executor.engine import device_ledger as executor_side
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import Slot as ExecutorSlot

@@ -11,7 +11,6 @@ import pytest
 from finegrain.resources import Amounts
 from finegrain.values.states import GangPlacement, ProvidedExecutorState
 from resource_manager.engine import restoring, step
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.gangs import GangMoves
 from resource_manager.engine.lifecycle.provisions import ProvisionMoves
@@ -29,7 +28,7 @@ from resource_manager.engine.queue.gangs import GangKind, GangLedger
 from resource_manager.engine.queue.non_batchable import NonBatchables
 from resource_manager.engine.scaling import arrival, backlog, passes, provider_answers
 from resource_manager.engine.scheduling import cycle
-from resource_manager.engine.state import State
+from resource_manager.engine.state import EventContext, State
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import Slot as TableSlot
 from task_executor.engine.slots import SlotKey

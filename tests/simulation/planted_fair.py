@@ -14,7 +14,6 @@ import pytest
 from finegrain.resources import Amounts
 from finegrain.values.states import SlotState
 from resource_manager.engine import restoring
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness import flows
 from resource_manager.engine.fairness import groups as group_books
 from resource_manager.engine.fairness.flows import Flow, FlowTree
@@ -27,7 +26,7 @@ from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.scheduling import reservations, slot_reuse
 from resource_manager.engine.scheduling.next_in_order import NextInOrder
 from resource_manager.engine.scheduling.reservation_owners import still_waits
-from resource_manager.engine.state import State
+from resource_manager.engine.state import EventContext, State
 from tests.simulation.manager import Batch, Item, Manager
 
 Patch = pytest.MonkeyPatch

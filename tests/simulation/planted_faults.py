@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from resource_manager.engine import restoring, step
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors import registration, reports
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle import usage_checkpoints
@@ -18,7 +17,7 @@ from resource_manager.engine.model.entities import Job, JobState, Request, Slot
 from resource_manager.engine.model.events import CommandUndelivered
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.scheduling import commands
-from resource_manager.engine.state import State
+from resource_manager.engine.state import EventContext, State
 from task_executor.engine.command_fence import CommandFence, CommandNumbers
 from task_executor.service.checkpoint import SavedState
 from tests.simulation.database import Database

@@ -13,7 +13,7 @@ from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaStrategy, QosC
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import split
-from resource_manager.engine.cpus.refusals import CpuBlocker
+from resource_manager.engine.cpus.request import CpuBlocker
 from resource_manager.engine.cpus.resolve import Resolved
 from resource_manager.engine.cpus.take import (
     CpuDemand,

@@ -29,8 +29,7 @@ from resource_manager.engine.cpus.pinning import (
     notes_on,
     shortage,
 )
-from resource_manager.engine.cpus.refusals import CpuBlocker
-from resource_manager.engine.cpus.request import CpuRequest
+from resource_manager.engine.cpus.request import CpuBlocker, CpuRequest
 from resource_manager.engine.cpus.resize_cpus import grow, shrink
 from resource_manager.engine.cpus.resolve import Resolved, resolve
 from resource_manager.engine.cpus.shortages import amount_text

@@ -25,7 +25,7 @@ from finegrain.cpu_policy import (
 )
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.numa import MILLI
-from resource_manager.engine.cpus.refusals import CpuBlocker
+from resource_manager.engine.cpus.request import CpuBlocker
 from resource_manager.engine.cpus.take import aligned
 from resource_manager.engine.model.host_refusal import HostRefusal
 

@@ -16,8 +16,7 @@ from finegrain.units import format_cpu
 from resource_manager.engine.cpus.hints import Quantities
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import MILLI
-from resource_manager.engine.cpus.refusals import CpuBlocker
-from resource_manager.engine.cpus.request import CpuRequest
+from resource_manager.engine.cpus.request import CpuBlocker, CpuRequest
 from resource_manager.engine.cpus.resolve import Resolved, ignored_in_pools
 from resource_manager.engine.model.host_refusal import HostRefusal
 

@@ -16,7 +16,7 @@ Source: the allocators of Koordinator's deviceshare, which `docs/devices.md` com
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from finegrain.devices.device import (
@@ -34,8 +34,54 @@ from finegrain.resources import Amounts, fits
 from resource_manager.engine.devices.layout import bits_of
 from resource_manager.engine.devices.ledger import DeviceLedger
 from resource_manager.engine.devices.refusals import DeviceBlocker, shortage
-from resource_manager.engine.devices.scores import EQUAL_WEIGHTS, device_score
 from resource_manager.engine.model.host_refusal import HostRefusal
+
+EQUAL_WEIGHTS: Mapping[str, int] = {}
+"""Every dimension counts the same."""
+
+
+def device_score(
+    asked: Amounts,
+    total: Amounts,
+    free: Amounts,
+    *,
+    pack: bool = True,
+    weights: Mapping[str, int] = EQUAL_WEIGHTS,
+) -> int:
+    """Returns how well a device suits a slot, from 0 to 100, by how full it is with the slot;
+    higher is better. Source: `resourceAllocationScorer` of Koordinator's deviceshare.
+
+    Args:
+        asked: what the slot needs of the device.
+        total: what the device has.
+        free: what is left of it.
+        pack: the fullest device is best, else the emptiest one.
+        weights: of the dimensions that count; empty: those that the device has count the same.
+    """
+    scores = []
+    for name, whole in total.items():
+        weight = weights.get(name, 0) if weights else 1
+        if not weight or not whole:
+            continue
+        # More than everything can be free where bookings were given back twice.
+        taken = min(whole - free.get(name, 0) + asked.get(name, 0), whole)
+        if free.get(name, 0) > whole:
+            taken = whole
+        over = whole - free.get(name, 0) + asked.get(name, 0) > whole
+        part = taken if pack else (0 if over else whole - taken)
+        scores.append((part * 100 // whole * weight, weight))
+    heaviness = sum(weight for _, weight in scores)
+    return sum(score for score, _ in scores) // heaviness if heaviness else 0
+
+
+def total_over(devices: Iterable[Amounts]) -> dict[str, int]:
+    """Returns the sums over several devices by dimension."""
+    sums: dict[str, int] = {}
+    for amounts in devices:
+        for name, amount in amounts.items():
+            sums[name] = sums.get(name, 0) + amount
+    return sums
+
 
 _PACK_WEIGHTS = {8: 10_000, 4: 100, 2: 1}
 """Weight of an untouched partition by its size: large ones are kept free first."""

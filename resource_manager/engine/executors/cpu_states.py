@@ -23,9 +23,9 @@ from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.entities import NO_CPU_STATE, CpuState, HostSetting
 
 if TYPE_CHECKING:
-    from resource_manager.engine.context import EventContext
     from resource_manager.engine.hosts.host import Host
     from resource_manager.engine.model.entities import SlotKey
+    from resource_manager.engine.state import EventContext
 
 
 def adopt_settings(context: EventContext, host: Host) -> None:

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from finegrain.devices.device import Device
 from finegrain.errors import NotFound, Reason
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.cpu_states import adopt_settings
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host
@@ -21,6 +20,7 @@ from resource_manager.engine.model.entities import (
     HostSetting,
 )
 from resource_manager.engine.model.events import DeviceCordoned, DeviceUncordoned
+from resource_manager.engine.state import EventContext
 
 
 def cordon_device(context: EventContext, event: DeviceCordoned) -> Cordon:

@@ -21,7 +21,6 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import EMPTY
 from finegrain.errors import InvalidArgument
 from finegrain.mapping.stored import STORED
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.cpu_states import adopt_settings
 from resource_manager.engine.hosts.allowed_cpus import (
     CLUSTER,
@@ -36,6 +35,7 @@ from resource_manager.engine.model.entities import NO_CPU_STATE, NOTHING_SET, Ho
 from resource_manager.engine.model.events import HostPolicySet
 from resource_manager.engine.model.numbers import HOST_SETTING_NUMBER
 from resource_manager.engine.placement.hosts import Hosts
+from resource_manager.engine.state import EventContext
 
 SETTINGS = tuple(each.name for each in fields(HostPolicy))
 """The names of all settings."""

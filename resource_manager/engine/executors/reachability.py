@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from finegrain.errors import Reason
 from finegrain.values.states import ExecutorState, SlotState
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import Reach
 from resource_manager.engine.lifecycle.journal import Journal
@@ -26,6 +25,7 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ReachInput, RegistrationInput
 from resource_manager.engine.model.timers import Timer, Timers, backoff_ms
 from resource_manager.engine.model.transitions import Transitions
+from resource_manager.engine.state import EventContext
 
 
 def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> bool:

@@ -7,12 +7,12 @@ pause doubles with each refusal. It starts short again after a slot of the class
 
 from __future__ import annotations
 
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import Refusal
 from resource_manager.engine.model.entities import Slot
 from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.model.timers import Timer, backoff_ms
+from resource_manager.engine.state import EventContext
 
 
 def remember_refusal(context: EventContext, host: Host, slot: Slot) -> None:

@@ -12,7 +12,6 @@ from finegrain.errors import (
     Reason,
 )
 from finegrain.values.states import ExecutorState, ProvidedExecutorState, SlotState
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.cpu_states import report_lost_cpus
 from resource_manager.engine.executors.reachability import unreachable_registered
 from resource_manager.engine.executors.reports import adopt_report, refuse_seen_epoch
@@ -31,6 +30,7 @@ from resource_manager.engine.model.events import (
 from resource_manager.engine.model.numbers import REGISTERED_WITH
 from resource_manager.engine.model.state_tables import DrainInput, RegistrationInput
 from resource_manager.engine.model.timers import Timer
+from resource_manager.engine.state import EventContext
 
 
 def register_executor(context: EventContext, event: ExecutorRegistered) -> RegistrationAnswer:

@@ -40,7 +40,6 @@ from dataclasses import dataclass
 
 from finegrain.errors import FailedPrecondition, Reason
 from finegrain.values.states import ExecutorState, RequestState, SlotState
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.cpu_states import adopt_cpu_state, policy_to_send
 from resource_manager.engine.executors.reachability import (
     delivery_overdue,
@@ -56,7 +55,7 @@ from resource_manager.engine.model.entities import Slot, SlotKey
 from resource_manager.engine.model.events import ReportAnswer, SlotsReported
 from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
 from resource_manager.engine.queue.requests import Requests
-from resource_manager.engine.state import State
+from resource_manager.engine.state import EventContext, State
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from resource_manager.engine.cpus.assign import assign, assign_many, fits_empty,
 from resource_manager.engine.cpus.empty_hosts import HostKind
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of
 from resource_manager.engine.cpus.ledger import CpuLedger
-from resource_manager.engine.cpus.refusals import CpuBlocker
-from resource_manager.engine.cpus.request import CpuRequest
+from resource_manager.engine.cpus.request import CpuBlocker, CpuRequest
 from resource_manager.engine.cpus.resizing import together
 from resource_manager.engine.devices.layout import layout_of as devices_of
 from resource_manager.engine.model.host_refusal import HostRefusal

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from resource_manager.engine.invariants.fairness import group_problems, tree_problems
-from resource_manager.engine.invariants.gangs import gang_ledger_problems, gang_problems
 from resource_manager.engine.invariants.hosts import (
     host_problems,
     host_sums,
@@ -32,8 +31,14 @@ from resource_manager.engine.invariants.queue import (
     queue_problems,
     quota_block_problems,
 )
-from resource_manager.engine.invariants.ranges import member_problems, part_problems
-from resource_manager.engine.invariants.requests import numbers_of_requests, request_problems
+from resource_manager.engine.invariants.requests import (
+    gang_ledger_problems,
+    gang_problems,
+    member_problems,
+    numbers_of_requests,
+    part_problems,
+    request_problems,
+)
 from resource_manager.engine.invariants.reservations import reservations
 from resource_manager.engine.invariants.sweep import Finding, each
 from resource_manager.engine.model.entities import Request

@@ -1,23 +1,117 @@
-"""Checks each host against its slots, and the capacity indexes against the hosts; part of
-`all.py`.
+"""Checks each host against its slots, with their cpus and resizes, and the capacity indexes against
+the hosts; part of `all.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from finegrain.resources import total_of
+from finegrain.resources import CPU_MILLI, larger_of, total_of
 from finegrain.values.states import ExecutorState, SlotState
+from resource_manager.engine.cpus.ledger import CpuLedger
+from resource_manager.engine.hosts.cpu_allocator import cpus_booked
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
-from resource_manager.engine.invariants.cpus import cpu_problems
-from resource_manager.engine.invariants.resizes import is_waiting_in_queue, size_problems
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Slot, SlotKey
 from resource_manager.engine.model.scheduling_key import Labels
 from resource_manager.engine.placement.columns import columns_of
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
+
+MILLI_PER_CPU = 1_000
+
+
+def cpu_problems(host: Host) -> Iterator[str]:
+    """Yields problems of the cpus of a host: its ledger, settings, and assignments to slots."""
+    title, ledger = f"executor {host.host_id}", host.cpus
+    # The host has not reported its topology, so there is nothing more to compare.
+    if ledger is None:
+        if host.aligning:
+            yield f"{title} aligns all slots, and nothing is known of its cpus"
+        return
+    if host.aligning != host.present.policy.alignment.aligns:
+        yield f"{title} aligns all slots: {host.aligning}, its settings say otherwise"
+    if ledger.policy != host.present.policy:
+        yield f"{title} gives cpus by other settings than those that hold there"
+    for problem in ledger.problems():
+        yield f"{title}: {problem}"
+    yield from _holdings(host, ledger)
+
+
+def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
+    """Compares the cpus in the ledger with the assignments of slots."""
+    assigned: dict[SlotKey, object] = dict(ledger.holdings)
+    for key, slot in host.slots.items():
+        if key not in assigned:
+            yield f"slot {key} is not in the cpu ledger of its executor {host.host_id}"
+            continue
+        if assigned.pop(key) != cpus_booked(slot):
+            yield f"slot {key} holds other cpus or NUMA nodes than it was given"
+        assignment = slot.assignment
+        # While a resize is in flight, the slot books the amounts of both sizes.
+        if assignment is None or not assignment.cpus or slot.ordered is not None:
+            continue
+        booked = slot.booked.get(CPU_MILLI, 0)
+        if booked != len(assignment.cpus) * MILLI_PER_CPU:
+            yield f"slot {key} has dedicated cpus {assignment.cpus}, and books {booked} cpu_milli"
+    for key in assigned:
+        yield f"the cpu ledger of executor {host.host_id} has slot {key}, which is not there"
+
+
+def size_problems(host: Host) -> Iterator[str]:
+    """Yields problems of the bookings and the resizes of a host's slots.
+
+    Each ordered resize must be queued for a command, or be part of the command in flight.
+    """
+    for key, slot in host.slots.items():
+        yield from _booking(host, key, slot)
+        yield from _numbers(key, slot)
+        if host.executor.state is ExecutorState.ACTIVE:
+            yield from _resize_order(host, key, slot)
+    for key in (*host.to_resize, *host.resize_backoffs):
+        if key not in host.slots:
+            yield f"executor {host.host_id} is to resize slot {key}, which is not there"
+
+
+def is_waiting_in_queue(host: Host, slot: Slot) -> bool:
+    """Returns True if the waiting resize of a slot must be queued: no other resize is ordered, and
+    it is not in back-off.
+    """
+    key = (slot.allocation_id, slot.generation)
+    backoff = host.resize_backoffs.get(key)
+    pauses = backoff is not None and backoff.active
+    return slot.state is SlotState.ALLOCATED and slot.ordered is None and not pauses
+
+
+def _booking(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
+    best_effort = slot.best_effort
+    booked = host.booking_of(slot.profile, best_effort=best_effort)
+    if slot.ordered is not None:
+        ordered = host.booking_of(slot.ordered.profile, best_effort=best_effort)
+        booked = larger_of(booked, ordered)
+    if slot.booked != booked:
+        yield f"slot {key} books {slot.booked}, its sizes say {booked}"
+
+
+def _numbers(key: SlotKey, slot: Slot) -> Iterator[str]:
+    ordered, wanted = slot.ordered, slot.wanted
+    numbers = [each.number for each in (ordered, wanted) if each is not None]
+    # The ordered resize was requested before the waiting one, so its number must be lower.
+    if numbers != sorted(set(numbers)) or any(n > slot.resize_number or n < 1 for n in numbers):
+        yield f"slot {key} has changes {numbers}, the last number given is {slot.resize_number}"
+
+
+def _resize_order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
+    command = host.in_flight
+    queued = key in host.to_resize
+    sent = command is not None and command.resizes and key in command.keys
+    # `ordered` stays set while a slot is being freed, but the order is not sent again.
+    due = slot.ordered is not None and slot.state is SlotState.ALLOCATED
+    if due and not (queued or sent):
+        yield f"slot {key} has a new size, and no order for its executor"
+    if queued and not due:
+        yield f"slot {key} is {slot.state} and queued for a resize that was not ordered"
 
 
 def host_problems(hosts: Hosts, host_id: str) -> Iterator[str]:

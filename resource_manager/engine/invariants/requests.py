@@ -1,13 +1,28 @@
-"""Checks each request against its job, its slot, its gang and the queue; part of `all.py`."""
+"""Checks requests, gangs and ranges against jobs, slots and the queue; part of `all.py`.
+
+The cost of ranges grows with the number of intervals of members, not with the number of members.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
+from finegrain.intervals import IntervalSet
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.hosts.slots import Slots
-from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState, Request
+from resource_manager.engine.model.endings import Ending
+from resource_manager.engine.model.entities import (
+    ENDED_REQUEST_STATES,
+    Gang,
+    Job,
+    JobState,
+    Request,
+)
+from resource_manager.engine.queue.gangs import GangLedger, living, member_requests_of
+from resource_manager.engine.queue.non_batchable import Kind, NonBatchables
+from resource_manager.engine.queue.queue import WaitingQueue
+from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
@@ -90,3 +105,178 @@ def _slot(slots: Slots, request: Request, title: str) -> Iterator[str]:
 def _is_among(number: int, ordered: Sequence[int]) -> bool:
     at = bisect_left(ordered, number)
     return at < len(ordered) and ordered[at] == number
+
+
+def gang_problems(
+    gang_id: str,
+    *,
+    requests: Requests,
+    slots: Slots,
+    gangs: GangLedger,
+    items: NonBatchables,
+    endings: dict[str, Ending],
+) -> Iterator[str]:
+    """Yields problems of a gang.
+
+    Args:
+        gang_id: the gang; nothing is checked if it no longer exists.
+        requests: all requests.
+        slots: all slots.
+        gangs: all gangs.
+        items: queued gangs and resizes, which are not in job queues.
+        endings: jobs that are ending.
+    """
+    gang = gangs.by_id.get(gang_id)
+    if gang is None:  # it was deleted after the sweep began
+        return
+    for name in gang.members:
+        request = requests.get(name)
+        if request is None or request.spec.gang_id != gang_id:
+            yield f"gang {gang_id} has the member {name}, which is not its own"
+            return
+    if len(set(gang.members)) != len(gang.members):
+        yield f"gang {gang_id} has a member twice"
+    item = items.get(gang.arrival_number)
+    queued = item is not None and item.kind is Kind.GANG and item.name == gang_id
+    if queued != (gang_id in gangs.waiting):
+        yield f"gang {gang_id} waits: {gang_id in gangs.waiting}; in the queue: {queued}"
+    yield from _gang(requests, slots, gangs, endings, gang)
+
+
+def gang_ledger_problems(ledger: GangLedger) -> Iterator[str]:
+    """Yields gangs that are waiting or unconfirmed in the ledger, but that do not exist in it."""
+    for name in (ledger.waiting.keys() | ledger.unconfirmed.keys()) - ledger.by_id.keys():
+        yield f"gang {name} is not known, and waits or is being confirmed"
+
+
+def _gang(
+    requests: Requests, slots: Slots, gangs: GangLedger, endings: dict[str, Ending], gang: Gang
+) -> Iterator[str]:
+    """Compares a gang with its members: their states, their place in the queue, confirmations."""
+    title, ledger = f"gang {gang.gang_id}", gangs
+    first = requests.get(gang.members[0])
+    if first is None or first.arrival_number != gang.arrival_number:
+        yield f"{title} does not stand at the place of its first member"
+    members = list(living(requests, gang))
+    if any(each.job_id != gang.job_id or each.spec.gang_id != gang.gang_id for each in members):
+        yield f"{title} has members that are not its own"
+    states = {each.state for each in members}
+    over = gang.job_id in endings  # then some members may have left the queue already
+    # Until the grant, all members change state together. If a member is lost, either only that
+    # member ends, or all members change state.
+    if len(states) > 1:
+        yield f"{title} has members that are {sorted(states)}; expected all alike"
+    waiting = ledger.waiting.get(gang.gang_id)
+    # If the job is ending, the gang leaves the queue before its members end.
+    if (waiting is not None) != (states == {RequestState.PENDING}) and (
+        waiting is not None or not over
+    ):
+        yield f"{title} is {sorted(states)}, waits: {waiting is not None}"
+    if waiting is not None and (
+        waiting.members != members or waiting.kind.member_requests != member_requests_of(members)
+    ):
+        yield f"{title} waits with other members than it has"
+    missing = sum(_is_unconfirmed(slots, each) for each in members)
+    if ledger.unconfirmed.get(gang.gang_id, 0) != missing or (
+        states == {RequestState.ALLOCATING} and not missing
+    ):
+        yield (
+            f"{title} is {sorted(states)} and waits for {ledger.unconfirmed.get(gang.gang_id)}"
+            f" confirmations, {missing} are missing"
+        )
+
+
+def _is_unconfirmed(slots: Slots, request: Request) -> bool:
+    slot = slots.of(request)
+    return slot is not None and slot.state is SlotState.PENDING
+
+
+def part_problems(
+    jobs: dict[str, Job],
+    requests: Requests,
+    queue: WaitingQueue,
+    endings: dict[str, Ending],
+    part: Part,
+) -> Iterator[str]:
+    """Yields problems of a part of a range."""
+    ranges = requests.ranges
+    if ranges.at(part.row.arrival_number) is not part:
+        # either it was deleted after the sweep began, or the lookup is wrong
+        if part in ranges.by_job.get(part.row.job_id, ()):
+            yield f"part {part.id_of(part.first)} of a range is not at its arrival number"
+        return
+    for problem in (
+        *_members(requests, ranges, part),
+        *_names(jobs, ranges, endings, part),
+        *_queued(queue, endings, part),
+    ):
+        yield f"part {part.id_of(part.first)} of a range {problem}"
+
+
+def member_problems(ranges: RangeLedger, number: int) -> Iterator[str]:
+    """Yields problems of the materialized member with this arrival number."""
+    part = ranges.at(number)
+    if number in ranges.members and (
+        part is None or part.index_of(number) not in part.materialized
+    ):
+        yield f"the member with arrival number {number} is a request, and not materialized"
+
+
+def _queued(queue: WaitingQueue, endings: dict[str, Ending], part: Part) -> Iterator[str]:
+    """Checks that the queue has all waiting members (unless their job is ending), and no ended
+    member.
+    """
+    job_queue = queue.queue_of(part.spec.request, part.row.job_id)
+    first, end = part.row.arrival_number, part.last_arrival + 1
+    queued = job_queue.numbers.count_within(first, end) if job_queue is not None else 0
+    waiting = sum(
+        job_queue.numbers.count_within(part.arrival_of(start), part.arrival_of(stop))
+        for start, stop in part.waiting.runs()
+        if job_queue is not None
+    )
+    if waiting != len(part.waiting) and part.row.job_id not in endings:
+        yield f"has {len(part.waiting)} members that wait, {waiting} are queued"
+    # A member that lost its slot is queued, too, but it counts as materialized and not as waiting.
+    placed_before = sum(
+        job_queue is not None and part.arrival_of(index) in job_queue.numbers
+        for index in part.materialized
+    )
+    if queued != waiting + placed_before:
+        yield f"has {queued} members in the queue, {waiting + placed_before} may be there"
+
+
+def _members(requests: Requests, ranges: RangeLedger, part: Part) -> Iterator[str]:
+    """Checks that each member is in exactly one place: waiting, materialized or ended."""
+    places = [part.waiting, part.materialized, *part.row.ended.values()]
+    everywhere = IntervalSet(run for place in places for run in place.runs())
+    if everywhere != IntervalSet([(part.first, part.end)]):
+        yield "has members who stand nowhere"
+    # The union has the same size as the sum only if no member is in two places.
+    if len(everywhere) != sum(map(len, places)):
+        yield "has members who stand in several places"
+    for index in part.materialized:
+        request = ranges.members.get(part.arrival_of(index))
+        if request is None or requests.get(part.id_of(index)) is not request:
+            yield f"has singled {index} out, who is no request"
+        elif request.state in ENDED_REQUEST_STATES:
+            yield f"has singled {index} out, who is {request.state}"
+        elif request.state is RequestState.PENDING and index not in part.stored:
+            yield f"has singled {index} out, who waits and has no row"
+    if any(part.materialized.count_within(*run) != run[1] - run[0] for run in part.stored.runs()):
+        yield "has rows of members who are not singled out"
+    if any(state_ not in ENDED_REQUEST_STATES for state_, _, _ in part.row.ended):
+        yield "has members who ended alive"
+
+
+def _names(
+    jobs: dict[str, Job], ranges: RangeLedger, endings: dict[str, Ending], part: Part
+) -> Iterator[str]:
+    job = jobs.get(part.row.job_id)
+    if job is None or part not in ranges.parts_of(job.job_id, part.row.arrival_number - 1):
+        yield f"is not known to its job {part.row.job_id}"
+    elif job.state is JobState.ENDED and part.live and job.job_id not in endings:
+        yield f"lives, but its job {job.job_id} has ended"
+    if ranges.at(part.row.arrival_number) is not part or (ranges.at(part.last_arrival) is not part):
+        yield "is not at its arrival numbers"
+    if ranges.overlapping(part.spec.range_id, part.first, part.end) != [part]:
+        yield "is not found by its name, or not alone"

@@ -20,13 +20,13 @@ from finegrain.errors import (
 )
 from finegrain.resources import AMOUNT_MAX, Amounts
 from finegrain.texts import check_text
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.fairness.groups import DEFAULT_GROUP, above, below, is_live
 from resource_manager.engine.fairness.quotas import unlimited_dimension
 from resource_manager.engine.model.entities import Group, Job
 from resource_manager.engine.model.events import GroupDeleted, GroupSet
 from resource_manager.engine.model.texts import amounts_text
+from resource_manager.engine.state import EventContext
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 

@@ -11,7 +11,6 @@ from finegrain.errors import (
     Reason,
     ResourceExhausted,
 )
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.flows import JOB
 from resource_manager.engine.jobs.groups import known_group
 from resource_manager.engine.lifecycle.known import active_job, known_job
@@ -22,7 +21,7 @@ from resource_manager.engine.model.events import JobEndRequested, JobKeptAlive, 
 from resource_manager.engine.model.state_tables import JobInput
 from resource_manager.engine.model.timers import Timer, Timers
 from resource_manager.engine.queue.non_batchable import Kind
-from resource_manager.engine.state import State
+from resource_manager.engine.state import EventContext, State
 
 DEQUEUED_AT_ONCE = 500
 """How many job queues and gangs of ended jobs one step removes from the queue."""

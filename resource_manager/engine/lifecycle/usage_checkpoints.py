@@ -1,25 +1,206 @@
-"""Stores the usage of jobs and groups, so that it survives a restart.
+"""Stores the usage of jobs and groups, so that it survives a restart, and restores it.
 
-Changed usage is stored in intervals; `fairness/checkpoints.py` decides when. It is stored with the
-next batch in three cases: a flow was raised as it became active; a flow starts to accrue; a job
-ends (its usage and that of its groups). After a restart, nothing else would show that a flow was
-raised, or when it began to accrue.
+A flow's row is written when the flow begins to accrue usage, and again at least every
+`usage_interval_ms` while it accrues. After a crash, the running slots are charged from the time of
+the row on. So usage after a restart is wrong by at most one interval. It is too low for slots that
+ended between the last row and the crash. It is too high for slots that started after the last row.
+If a job replaces ended slots by new ones, the two errors cancel out.
+
+Rows are written in passes. A pass writes all flows that had changed when it began, some rows at a
+time. With very many flows a pass takes longer than the interval. A row is stored with the next
+batch in three cases: a flow was raised as it became active; a flow starts to accrue; a job ends
+(its usage and that of its groups). After a restart, nothing else would show that a flow was raised,
+or when it began to accrue.
+
+The time between a row and the restart is wall time, because the old and the new process share no
+other clock. If the wall clock was set back, that time counts as 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import log
 
 from finegrain.values.states import SlotState
-from resource_manager.engine.fairness.checkpoints import Checkpoints, Running, restore_usage
 from resource_manager.engine.fairness.flows import JOB, Flow, FlowTree
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import Instant, Job, UsageRecord
-from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.model.settings import EngineSettings, Fairness
 from resource_manager.engine.model.timers import Timer, Timers
+
+STORED_AT_ONCE = 1_000
+"""The most flows that are written in one batch."""
+
+PAUSE_MS = 200
+"""Pause between two such batches of one pass."""
+
+
+class Checkpoints:
+    """Decides which flows are written next."""
+
+    def __init__(self, tree: FlowTree, fairness: Fairness) -> None:
+        self._tree = tree
+        self._measure = fairness.usage_measure
+        self._interval_ms = fairness.usage_interval_ms
+        self._next_flows: deque[Flow] = deque()
+        self._next_pass_ms = 0
+
+    def due(self, now_ms: int, time_ms: int) -> tuple[list[UsageRecord], int]:
+        """Returns the rows to write now, and the monotonic time at which to call again.
+
+        Args:
+            now_ms: monotonic; the tree's clock must have been advanced to it.
+            time_ms: now, by the wall clock.
+        """
+        # The next pass begins only when the last one is written, however long that takes.
+        if not self._next_flows and now_ms >= self._next_pass_ms:
+            self._next_pass_ms = now_ms + self._interval_ms
+            self._next_flows.extend(self._tree.changed.values())
+        found: list[UsageRecord] = []
+        while self._next_flows and len(found) < STORED_AT_ONCE:
+            flow = self._next_flows.popleft()
+            # The flow may have been written or removed after the pass began.
+            if flow.changed and self._tree.changed.get(flow.id) is flow:
+                found.append(self.written(flow, time_ms))
+        if self._next_flows:
+            return found, now_ms + PAUSE_MS
+        # A pass that took longer than the interval is followed by the next one at once.
+        return found, max(now_ms + 1, self._next_pass_ms)
+
+    def written(self, flow: Flow, time_ms: int) -> UsageRecord:
+        """Returns a flow's current row, and marks the flow as stored. A flow that still accrues
+        stays marked as changed.
+        """
+        self._tree.changed.pop(flow.id, None)
+        self._tree.accrued_while_down.pop(flow.id, None)
+        flow.changed = bool(flow.rate)
+        if flow.changed:
+            self._tree.changed[flow.id] = flow
+        record = self._tree.usage(flow)
+        return UsageRecord(flow.id, self._measure, record.service, record.raised, time_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A slot that accrues: its job, and its cost per second."""
+
+    job_id: str
+    cost: float
+
+
+def restore_usage(
+    tree: FlowTree,
+    usage_records: Iterable[UsageRecord],
+    running: Iterable[Running],
+    fairness: Fairness,
+    time_ms: int,
+) -> int:
+    """Restores the usage of all flows: the stored usage, decayed, plus the usage that running slots
+    have accrued since.
+
+    Args:
+        tree: a new tree with all flows and running slots.
+        usage_records: the stored rows. Rows of unknown flows are skipped.
+        running: all slots that accrue usage.
+        fairness: the configured measure of usage, and its half-life.
+        time_ms: now, by the wall clock.
+
+    Returns:
+        The number of rows in another measure. They are dropped.
+    """
+    flows = {flow.id: flow for flow in (*tree.groups.values(), *tree.jobs.values(), tree.root)}
+    # Select the usable rows, and find from when on the slots of each flow must be charged.
+    known, begins_ms = {}, {}
+    others = 0
+    for record in usage_records:
+        if record.flow_id not in flows:
+            continue
+        if record.measure == fairness.usage_measure:
+            known[record.flow_id] = record
+            begins_ms[record.flow_id] = record.time_ms
+        else:
+            # The usage is in another measure and cannot be converted, so slots are charged from
+            # now.
+            others += 1
+            begins_ms[record.flow_id] = time_ms
+    # Decay the stored usage, and add the usage since then.
+    since = _since_rows(tree, begins_ms, running, fairness, time_ms)
+    for flow_id, flow in flows.items():
+        row = known.get(flow_id)
+        service, raised = since.get(flow_id, 0.0), 0.0
+        if row is not None:
+            left = _left_of(time_ms - row.time_ms, fairness)
+            service, raised = service + row.service * left, row.raised * left
+        tree.set_usage(flow, service, raised)
+        # The row is still right if the flow does not accrue. But a row with a future time must be
+        # written again: the wall clock was set back.
+        if row is not None and not flow.rate and row.time_ms <= time_ms:
+            flow.changed = False
+            tree.changed.pop(flow_id, None)
+    # After the usage of all flows is set, because this compares the children of each group.
+    for flow in (tree.root, *tree.groups.values()):
+        _remember_last_served(flow)
+    return others
+
+
+def _since_rows(
+    tree: FlowTree,
+    begins_ms: Mapping[str, int],
+    running: Iterable[Running],
+    fairness: Fairness,
+    time_ms: int,
+) -> dict[str, float]:
+    """Returns, by flow, the decayed usage that running slots have accrued since the flow's row was
+    written. Flows without an entry in `begins_ms` are left out.
+    """
+    found: dict[str, float] = {}
+    for slot in running:
+        flow: Flow | None = tree.jobs.get(slot.job_id)
+        while flow is not None:
+            if (begin_ms := begins_ms.get(flow.id)) is not None:
+                seconds = _counted_s(time_ms - begin_ms, fairness)
+                found[flow.id] = found.get(flow.id, 0.0) + slot.cost * seconds
+            flow = flow.parent
+    return found
+
+
+def _left_of(past_ms: int, fairness: Fairness) -> float:
+    """Returns the fraction that is left of usage that is `past_ms` old. After one half-life:
+    0.5.
+    """
+    if fairness.half_life_ms is None:
+        return 1.0
+    return float(2.0 ** (-max(0, past_ms) / fairness.half_life_ms))
+
+
+def _counted_s(past_ms: int, fairness: Fairness) -> float:
+    """Returns how many seconds a slot is charged for if it has run for the last `past_ms`.
+
+    This is the integral of the decay factor 2^-(age / half-life) over that time.
+    """
+    if fairness.half_life_ms is None:
+        return max(0, past_ms) / 1_000
+    return (1.0 - _left_of(past_ms, fairness)) * fairness.half_life_ms / 1_000 / log(2)
+
+
+def _remember_last_served(group: Flow) -> None:
+    """Sets the level to which a flow is raised when it becomes active while no sibling waits.
+
+    The exact level is that of the sibling that was served last, which is not stored. So it is the
+    lowest usage per weight among the siblings with running slots.
+    """
+    if group.children is None:
+        return
+    levels = [
+        (flow.service + flow.raised) / flow.weight
+        for flow in group.children.by_id.values()
+        if flow.rate
+    ]
+    group.children.last_served = min(levels, default=0.0)
 
 
 @dataclass(slots=True, eq=False)

@@ -400,7 +400,7 @@ class JobEvent:
     state: RequestState
     reason: str = ""
     message: str = ""
-    slot: dict[str, object] | None = None  # see engine/model/offers.py: slot_to_dict
+    slot: dict[str, object] | None = None  # see engine/lifecycle/journal.py: slot_to_dict
     count: int = 1  # number of range members: the named one and the next ones by index
 
 

@@ -23,8 +23,7 @@ from finegrain.resources import CPU_MILLI, Amounts, ResourceProfile, shortfall
 from finegrain.values.explanations import Dimension
 from resource_manager.engine.cpus.assign import assign
 from resource_manager.engine.cpus.ledger import CpuLedger
-from resource_manager.engine.cpus.refusals import CpuBlocker
-from resource_manager.engine.cpus.request import CpuRequest
+from resource_manager.engine.cpus.request import CpuBlocker, CpuRequest
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest, cpu_request_of
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.host_refusal import HostRefusal

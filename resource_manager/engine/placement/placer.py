@@ -1,7 +1,7 @@
 """Finds hosts for slots of a scheduling class, and takes the capacity. A `Placer` is one placement
 pass. It works with numbers of slots, and makes no object for each slot.
 
-For each class it tries the levels of candidates in order (`tiers.py`). Where amounts decide, a
+For each class it tries the levels of candidates in order (`policies.py`). Where amounts decide, a
 division gives the number of slots that fit on a host, and one subtraction per index column takes
 them. Otherwise the cpus and NUMA nodes of each candidate are checked (`search.py`). The caller then
 books the slots and calls `follow` with their hosts.
@@ -21,11 +21,10 @@ from resource_manager.engine.placement.gpu_hosts import GpuHosts
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.placement.ledger import Bookings, Ledger, Taken
-from resource_manager.engine.placement.policies import POLICIES, empty_compared
+from resource_manager.engine.placement.policies import POLICIES, Level, empty_compared, levels
 from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.placement.search import Asks, Growth, Scope, Search
 from resource_manager.engine.placement.stranding import Ranking
-from resource_manager.engine.placement.tiers import Level, levels
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 LISTED_MAX = 256

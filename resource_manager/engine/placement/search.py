@@ -1,6 +1,6 @@
 """Finds hosts that can serve one scheduling class, in one placement pass.
 
-A search visits the hosts of one tier (`tiers.py`) in order of id. The capacity index leaves out
+A search visits the hosts of one tier (`policies.py`) in order of id. The capacity index leaves out
 hosts that lack an amount. Where amounts do not decide, the cpus and NUMA nodes of each other host
 are checked. Where the search stopped is stored with the class (`Cursor`), so that the next pass
 continues there, and checks again only hosts that got more room.
@@ -22,8 +22,8 @@ from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.placement.ledger import Bookings
+from resource_manager.engine.placement.policies import Tier
 from resource_manager.engine.placement.tentative_cpus import TentativeCpus
-from resource_manager.engine.placement.tiers import Tier
 from resource_manager.engine.queue.scheduling_classes import Cursor, SchedulingClass
 
 GROWN_CHECKED_ONE_BY_ONE = 32

@@ -22,10 +22,9 @@ from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.placement.ledger import Bookings, Ledger, Mark
 from resource_manager.engine.placement.placer import Candidates, Placer
-from resource_manager.engine.placement.policies import POLICIES
+from resource_manager.engine.placement.policies import POLICIES, Level, Tier
 from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.placement.search import Asks, Scope, Search
-from resource_manager.engine.placement.tiers import Level, Tier
 from resource_manager.engine.queue.gangs import MemberRequest
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass, make_scheduling_class
 

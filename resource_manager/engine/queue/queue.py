@@ -34,9 +34,8 @@ from resource_manager.engine.model.scheduling_key import (
     scheduling_key,
 )
 from resource_manager.engine.queue.blocked import QuotaBlocked
-from resource_manager.engine.queue.candidates import ClassPass
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
-from resource_manager.engine.queue.order import ServiceOrder
+from resource_manager.engine.queue.order import ClassPass, ServiceOrder
 from resource_manager.engine.queue.scheduling_classes import (
     INACTIVE,
     JobQueue,

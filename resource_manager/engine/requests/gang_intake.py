@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from finegrain.errors import InvalidArgument, Reason
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import GangPlacement
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.known import taken
 from resource_manager.engine.lifecycle.waiting import WaitingReasons
 from resource_manager.engine.model.entities import Gang, GangSpec, Job, Request, RequestSpec
@@ -25,7 +24,7 @@ from resource_manager.engine.queue.gangs import (
     member_requests_for,
 )
 from resource_manager.engine.queue.requests import Requests
-from resource_manager.engine.state import State
+from resource_manager.engine.state import EventContext, State
 
 
 def refused_members(

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from finegrain.errors import Reason
 from finegrain.values.outcomes import ItemOutcome
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.known import taken
 from resource_manager.engine.model.entities import Job, RangeSpec, RequestRange
 from resource_manager.engine.queue.ranges import Part, RangeLedger, enqueue_members, parts_of
 from resource_manager.engine.queue.requests import Requests
+from resource_manager.engine.state import EventContext
 
 
 def new_members(ranges: RangeLedger, spec: RangeSpec) -> int:

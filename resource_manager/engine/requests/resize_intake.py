@@ -12,7 +12,6 @@ from finegrain.devices.request import DeviceRequest
 from finegrain.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
 from finegrain.resources import DEVICE_PREFIX, shortfall
 from finegrain.values.states import RequestState
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.allowed_cpus import MILLI_PER_CPU
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
@@ -28,6 +27,7 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ResizeInput
 from resource_manager.engine.model.texts import amount_text, amounts_text
 from resource_manager.engine.queue.requests import Requests
+from resource_manager.engine.state import EventContext
 
 
 def request_resize(context: EventContext, event: ResizeRequested) -> Slot:

@@ -14,7 +14,6 @@ from itertools import chain
 
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
 from finegrain.values.outcomes import ItemOutcome
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.known import active_job, known_job, taken
 from resource_manager.engine.lifecycle.range_ends import Why
 from resource_manager.engine.model.entities import (
@@ -38,6 +37,7 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.requests.gang_intake import accept_gang, join, refused_members
 from resource_manager.engine.requests.range_intake import new_members, submit_range
+from resource_manager.engine.state import EventContext
 
 
 def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[ItemOutcome]:

@@ -18,7 +18,6 @@ from itertools import groupby, islice
 
 from finegrain.resources import shortfall
 from finegrain.values.states import ProvidedExecutorState
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
@@ -36,6 +35,7 @@ from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.scaling.texts import class_text, gang_text
+from resource_manager.engine.state import EventContext
 
 
 def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None:

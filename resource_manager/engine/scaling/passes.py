@@ -17,7 +17,6 @@ from math import gcd
 
 from finegrain.resources import Amounts
 from finegrain.values.states import ExecutorState, ProvidedExecutorState, SlotState
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.provisions import ProvisionMoves, is_lost
@@ -31,7 +30,7 @@ from resource_manager.engine.planning.draft import COST_UNIT
 from resource_manager.engine.planning.offers import Allowance, Offer
 from resource_manager.engine.planning.steps import Steps, advance, finish
 from resource_manager.engine.scaling.backlog import PATIENCE, more_of, note_totals, plan_waiting
-from resource_manager.engine.state import State
+from resource_manager.engine.state import EventContext, State
 
 _PARTS_MAX = 5_000
 """A missing amount is counted in units, and is at most about this many. The limit keeps the search

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from finegrain.values.states import ExecutorState, ProvidedExecutorState
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.model.events import (
     ProvisionEnded,
     ProvisionFailed,
@@ -12,6 +11,7 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.timers import Timer, backoff_ms
 from resource_manager.engine.placement.elastic import PENDING
+from resource_manager.engine.state import EventContext
 
 
 def provision_started(context: EventContext, event: ProvisionStarted) -> None:

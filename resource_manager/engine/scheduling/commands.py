@@ -19,7 +19,6 @@ from finegrain.errors import InvariantBroken
 from finegrain.mapping.copies import copier
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import ExecutorState, SlotState
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.reachability import command_arrived, find_unreachable
 from resource_manager.engine.executors.refusals import remember_refusal
 from resource_manager.engine.executors.reports import adopt_report, refuse_seen_epoch, settle
@@ -36,6 +35,7 @@ from resource_manager.engine.model.timers import Timer, Timers, backoff_ms
 from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.requests import Requests
+from resource_manager.engine.state import EventContext
 
 
 def dispatch(context: EventContext) -> None:

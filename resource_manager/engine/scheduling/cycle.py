@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import islice
 from math import inf
 
-from resource_manager.engine.context import EventContext
+from finegrain.values.states import RequestState
 from resource_manager.engine.jobs.lifecycle import continue_ending
 from resource_manager.engine.model.entities import Request
 from resource_manager.engine.placement.placer import Placer
@@ -33,13 +33,12 @@ from resource_manager.engine.queue.scheduling_classes import JobQueue, Schedulin
 from resource_manager.engine.scaling.arrival import hand_over
 from resource_manager.engine.scaling.passes import provide
 from resource_manager.engine.scheduling.commands import dispatch
-from resource_manager.engine.scheduling.newcomers import record_newcomers
 from resource_manager.engine.scheduling.reservations import (
     end_served,
     reserve_for_starved,
     serve_owners,
 )
-from resource_manager.engine.state import State
+from resource_manager.engine.state import EventContext, State
 
 MOVES_MAX = 2_000
 """Budget of one cycle for moves. Activating or deactivating a job queue is one move; a class with
@@ -106,7 +105,7 @@ def decide(context: EventContext) -> None:
     dispatch(context)
     # While the first pass goes on, the next cycle may still place the new requests.
     if not state.queue.in_pass or state.queue.passes > passes:
-        record_newcomers(context)
+        _record_newcomers(context)
     # Placements have changed usage. Usage that a restart could not derive is stored in this batch.
     state.usage_checkpoints.keep_urgent()
     state.considered_arrival = state.numbers.arrival
@@ -303,3 +302,39 @@ class _Placement:
                 # The requests before it go together first; then this one goes alone.
                 return (at, []) if at else (1, [slot.executor_id for slot in older])
         return len(numbers), []
+
+
+def _record_newcomers(context: EventContext) -> None:
+    """Records new requests that are still pending, with one entry for each part of a range. Stops
+    when the journal of this step is full; the next call continues.
+    """
+    state, journal = context.state, context.journal
+    while state.newcomers and not journal.is_full:
+        request = state.newcomers.popleft()
+        if request.state is RequestState.PENDING:
+            journal.cluster_event(
+                "request_pending",
+                job_id=request.job_id,
+                allocation_id=request.allocation_id,
+                reason=_waiting_reason(state, request),
+            )
+    # Each part of a range is one entry, so all parts are recorded at once.
+    for part in state.new_parts:
+        waiting = len(part.waiting)
+        if waiting:
+            journal.cluster_event(
+                "request_pending",
+                job_id=part.row.job_id,
+                allocation_id=part.id_of(part.waiting.first),
+                reason=state.waiting_reasons.waiting_reason(
+                    state.queue.class_of(part.spec.request)
+                ),
+                message=f"{waiting} members of range {part.spec.range_id}",
+            )
+    state.new_parts.clear()
+
+
+def _waiting_reason(state: State, request: Request) -> str:
+    if request.spec.gang_id:
+        return state.waiting_reasons.member_reason(request)
+    return state.waiting_reasons.waiting_reason(state.queue.class_of(request.spec))

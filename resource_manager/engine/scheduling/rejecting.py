@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import ExecutorState
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.range_ends import Why
 from resource_manager.engine.model.entities import Request
 from resource_manager.engine.model.timers import Timer
@@ -23,7 +22,7 @@ from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.requests.gang_intake import infeasible_members
-from resource_manager.engine.state import State
+from resource_manager.engine.state import EventContext, State
 
 STEPS_MAX = 1_000
 """Scheduling classes, gangs and requests that one event processes; the next one continues."""

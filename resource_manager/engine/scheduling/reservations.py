@@ -30,7 +30,6 @@ from itertools import islice
 from finegrain.cpu_policy import QosClass
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, total_of
 from finegrain.values.states import SlotState
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.choice import SharesSince, order_key_of
 from resource_manager.engine.fairness.flows import GROUP, FlowTree
 from resource_manager.engine.hosts.host import ONLINE
@@ -55,7 +54,7 @@ from resource_manager.engine.scheduling.reservation_owners import (
     quota_block_of,
     still_waits,
 )
-from resource_manager.engine.state import State
+from resource_manager.engine.state import EventContext, State
 
 CHECK_INTERVAL_MS = SECOND_MS
 """Starved waiters are examined at most this often."""

@@ -21,7 +21,6 @@ from dataclasses import replace
 from finegrain.errors import Reason
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState, SlotState
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
@@ -31,6 +30,7 @@ from resource_manager.engine.model.events import SlotsReuseAsked
 from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.scheduling.next_in_order import NextInOrder
+from resource_manager.engine.state import EventContext
 
 HANDED_ON = "a slot that its job has already does its work"
 FAIR_SHARE = "others come before its job for what the slot frees"

@@ -1,4 +1,4 @@
-"""Builds slot messages from the plain data in job events; see `engine/model/offers.py`."""
+"""Builds slot messages from the plain data in job events; see `engine/lifecycle/journal.py`."""
 
 from __future__ import annotations
 

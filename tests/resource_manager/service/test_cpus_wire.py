@@ -13,9 +13,9 @@ from finegrain.rpc.wire_cpus import assignment_from_proto
 from finegrain.v1 import cpus_pb2 as pb
 from finegrain.v1 import slots_pb2
 from finegrain.v1 import task_executor_pb2 as te_pb2
+from resource_manager.engine.lifecycle.journal import slot_to_dict
 from resource_manager.engine.model.effects import SendResize
 from resource_manager.engine.model.entities import Resize, Slot
-from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.service.wire import decoding, encoding
 from resource_manager.service.wire.cpus import cpu_state_from_proto
 from resource_manager.service.wire.job_events import slot_status_of_event

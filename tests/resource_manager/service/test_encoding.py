@@ -12,12 +12,12 @@ from finegrain.cpuset import CpuSet
 from finegrain.rpc.mapping.fields import fields_of
 from finegrain.v1 import slots_pb2
 from finegrain.values.states import SlotState
-from resource_manager.engine.cpus.refusals import CpuBlocker
+from resource_manager.engine.cpus.request import CpuBlocker
 from resource_manager.engine.fairness.flows import GROUP
+from resource_manager.engine.lifecycle.journal import slot_to_dict
 from resource_manager.engine.model.durations import Durations
 from resource_manager.engine.model.entities import JobState, RequestSpec, Slot
 from resource_manager.engine.model.host_refusal import HostBlocker
-from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.service.wire.encoding import slot_status, write
 from resource_manager.service.wire.job_events import slot_status_of_event
 from tests.support.full_messages import full_value

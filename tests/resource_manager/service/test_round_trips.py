@@ -13,6 +13,7 @@ from finegrain.v1 import task_executor_pb2 as te_pb2
 from finegrain.values.isolation import Isolation
 from finegrain.values.states import GangPlacement, RequestState, SlotState
 from resource_manager.engine.explain.lists import RequestView, SlotView
+from resource_manager.engine.lifecycle.journal import slot_to_dict
 from resource_manager.engine.model.effects import SendResize
 from resource_manager.engine.model.entities import (
     GangSpec,
@@ -23,7 +24,6 @@ from resource_manager.engine.model.entities import (
     Resize,
     Slot,
 )
-from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.service.wire import decoding, encoding
 from resource_manager.service.wire.gangs import gangs_of_call
 from resource_manager.service.wire.resizes import resize_event

@@ -19,8 +19,7 @@ from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, GIB, MEMORY_BY
 from resource_manager.engine.cpus.assign import assign, assign_many, fits_empty, score
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of
 from resource_manager.engine.cpus.ledger import CpuLedger
-from resource_manager.engine.cpus.refusals import CpuBlocker
-from resource_manager.engine.cpus.request import CpuRequest
+from resource_manager.engine.cpus.request import CpuBlocker, CpuRequest
 from resource_manager.engine.model.host_refusal import HostRefusal
 from tests.support.cpu_layouts import RECORDED, as_reported, machine
 from tests.support.cpu_layouts import recorded as recorded_machine

@@ -25,8 +25,7 @@ from resource_manager.engine.cpus.assign import assign, assign_many, fits_empty,
 from resource_manager.engine.cpus.hints import SCORE_MAX
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of_rows
 from resource_manager.engine.cpus.ledger import CpuLedger
-from resource_manager.engine.cpus.refusals import CpuBlocker
-from resource_manager.engine.cpus.request import CpuRequest
+from resource_manager.engine.cpus.request import CpuBlocker, CpuRequest
 from resource_manager.engine.cpus.take import holds
 from resource_manager.engine.model.host_refusal import HostRefusal
 from tests.support.cpu_layouts import machine

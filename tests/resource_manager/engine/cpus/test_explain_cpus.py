@@ -24,7 +24,7 @@ from finegrain.cpu_policy import (
 )
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.states import GangPlacement
-from resource_manager.engine.cpus.refusals import CpuBlocker
+from resource_manager.engine.cpus.request import CpuBlocker
 from resource_manager.engine.explain import survey
 from resource_manager.engine.explain.requests import Explanation, explain
 from tests.support.engine_cluster import BE, LSE, LSR, EngineCluster, numa_host

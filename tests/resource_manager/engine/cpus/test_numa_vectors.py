@@ -32,8 +32,7 @@ from resource_manager.engine.cpus.layout import layout_of_rows
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import positions
 from resource_manager.engine.cpus.pinning import candidate_cpus
-from resource_manager.engine.cpus.refusals import CpuBlocker
-from resource_manager.engine.cpus.request import CpuRequest
+from resource_manager.engine.cpus.request import CpuBlocker, CpuRequest
 from resource_manager.engine.cpus.resolve import Resolved, resolve
 from resource_manager.engine.model.host_refusal import HostRefusal
 

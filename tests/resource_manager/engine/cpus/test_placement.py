@@ -18,7 +18,7 @@ from finegrain.cpuset import CpuSet
 from finegrain.errors import Reason
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.states import RequestState
-from resource_manager.engine.cpus.refusals import CpuBlocker
+from resource_manager.engine.cpus.request import CpuBlocker
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import RequestSpec

@@ -18,7 +18,7 @@ from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.hosts import cpu_allocator
 from resource_manager.engine.model.events import DrainRequested
-from resource_manager.engine.placement.tiers import Tier
+from resource_manager.engine.placement.policies import Tier
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from tests.support.engine_cluster import LSR, EngineCluster, host, numa_host
 

@@ -21,8 +21,7 @@ from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB
 from resource_manager.engine.cpus.assign import assign
 from resource_manager.engine.cpus.ledger import CpuLedger
-from resource_manager.engine.cpus.refusals import CpuBlocker
-from resource_manager.engine.cpus.request import CpuRequest
+from resource_manager.engine.cpus.request import CpuBlocker, CpuRequest
 from resource_manager.engine.cpus.resizing import fits_alone, resized, together
 from resource_manager.engine.model.host_refusal import HostRefusal
 from tests.support.cpu_layouts import machine

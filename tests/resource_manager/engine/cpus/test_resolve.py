@@ -12,7 +12,7 @@ from finegrain.cpu_policy import (
     QosClass,
 )
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of_rows
-from resource_manager.engine.cpus.refusals import CpuBlocker
+from resource_manager.engine.cpus.request import CpuBlocker
 from resource_manager.engine.cpus.resolve import Resolved, resolve
 from resource_manager.engine.model.host_refusal import HostRefusal
 from tests.support.cpu_layouts import machine

@@ -24,11 +24,16 @@ from finegrain.devices.device import (
 )
 from finegrain.devices.names import device_requests
 from finegrain.devices.request import DeviceRequest, LabelRule
-from resource_manager.engine.devices.choose import Preference, choose_devices, completed
+from resource_manager.engine.devices.choose import (
+    Preference,
+    choose_devices,
+    completed,
+    device_score,
+    total_over,
+)
 from resource_manager.engine.devices.layout import DeviceLayout
 from resource_manager.engine.devices.ledger import DeviceLedger
 from resource_manager.engine.devices.refusals import DeviceBlocker
-from resource_manager.engine.devices.scores import device_score, total_over
 from resource_manager.engine.model.host_refusal import HostRefusal
 
 VECTORS = Path(__file__).parents[3] / "data" / "vectors"

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from resource_manager.engine.fairness import checkpoints
-from resource_manager.engine.fairness.checkpoints import Checkpoints, Running, restore_usage
 from resource_manager.engine.fairness.flows import Flow, FlowTree
+from resource_manager.engine.lifecycle import usage_checkpoints
+from resource_manager.engine.lifecycle.usage_checkpoints import Checkpoints, Running, restore_usage
 from resource_manager.engine.model.entities import UsageRecord
 from resource_manager.engine.model.settings import Fairness
 from tests.support.properties import examples
@@ -188,7 +188,7 @@ def test_who_comes_after_a_restart_starts_level_with_who_runs() -> None:
 def test_rows_are_written_a_few_at_a_time_and_only_what_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(checkpoints, "STORED_AT_ONCE", 2)
+    monkeypatch.setattr(usage_checkpoints, "STORED_AT_ONCE", 2)
     life = Life(Fairness(usage_interval_ms=10_000))
     assert life.write() == 0  # nothing has changed
     assert life.again_ms == life.now_ms + 10_000

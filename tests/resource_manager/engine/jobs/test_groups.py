@@ -9,7 +9,7 @@ import pytest
 from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, NotFound, Reason
 from finegrain.resources import GIB, ResourceProfile
 from resource_manager.engine.explain.groups import group_views
-from resource_manager.engine.explain.waiting_since import groups_waiting_since, jobs_waiting_since
+from resource_manager.engine.explain.waiting_reasons import groups_waiting_since, jobs_waiting_since
 from resource_manager.engine.fairness.groups import in_order
 from resource_manager.engine.jobs import groups
 from resource_manager.engine.model.effects import Snapshot

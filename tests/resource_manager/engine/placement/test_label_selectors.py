@@ -15,9 +15,9 @@ from resource_manager.engine.model.entities import GangSpec, RequestSpec
 from resource_manager.engine.model.events import (
     ExecutorRegistered,
 )
-from resource_manager.engine.placement import indexes
+from resource_manager.engine.placement import hosts
 from resource_manager.engine.placement.columns import columns_of
-from resource_manager.engine.placement.indexes import BUILT_AT_ONCE
+from resource_manager.engine.placement.hosts import BUILT_AT_ONCE
 from tests.support.engine_cluster import EngineCluster, host
 
 SMALL = ResourceProfile(100, 64 * MIB)
@@ -43,7 +43,7 @@ def test_a_flood_of_selectors_does_not_look_at_every_host_for_each(
         looked_at += 1
         return columns_of(host, strategy)
 
-    monkeypatch.setattr(indexes, "columns_of", counting)
+    monkeypatch.setattr(hosts, "columns_of", counting)
     selectors = [chosen for n in range(1, 5) for chosen in combinations(LABELS, n)]
     cluster.submit(
         *(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from resource_manager.engine.fairness.choice import order_key_of
 from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.model.settings import Fairness
-from resource_manager.engine.queue.item_order import ItemOrder, Rank
+from resource_manager.engine.queue.non_batchable import ItemOrder, Rank
 from tests.support.properties import examples
 
 GROUPS = {"g0": "", "g1": "", "g2": "g1"}

@@ -12,9 +12,9 @@ from finegrain.values.isolation import Isolation
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState
 from resource_manager.engine.explain.requests import explain
+from resource_manager.engine.lifecycle.journal import slot_to_dict
 from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import CommandAnswered
-from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.engine.model.settings import EngineSettings
 from tests.support.engine_cluster import EngineCluster, FakeExecutor
 
