@@ -77,7 +77,7 @@ class PynvmlSource:
     """
 
     def __init__(self, load: Callable[[], ModuleType] | None = None) -> None:
-        self._load = load or _import_pynvml
+        self._load = load or import_pynvml
 
     def read(self) -> GpuInventory:
         try:
@@ -90,25 +90,65 @@ class PynvmlSource:
         try:
             nvml.nvmlInit()
         except Exception as error:  # ctypes and drivers raise any exception
-            return GpuInventory(absence_reason=f"NVML cannot be used: {_words(error)}")
+            return GpuInventory(absence_reason=f"NVML cannot be used: {words_of(error)}")
         try:
             return _Session(nvml).inventory()
         except Exception as error:  # as above
-            return GpuInventory(absence_reason=f"NVML failed: {_words(error)}")
+            return GpuInventory(absence_reason=f"NVML failed: {words_of(error)}")
         finally:
             with contextlib.suppress(Exception):
                 nvml.nvmlShutdown()
 
 
-def _import_pynvml() -> ModuleType:
+def words_of(error: Exception) -> str:
+    """Returns an error of the binding as text."""
+    return printable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+
+
+def ask(nvml: Any, name: str, *arguments: Any) -> Any:
+    """Returns the result of an NVML call; None if this GPU or driver does not support it."""
+    try:
+        return getattr(nvml, name)(*arguments)
+    except Exception:  # NVMLError of many kinds, AttributeError of old modules
+        return None
+
+
+def recovery_action(nvml: Any, handle: Any) -> int | None:
+    """Returns the recovery action that the driver asks for; 0: none, None: it does not know the
+    query.
+
+    The binding has no function for it, only its field value.
+    """
+    values = ask(nvml, "nvmlDeviceGetFieldValues", handle, [_RECOVERY_ACTION])
+    # A field has an error code of its own, besides that of the call.
+    if not values or values[0].nvmlReturn != 0:
+        return None
+    return int(values[0].value.uiVal)
+
+
+def repair_of(action: int | None, uuid: str) -> str:
+    """Returns the repair that a recovery action stands for; empty if none is needed or known."""
+    if not action:
+        return ""
+    repair = _REPAIRS.get(action, f"the driver asks for recovery action {action}")
+    return repair.replace("UUID", uuid)
+
+
+def is_lost(error: Exception) -> bool:
+    """Returns True if an error says that the GPU cannot be reached until it is reset."""
+    return type(error).__name__ in {"NVMLError_GpuIsLost", "NVMLError_ResetRequired"}
+
+
+def import_pynvml() -> ModuleType:
+    """Imports the binding.
+
+    Raises:
+        ImportError: it is not installed.
+    """
     import pynvml
 
     module: ModuleType = pynvml
     return module
-
-
-def _words(error: Exception) -> str:
-    return printable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
 class _Session:
@@ -134,23 +174,23 @@ class _Session:
         try:
             return self._nvml.nvmlDeviceGetHandleByIndex(index)
         except Exception as error:  # one bad GPU must not hide the others
-            self._warnings.append(f"GPU {index} cannot be opened and is left out: {_words(error)}")
+            self._warnings.append(
+                f"GPU {index} cannot be opened and is left out: {words_of(error)}"
+            )
             return None
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """Returns the result of an NVML call; None if this GPU or driver does not support it."""
-        try:
-            return getattr(self._nvml, name)(*arguments)
-        except Exception:  # NVMLError of many kinds, AttributeError of old modules
-            return None
+        return ask(self._nvml, name, *arguments)
 
     def _gpu(self, index: int, handle: Any) -> Gpu | None:
-        uuid = _text(self._ask("nvmlDeviceGetUUID", handle))
+        uuid = text_of(self._ask("nvmlDeviceGetUUID", handle))
         if not uuid:
             self._warnings.append(f"GPU {index} does not report its UUID and is left out")
             return None
         memory_bytes, driver_bytes, health = self._memory(index, handle)
-        problem = "" if health is GpuHealth.LOST else self._problem(uuid, handle)
+        problem = ""
+        if health is not GpuHealth.LOST:
+            problem = repair_of(recovery_action(self._nvml, handle), uuid)
         if problem:
             self._warnings.append(f"GPU {index} gets no work: {problem}")
             health = GpuHealth.FAULTY
@@ -162,8 +202,8 @@ class _Session:
             uuid=uuid,
             index=index,
             minor=self._ask("nvmlDeviceGetMinorNumber", handle),
-            pci_bus_id=_bus_id(pci),
-            name=_text(self._ask("nvmlDeviceGetName", handle)) or "unknown",
+            pci_bus_id=bus_id_of(pci),
+            name=text_of(self._ask("nvmlDeviceGetName", handle)) or "unknown",
             memory_bytes=memory_bytes,
             driver_bytes=driver_bytes,
             health=health,
@@ -191,25 +231,8 @@ class _Session:
         try:
             return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total), 0, GpuHealth.OK
         except Exception as error:  # the kind of error only changes the message
-            self._warnings.append(f"GPU {index} offers no capacity: {_words(error)}")
-            lost = type(error).__name__ in {"NVMLError_GpuIsLost", "NVMLError_ResetRequired"}
-            return None, 0, GpuHealth.LOST if lost else GpuHealth.UNKNOWN
-
-    def _problem(self, uuid: str, handle: Any) -> str:
-        """Returns the repair that the driver asks for; empty if it asks for none, or if it does
-        not know the query.
-
-        The binding has no function for the recovery action, only its field value.
-        """
-        values = self._ask("nvmlDeviceGetFieldValues", handle, [_RECOVERY_ACTION])
-        # A field has an error code of its own, besides that of the call.
-        if not values or values[0].nvmlReturn != 0:
-            return ""
-        action = int(values[0].value.uiVal)
-        if action == 0:
-            return ""
-        repair = _REPAIRS.get(action, f"the driver asks for recovery action {action}")
-        return repair.replace("UUID", uuid)
+            self._warnings.append(f"GPU {index} offers no capacity: {words_of(error)}")
+            return None, 0, GpuHealth.LOST if is_lost(error) else GpuHealth.UNKNOWN
 
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
         """Returns the processes that compute on a GPU. Those that only draw are left out: they use
@@ -228,10 +251,10 @@ class _Session:
     def _mig_instances(self, handle: Any) -> Iterator[MigInstance]:
         for index in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
             mig = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
-            uuid = None if mig is None else _text(self._ask("nvmlDeviceGetUUID", mig))
+            uuid = None if mig is None else text_of(self._ask("nvmlDeviceGetUUID", mig))
             if not uuid:
                 continue  # indexes have holes
-            profile = _MIG_PROFILE.search(_text(self._ask("nvmlDeviceGetName", mig)) or "")
+            profile = _MIG_PROFILE.search(text_of(self._ask("nvmlDeviceGetName", mig)) or "")
             attributes = self._ask("nvmlDeviceGetAttributes_v2", mig)
             yield MigInstance(
                 uuid=uuid,
@@ -284,23 +307,23 @@ class _Session:
             if kind == _NVLINK_TO_SWITCH:
                 far: str | None = None
             else:
-                far = _bus_id(self._ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
+                far = bus_id_of(self._ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
                 if far is None:
                     continue
             counts[far] = counts.get(far, 0) + 1
         return counts
 
 
-def _text(value: Any) -> str | None:
+def text_of(value: Any) -> str | None:
     """Decodes text: NVML bindings return bytes in some versions and text in others."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     return printable(value) if isinstance(value, str) else None
 
 
-def _bus_id(pci: Any) -> str | None:
+def bus_id_of(pci: Any) -> str | None:
     """Returns the bus id as the kernel writes it: NVML pads the domain to eight digits."""
-    text = _text(getattr(pci, "busId", None))
+    text = text_of(getattr(pci, "busId", None))
     match = re.fullmatch(r"([0-9a-fA-F]+):([0-9a-fA-F:.]+)", text) if text else None
     if match is None:
         return None

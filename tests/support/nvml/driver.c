@@ -1,12 +1,17 @@
 /* A driver for tests: libnvidia-ml.so.1 with the functions that the executor calls.
  *
  * The file named by FAKE_NVML_PROFILE describes the machine, one fact per line; FORMAT in
- * fake_driver.py lists them. The file is read again at each nvmlInit, so tests can change it.
+ * fake_driver.py lists them. The file is read again at each nvmlInit, and at a call after it has
+ * changed, so tests can change it while the executor runs. GPUs vanish and return only at an
+ * nvmlInit, as with a real driver.
  * Signatures and structures are those of the binding nvidia-ml-py 13.
  */
+#define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7 };
 enum { GPUS = 16, PARTS = 8, LINKS = 18, PROCESSES = 16, ERRORS = 64, TEXT = 96 };
@@ -14,12 +19,14 @@ enum { GPUS = 16, PARTS = 8, LINKS = 18, PROCESSES = 16, ERRORS = 64, TEXT = 96 
 typedef unsigned long long u64;
 typedef struct { char uuid[TEXT], name[TEXT]; u64 memory_mib; unsigned processors; } part_t;
 typedef struct { int active, kind; char far[32]; } link_t;
-typedef struct { unsigned pid; u64 used_mib; } process_t;
+typedef struct { unsigned pid; u64 used_mib; int kind; } process_t;
 typedef struct {
     char uuid[TEXT], name[TEXT], bus[32];
     unsigned minor, mig, mig_pending, parts, processes;
     u64 total_mib, reserved_mib;
-    int numa, recovery;
+    int numa, recovery, busy;
+    u64 used_mib;
+    unsigned xid, xid_count;
     u64 cpus;
     part_t part[PARTS];
     link_t link[LINKS];
@@ -30,7 +37,19 @@ typedef struct { char call[TEXT]; int gpu, code; } error_t;
 static gpu_t gpus[GPUS];
 static int levels[GPUS][GPUS];
 static error_t errors[ERRORS];
-static unsigned gpu_count, error_count;
+static unsigned gpu_count, error_count, opened;
+static struct timespec changed_at;
+static double hang_s;
+static char hang_call[TEXT];
+
+static void read_profile(int whole);
+/* Reads the profile again if another file is there, or it has changed. */
+static void refresh(void) {
+    struct stat now;
+    const char *path = getenv("FAKE_NVML_PROFILE");
+    if (path && opened && !stat(path, &now) && (now.st_mtim.tv_sec != changed_at.tv_sec ||
+        now.st_mtim.tv_nsec != changed_at.tv_nsec)) read_profile(0);
+}
 
 /* A handle points to a GPU or to one of its MIG parts. */
 static int gpu_of(void *handle) {
@@ -44,8 +63,10 @@ static part_t *part_of(void *handle) {
     return NULL;
 }
 static int failing(const char *call, int gpu) {
+    refresh();
+    if (hang_s > 0 && !strcmp(hang_call, call)) usleep((useconds_t)(hang_s * 1e6));
     for (unsigned i = 0; i < error_count; i++)
-        if (!strcmp(errors[i].call, call) && (errors[i].gpu < 0 || errors[i].gpu == gpu))
+        if ((!strcmp(errors[i].call, call) || errors[i].call[0] == '*') && (errors[i].gpu < 0 || errors[i].gpu == gpu))
             return errors[i].code;
     return SUCCESS;
 }
@@ -63,6 +84,10 @@ static void read_line(char *line) {
     if (!strcmp(word, "error")) {
         error_t *e = &errors[error_count++ % ERRORS];
         if (sscanf(line, "%*s %95s %d %d", e->call, &e->gpu, &e->code) != 3) abort();
+        return;
+    }
+    if (!strcmp(word, "hang")) {
+        if (sscanf(line, "%*s %95s %lf", hang_call, &hang_s) != 2) abort();
         return;
     }
     if (!strcmp(word, "level")) {
@@ -97,19 +122,44 @@ static void read_line(char *line) {
         strncpy(gpu->link[n].far, a, 31);
     } else if (!strcmp(word, "process")) {
         process_t *process = &gpu->process[gpu->processes++ % PROCESSES];
-        if (sscanf(line, "%*s %*u %u %llu", &process->pid, &process->used_mib) != 2) abort();
+        if (sscanf(line, "%*s %*u %u %llu %95s", &process->pid, &process->used_mib, a) < 2) abort();
+        process->kind = !strcmp(a, "mps") ? 1 : !strcmp(a, "graphics") ? 2 : 0;
+    } else if (!strcmp(word, "used")) {
+        if (sscanf(line, "%*s %*u %llu %d", &gpu->used_mib, &gpu->busy) != 2) abort();
+    } else if (!strcmp(word, "xid")) {
+        if (sscanf(line, "%*s %*u %u %u", &gpu->xid, &gpu->xid_count) != 2) abort();
     } else abort();
 }
 
-int nvmlInitWithFlags(unsigned flags) {
-    (void)flags;
-    memset(gpus, 0, sizeof gpus); memset(levels, 0, sizeof levels); gpu_count = error_count = 0;
+/* Without `whole`, GPUs keep their places: one that is no longer in the profile is lost. */
+static void read_profile(int whole) {
+    unsigned before = gpu_count;
+    char known[GPUS][TEXT];
+    struct stat now;
+    for (unsigned i = 0; i < before; i++) strcpy(known[i], gpus[i].uuid);
+    memset(gpus, 0, sizeof gpus); memset(levels, 0, sizeof levels);
+    gpu_count = error_count = 0; hang_s = 0;
     const char *path = getenv("FAKE_NVML_PROFILE");
     FILE *file = path ? fopen(path, "r") : NULL;
     char line[512];
-    if (!file) return 9; /* NVML_ERROR_DRIVER_NOT_LOADED */
+    if (!file) return;
+    if (!fstat(fileno(file), &now)) changed_at = now.st_mtim;
+    opened = 1;
     while (fgets(line, sizeof line, file)) read_line(line);
     fclose(file);
+    if (whole) return;
+    for (unsigned i = 0; i < before; i++)
+        if (strcmp(known[i], gpus[i].uuid)) {
+            error_t *e = &errors[error_count++ % ERRORS];
+            strcpy(e->call, "*"); e->gpu = (int)i; e->code = 15; /* NVML_ERROR_GPU_IS_LOST */
+        }
+    gpu_count = before;
+}
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    opened = 0;
+    read_profile(1);
+    if (!opened) return 9; /* NVML_ERROR_DRIVER_NOT_LOADED */
     return failing(__func__, -1);
 }
 int nvmlShutdown(void) { return SUCCESS; }
@@ -131,7 +181,9 @@ int nvmlDeviceGetMinorNumber(void *handle, unsigned *minor) {
 struct memory { u64 total, free, used; };
 int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory) {
     BEGIN(handle);
-    memory->total = gpu->total_mib << 20; memory->used = 0; memory->free = memory->total;
+    part_t *part = part_of(handle);
+    memory->total = (part ? part->memory_mib : gpu->total_mib) << 20;
+    memory->used = part ? 0 : gpu->used_mib << 20; memory->free = memory->total - memory->used;
     return SUCCESS; }
 struct memory2 { unsigned version; u64 total, reserved, free, used; };
 int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory2 *memory) {
@@ -193,12 +245,43 @@ int nvmlDeviceGetFieldValues(void *handle, int count, struct value *values) {
     }
     return SUCCESS; }
 struct process { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; };
-int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struct process *found) {
-    BEGIN(handle);
-    unsigned room = *count;
-    *count = gpu->processes;
-    if (room < gpu->processes) return TOO_SMALL;
+static int list(gpu_t *gpu, int kind, unsigned *count, struct process *found) {
+    unsigned room = *count, n = 0;
+    for (unsigned i = 0; i < gpu->processes; i++) n += gpu->process[i].kind == kind;
+    *count = n;
+    if (room < n) return TOO_SMALL;
+    n = 0;
     for (unsigned i = 0; found && i < gpu->processes; i++)
-        found[i] = (struct process){gpu->process[i].pid, gpu->process[i].used_mib << 20, 0, 0};
-    return SUCCESS; }
+        if (gpu->process[i].kind == kind)
+            found[n++] = (struct process){gpu->process[i].pid, gpu->process[i].used_mib << 20, 0, 0};
+    return SUCCESS;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struct process *found) {
+    BEGIN(handle); return list(gpu, 0, count, found); }
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *handle, unsigned *count, struct process *found) {
+    BEGIN(handle); return list(gpu, 1, count, found); }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, struct process *found) {
+    BEGIN(handle); return list(gpu, 2, count, found); }
+struct busy { unsigned gpu, memory; };
+int nvmlDeviceGetUtilizationRates(void *handle, struct busy *busy) {
+    BEGIN(handle); busy->gpu = (unsigned)gpu->busy; busy->memory = 0; return SUCCESS; }
+/* One event set for all: each new profile brings its XIDs, once. */
+static int event_set;
+int nvmlEventSetCreate(void **set) { *set = &event_set; return failing(__func__, -1); }
+int nvmlEventSetFree(void *set) { (void)set; return SUCCESS; }
+int nvmlDeviceRegisterEvents(void *handle, u64 types, void *set) {
+    (void)types; (void)set; BEGIN(handle); return SUCCESS; }
+struct event { void *device; u64 type, data; unsigned gpu_instance, compute_instance; };
+int nvmlEventSetWait_v2(void *set, struct event *event, unsigned ms) {
+    (void)set; (void)ms;
+    int code = failing(__func__, -1);
+    if (code) return code;
+    for (unsigned i = 0; i < gpu_count; i++)
+        if (gpus[i].xid_count) {
+            gpus[i].xid_count--;
+            *event = (struct event){&gpus[i], 8, gpus[i].xid, ~0u, ~0u};
+            return SUCCESS;
+        }
+    return 10; /* NVML_ERROR_TIMEOUT */
+}
 const char *nvmlErrorString(int code) { (void)code; return "an error of the driver for tests"; }

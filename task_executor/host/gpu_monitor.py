@@ -1,0 +1,347 @@
+"""Reads the NVIDIA GPUs of this host about once a second: processes, memory, use, and health.
+
+NVML calls can block for as long as a driver hangs. So one thread makes them, and nobody waits for
+it longer than `ANSWER_S`. While a call hangs there is no second thread, and readings say since when
+the driver has been silent.
+
+The thread keeps NVML open, because opening it takes long with many GPUs. It closes NVML after each
+reading while a GPU is missing or needs a repair: no GPU can be reset while a process has it open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from queue import SimpleQueue
+from types import ModuleType
+from typing import Any, Final
+
+from finegrain.topology import printable
+from task_executor.host.nvml import (
+    ask,
+    bus_id_of,
+    import_pynvml,
+    is_lost,
+    recovery_action,
+    repair_of,
+    text_of,
+    words_of,
+)
+
+READ_EVERY_S: Final = 1.0
+ANSWER_S: Final = 5.0
+"""How long a reading may take; after that the driver counts as silent."""
+
+EVENTS_MAX: Final = 256
+"""Most events that one reading takes from the driver. Later readings take the rest."""
+
+_XID: Final = 8  # nvmlEventTypeXidCriticalError
+_PROCESSES_MAX: Final = 1_000
+_GONE_ON: Final = frozenset({1, 2, 6, 7})  # recovery actions with which no work goes on
+
+
+class ProcessKind(StrEnum):
+    """How a process uses a GPU."""
+
+    COMPUTE = "compute"
+    MPS = "mps"  # a client of an MPS daemon
+    GRAPHICS = "graphics"  # it only draws
+
+
+_QUERIES: Final = (
+    ("nvmlDeviceGetGraphicsRunningProcesses", ProcessKind.GRAPHICS),
+    ("nvmlDeviceGetComputeRunningProcesses", ProcessKind.COMPUTE),
+    ("nvmlDeviceGetMPSComputeRunningProcesses", ProcessKind.MPS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcessSample:
+    """A process that has a GPU open. A later kind replaces an earlier one in the order of
+    `ProcessKind`: graphics, compute, MPS.
+    """
+
+    pid: int
+    kind: ProcessKind
+    memory_bytes: int | None = None  # None: the driver does not tell
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One GPU, or one of its MIG instances, at one moment.
+
+    Attributes:
+        problem: why it can take no work, and the repair; empty: the driver reports none.
+        work_lost: with a problem: work that uses it now cannot go on either.
+        recovery_known: the driver reports recovery actions, so XIDs need no interpretation.
+        xids: numbers of the errors since the last reading, each once; their count is `xid_count`.
+    """
+
+    uuid: str
+    index: int
+    minor: int | None = None
+    pci_address: str = ""
+    parent_uuid: str = ""  # of an instance in MIG mode
+    problem: str = ""
+    work_lost: bool = False
+    recovery_known: bool = False
+    xids: tuple[int, ...] = ()
+    xid_count: int = 0
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    busy_percent: int | None = None
+    processes: tuple[GpuProcessSample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """All GPUs at one moment.
+
+    Attributes:
+        number: rises with each answer of the driver; the same number is the same answer.
+        at_s: when the driver answered, in seconds of `time.monotonic`.
+        gpus: by UUID; instances in MIG mode have entries of their own.
+        problem: why nothing is known; `gpus` then holds the last answer.
+    """
+
+    number: int = 0
+    at_s: float = 0.0
+    gpus: Mapping[str, GpuSample] = field(default_factory=dict)
+    problem: str = ""
+
+
+class GpuMonitor:
+    """Reads GPUs in a thread of its own. Several callers share one reading.
+
+    Args:
+        load: imports the binding; tests pass another one.
+        answer_s: how long a reading may take.
+    """
+
+    def __init__(
+        self, load: Callable[[], ModuleType] = import_pynvml, *, answer_s: float = ANSWER_S
+    ) -> None:
+        self._session = NvmlSession(load)
+        self._answer_s = answer_s
+        self._asked: SimpleQueue[bool] = SimpleQueue()
+        self._pending: asyncio.Future[GpuReading] | None = None
+        self._asked_at = 0.0
+        self._thread: threading.Thread | None = None
+        self.latest = GpuReading()
+
+    async def read(self) -> GpuReading:
+        """Returns a new reading, or the last one with a reason if the driver is silent."""
+        loop = asyncio.get_running_loop()
+        if self._pending is None:
+            self._pending = loop.create_future()
+            self._asked_at = time.monotonic()
+            if self._thread is None:
+                # A daemon thread: a driver that hangs must not keep the executor from stopping.
+                self._thread = threading.Thread(
+                    target=self._serve, args=(loop,), name="gpu-monitor", daemon=True
+                )
+                self._thread.start()
+            self._asked.put(True)
+        done, _ = await asyncio.wait([self._pending], timeout=self._answer_s)
+        if done:
+            return self.latest
+        silent_s = time.monotonic() - self._asked_at
+        return GpuReading(
+            self.latest.number,
+            self.latest.at_s,
+            self.latest.gpus,
+            f"the GPU driver has not answered for {silent_s:.0f} s",
+        )
+
+    def close(self) -> None:
+        """Ends the thread, as soon as the driver answers."""
+        self._asked.put(False)
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        number = 0
+        while self._asked.get():
+            number += 1
+            reading = self._session.read(number)
+            try:
+                loop.call_soon_threadsafe(self._answered, reading)
+            except RuntimeError:  # the event loop has ended
+                break
+        self._session.close()
+
+    def _answered(self, reading: GpuReading) -> None:
+        pending, self._pending = self._pending, None
+        # After a failure, the last known GPUs say what has vanished.
+        self.latest = (
+            GpuReading(reading.number, reading.at_s, self.latest.gpus, reading.problem)
+            if reading.problem
+            else reading
+        )
+        if pending is not None and not pending.done():
+            pending.set_result(self.latest)
+
+
+class NvmlSession:
+    """NVML, kept open between readings. All methods are called by one thread."""
+
+    def __init__(self, load: Callable[[], ModuleType]) -> None:
+        self._load = load
+        self._nvml: Any = None
+        self._handles: dict[str, Any] = {}
+        self._numbers: dict[str, int] = {}  # UUID -> index
+        self._known: set[str] = set()  # all GPUs that were ever here
+        self._events: Any = None
+
+    def read(self, number: int) -> GpuReading:
+        """Returns all GPUs now; never raises."""
+        try:
+            if self._nvml is None:
+                self._open()
+            gpus = self._gpus()
+        except ImportError:
+            return GpuReading(number, time.monotonic(), problem="nvidia-ml-py is not installed")
+        except Exception as error:  # ctypes and drivers raise any exception
+            self.close()
+            problem = printable(f"the GPU driver cannot be used: {words_of(error)}")
+            return GpuReading(number, time.monotonic(), problem=problem)
+        # A GPU that returns is seen only by a new session, and none can be reset during one.
+        is_missing = not self._known <= self._handles.keys()
+        self._known |= self._handles.keys()
+        if is_missing or any(gpu.problem for gpu in gpus.values()):
+            self.close()
+        return GpuReading(number, time.monotonic(), gpus)
+
+    def close(self) -> None:
+        """Closes NVML. The next reading opens it again."""
+        nvml, self._nvml = self._nvml, None
+        self._handles, self._numbers = {}, {}
+        events, self._events = self._events, None
+        if nvml is not None:
+            if events is not None:
+                ask(nvml, "nvmlEventSetFree", events)
+            ask(nvml, "nvmlShutdown")
+
+    def _open(self) -> None:
+        nvml: Any = self._load()
+        nvml.nvmlInit()
+        self._nvml = nvml
+        self._events = ask(nvml, "nvmlEventSetCreate")
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index)
+            uuid = None if handle is None else text_of(ask(nvml, "nvmlDeviceGetUUID", handle))
+            if not uuid:
+                continue  # a GPU that has fallen off the bus; it is missed by its UUID
+            self._handles[uuid], self._numbers[uuid] = handle, index
+            if self._events is not None:
+                ask(nvml, "nvmlDeviceRegisterEvents", handle, _XID, self._events)
+
+    def _gpus(self) -> dict[str, GpuSample]:
+        xids = self._new_xids()
+        found: dict[str, GpuSample] = {}
+        for uuid, handle in self._handles.items():
+            gpu = self._gpu(uuid, handle, xids.get(uuid, ()))
+            found[uuid] = gpu
+            mode = ask(self._nvml, "nvmlDeviceGetMigMode", handle) or (0, 0)
+            for instance in self._instances(gpu, handle) if mode[0] == 1 else ():
+                found[instance.uuid] = instance
+        return found
+
+    def _gpu(self, uuid: str, handle: Any, xids: tuple[int, ...] | list[int]) -> GpuSample:
+        used, total, problem, lost = self._memory(handle)
+        action = None if problem else recovery_action(self._nvml, handle)
+        pci = ask(self._nvml, "nvmlDeviceGetPciInfo", handle)
+        busy = ask(self._nvml, "nvmlDeviceGetUtilizationRates", handle)
+        return GpuSample(
+            uuid=uuid,
+            index=self._numbers[uuid],
+            minor=ask(self._nvml, "nvmlDeviceGetMinorNumber", handle),
+            pci_address=bus_id_of(pci) or "",
+            problem=problem or repair_of(action, uuid),
+            work_lost=lost or action in _GONE_ON,
+            recovery_known=action is not None,
+            xids=tuple(sorted(set(xids))),
+            xid_count=len(xids),
+            memory_used_bytes=used,
+            memory_total_bytes=total,
+            busy_percent=None if busy is None else int(busy.gpu),
+            processes=self._processes(handle),
+        )
+
+    def _memory(self, handle: Any) -> tuple[int | None, int | None, str, bool]:
+        """Returns used and total bytes, why they are not known, and whether the GPU is lost."""
+        try:
+            info = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        except Exception as error:  # the kind of error only changes the message
+            if is_lost(error):
+                return None, None, "the GPU has fallen off the bus; reset the host", True
+            why = f"the driver does not report the GPU's memory: {words_of(error)}"
+            return None, None, printable(why), False
+        return int(info.used), int(info.total), "", False
+
+    def _processes(self, handle: Any) -> tuple[GpuProcessSample, ...]:
+        found: dict[int, GpuProcessSample] = {}
+        for query, kind in _QUERIES:
+            seen: dict[int, int | None] = {}
+            for each in (ask(self._nvml, query, handle) or ())[:_PROCESSES_MAX]:
+                used = each.usedGpuMemory
+                before = seen.get(each.pid)
+                # A process with contexts on several MIG instances is listed once for each.
+                seen[each.pid] = before if used is None else (before or 0) + int(used)
+            found |= {pid: GpuProcessSample(pid, kind, used) for pid, used in seen.items()}
+        return tuple(found[pid] for pid in sorted(found))
+
+    def _instances(self, gpu: GpuSample, handle: Any) -> list[GpuSample]:
+        """Returns the instances of a GPU in MIG mode; each has the problem of its GPU."""
+        found = []
+        for index in range(ask(self._nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+            mig = ask(self._nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+            uuid = None if mig is None else text_of(ask(self._nvml, "nvmlDeviceGetUUID", mig))
+            if not uuid:
+                continue  # indexes have holes
+            info = ask(self._nvml, "nvmlDeviceGetMemoryInfo", mig)
+            found.append(
+                GpuSample(
+                    uuid=uuid,
+                    index=gpu.index,
+                    minor=gpu.minor,
+                    pci_address=gpu.pci_address,
+                    parent_uuid=gpu.uuid,
+                    problem=gpu.problem,
+                    work_lost=gpu.work_lost,
+                    recovery_known=gpu.recovery_known,
+                    xids=gpu.xids,
+                    xid_count=gpu.xid_count,
+                    memory_used_bytes=None if info is None else int(info.used),
+                    memory_total_bytes=None if info is None else int(info.total),
+                    processes=self._processes(mig),
+                )
+            )
+        return found
+
+    def _new_xids(self) -> dict[str, list[int]]:
+        """Returns the XIDs since the last reading, by UUID of the GPU."""
+        found: dict[str, list[int]] = {}
+        if self._events is None:
+            return found
+        by_address = {_address(handle): uuid for uuid, handle in self._handles.items()}
+        for _ in range(EVENTS_MAX):
+            # It fails where no event is left.
+            event = ask(self._nvml, "nvmlEventSetWait_v2", self._events, 0)
+            if event is None:
+                break
+            uuid = by_address.get(_address(event.device))
+            if uuid is not None and event.eventType & _XID:
+                found.setdefault(uuid, []).append(int(event.eventData))
+        return found
+
+
+def _address(handle: Any) -> Any:
+    """Returns what a handle points to: the binding makes a new object for each handle."""
+    try:
+        return ctypes.cast(handle, ctypes.c_void_p).value
+    except ctypes.ArgumentError:  # tests have handles of another kind
+        return handle
