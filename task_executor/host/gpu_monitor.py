@@ -1,8 +1,8 @@
 """Reads the NVIDIA GPUs of this host about once a second: processes, memory, use, and health.
 
-NVML calls can block for as long as a driver hangs. So one thread makes them, and nobody waits for
-it longer than `ANSWER_S`. While a call hangs there is no second thread, and readings say since when
-the driver has been silent.
+NVML calls can block for as long as a driver hangs. So one thread makes them, and no caller waits
+for it longer than `ANSWER_S`. While a call hangs there is no second thread, and readings say since
+when the driver has been silent.
 
 The thread keeps NVML open, because opening it takes long with many GPUs. It closes NVML after each
 reading while a GPU is missing or needs a repair: no GPU can be reset while a process has it open.

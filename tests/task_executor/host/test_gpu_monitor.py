@@ -31,7 +31,8 @@ async def main():
         elif profile:
             Path(os.environ["FAKE_NVML_PROFILE"]).write_text(profile)
         reading = await monitor.read()
-        readings.append({**asdict(reading), "gpus": {k: asdict(v) for k, v in reading.gpus.items()}})
+        gpus = {uuid: asdict(gpu) for uuid, gpu in reading.gpus.items()}
+        readings.append({**asdict(reading), "gpus": gpus})
     print(json.dumps(readings))
 
 asyncio.run(main())
