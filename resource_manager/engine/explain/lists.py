@@ -8,6 +8,7 @@ call these functions between batches of events, never inside one.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -36,6 +37,7 @@ from resource_manager.engine.model.entities import (
     Slot,
     SlotKey,
 )
+from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
@@ -128,12 +130,12 @@ class ClusterView:
 
 def cluster_view(state: State) -> ClusterView:
     """Returns the sums of the cluster."""
-    counts = dict.fromkeys(("active", "unconfirmed", "lost", "draining", "unreachable"), 0)
-    for host in state.hosts.values():
-        counts[host.executor.state.value.lower()] += 1
-        counts["draining"] += host.executor.draining
-        counts["unreachable"] += host.reach.unreachable
-    here = [h for h in state.hosts.values() if h.executor.state is not ExecutorState.LOST]
+    hosts = state.hosts.values()
+    states = Counter(host.executor.state for host in hosts)
+    counts = {each.value.lower(): states[each] for each in ExecutorState}
+    counts["draining"] = sum(host.executor.draining for host in hosts)
+    counts["unreachable"] = sum(host.reach.unreachable for host in hosts)
+    here = [host for host in hosts if host.executor.state is not ExecutorState.LOST]
     used = [host.executor.used for host in here]
     return ClusterView(
         total=total_of(host.total for host in here),
@@ -186,6 +188,9 @@ def list_slots(
 ) -> Page[SlotView, tuple[str, str, int]]:
     """Returns slots, ordered by executor, allocation id and generation; these three are the key.
 
+    One call skips at most `SCANNED_MAX` slots of other jobs. So a page may have fewer slots than
+    `limit`, even none, and still have a next key.
+
     Args:
         state: the engine's state.
         executor_id: only slots of this executor; empty: all.
@@ -198,14 +203,17 @@ def list_slots(
     """
     if executor_id:
         known_host(state.hosts, executor_id)
-    # One entry more than `limit` shows whether there is a next page.
-    found = islice(_slots_after(state, executor_id, job_id, after), limit + 1)
-    views = [slot_view(state, slot) for slot in found]
-    more = len(views) > limit
-    del views[limit:]
-    last = views[-1].slot if views else None
-    key = (last.executor_id, last.allocation_id, last.generation) if last and more else None
-    return Page(views, key)
+    views: list[SlotView] = []
+    last, skipped = after, 0
+    for slot in _slots_after(state, executor_id, job_id, after):
+        if len(views) == limit or skipped == SCANNED_MAX:
+            return Page(views, last)
+        last = _slot_order(slot)
+        if job_id in ("", slot.job_id):
+            views.append(slot_view(state, slot))
+        else:
+            skipped += 1
+    return Page(views, None)
 
 
 def list_requests(
@@ -311,16 +319,14 @@ def list_jobs(
 
 
 def job_view(state: State, job: Job) -> JobView:
-    """Returns one job with its sums."""
-    slots = [state.slots[key] for key in job.slot_keys]
-    # A slot that is being freed serves no request.
-    served = sum(state.requests.served_by(slot) is not None for slot in slots)
-    return JobView(
-        job=job,
-        pending_requests=job.live_requests - served,
-        slots=len(slots),
-        allocated=total_of(slot.booked for slot in slots),
-    )
+    """Returns one job with its sums, at a cost that does not depend on the number of its slots."""
+    flow = state.flows.jobs.get(job.job_id)
+    if flow is None:  # it has ended, and has no slots
+        return JobView(job, 0, 0, {})
+    # The tree counts slots that wait to grow as waiting, too.
+    items = state.queue.non_batchables.of_job(job.job_id)
+    growing = sum(item.kind is Kind.RESIZE for item in items)
+    return JobView(job, flow.waiting - growing, flow.running, dict(flow.used))
 
 
 def slot_view(state: State, slot: Slot) -> SlotView:
@@ -371,22 +377,32 @@ def _view_of(host: Host) -> ExecutorView:
 def _slots_after(
     state: State, executor_id: str, job_id: str, after: tuple[str, str, int]
 ) -> Iterator[Slot]:
-    """Yields slots after a key, ordered by executor, allocation id and generation."""
-    # Only the slots of the job are read and sorted. Without a job, the slots are sorted per host.
-    if job_id:
-        slots = [state.slots[key] for key in known_job(state.jobs, job_id).slot_keys]
-        slots.sort(key=lambda slot: (slot.executor_id, slot.allocation_id, slot.generation))
-        for slot in slots:
-            key = (slot.executor_id, slot.allocation_id, slot.generation)
-            if key > after and executor_id in ("", slot.executor_id):
-                yield slot
+    """Yields slots after a key, ordered by executor, allocation id and generation; of a job with
+    many slots also those of other jobs on the same hosts.
+    """
+    keys = known_job(state.jobs, job_id).slot_keys if job_id else ()
+    # To sort few slots is cheaper than to read all hosts. To sort many takes too long.
+    if job_id and len(keys) <= SCANNED_MAX:
+        of_job = (state.slots[key] for key in keys)
+        yield from sorted(
+            (
+                slot
+                for slot in of_job
+                if executor_id in ("", slot.executor_id) and _slot_order(slot) > after
+            ),
+            key=_slot_order,
+        )
         return
     for host_id in [executor_id] if executor_id else sorted(state.hosts):
         if host_id < after[0]:  # on earlier pages
             continue
-        keys: list[SlotKey] = sorted(state.hosts[host_id].slots)
-        start = bisect_right(keys, after[1:]) if host_id == after[0] else 0
-        yield from (state.slots[key] for key in keys[start:])
+        keys_here: list[SlotKey] = sorted(state.hosts[host_id].slots)
+        start = bisect_right(keys_here, after[1:]) if host_id == after[0] else 0
+        yield from (state.slots[key] for key in keys_here[start:])
+
+
+def _slot_order(slot: Slot) -> tuple[str, str, int]:
+    return slot.executor_id, slot.allocation_id, slot.generation
 
 
 def _requests_after(state: State, job_id: str, after: int) -> Iterator[RequestInterval]:

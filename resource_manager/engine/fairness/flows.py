@@ -166,7 +166,7 @@ class FlowTree:
             count: number of slots.
             cost: cost per second of each slot.
         """
-        amounts = self._counted(booked)
+        amounts: Amounts = booked
         self.placements += count
         flow: Flow | None = self.jobs[job_id]
         tau = self.clock.tau
@@ -190,6 +190,9 @@ class FlowTree:
             for name, amount in amounts.items():
                 used[name] = used.get(name, 0) + amount * count
             self._mark(flow)
+            # The groups above the job count in the form of limits.
+            if flow.children is None:
+                amounts = self._counted(booked)
             flow = parent
 
     def note_reuse(self, job_id: str) -> None:
@@ -213,7 +216,7 @@ class FlowTree:
             flow.rate += cost
             flow.running += 1
             flow.moves += 1
-            _add(flow.used, counted(booked))
+            _add(flow.used, booked if flow.children is None else counted(booked))
             self._mark(flow)
 
     def stop_accruing(self, job_id: str, cost: float) -> None:
@@ -239,7 +242,7 @@ class FlowTree:
         for flow in self._path(job_id):
             flow.running -= 1
             flow.moves += 1
-            _subtract(flow.used, amounts)
+            _subtract(flow.used, booked if flow.children is None else amounts)
             # Only a group with a maximum can block requests.
             if flow.maximum:
                 self.freed_groups[flow.id] = None
@@ -257,9 +260,10 @@ class FlowTree:
         """
         less, more = counted(before), counted(after)
         for flow in self._path(job_id):
-            _subtract(flow.used, less)
+            is_job = flow.children is None
+            _subtract(flow.used, before if is_job else less)
             flow.moves += 1
-            _add(flow.used, more)
+            _add(flow.used, after if is_job else more)
             # Only a group with a maximum can block requests.
             if flow.maximum:
                 self.freed_groups[flow.id] = None

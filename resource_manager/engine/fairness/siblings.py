@@ -44,7 +44,8 @@ class Flow(Entry):
         raised: sum of the amounts by which it was raised, scaled.
         since: warped time up to which `service` is counted.
         rate: cost per second of all slots of its subtree that accrue usage.
-        used: amounts that all slots of its subtree have booked, from placement to deletion.
+        used: amounts that all slots of its subtree have booked, from placement to deletion; of a
+            group in the form of `quotas.counted`.
         running: number of these slots.
         waiting: pending requests of its subtree, including slots that wait to grow.
         active: for a job: 1 if it has an active queue, else 0. For a group: number of active

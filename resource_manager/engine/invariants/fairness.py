@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from math import isclose
 
 from resource_manager.engine.fairness.flows import Flow, FlowTree
+from resource_manager.engine.fairness.quotas import counted
 from resource_manager.engine.invariants.sweep import Finding, add_up
 from resource_manager.engine.model.entities import Group
 
@@ -54,7 +55,7 @@ def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
 
     def add(child: Flow) -> None:
         nonlocal running, waiting, rate, active
-        used.update(child.used)
+        used.update(counted(child.used))
         running += child.running
         waiting += child.waiting
         rate += child.rate

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.fairness.groups import is_live
-from resource_manager.engine.fairness.quotas import counted
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.invariants.sweep import Finding, add_up
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState, SlotKey
@@ -152,7 +151,7 @@ def _slots(slots: Slots, job: Job, flow: Flow | None) -> Iterator[Finding]:
             unknown.append(key)
             return
         running += 1
-        used.update(counted(slot.booked))
+        used.update(slot.booked)
         rate += slot.cost if slot.state is not SlotState.FREEING else 0.0
 
     if not (yield from add_up(list(job.slot_keys), add, lambda: flow and flow.moves)):

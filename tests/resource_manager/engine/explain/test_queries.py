@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.step import step
 from tests.support.engine_cluster import EngineCluster, host
+from tests.support.engine_cluster.executor import FakeExecutor
 
 SMALL = ResourceProfile(1_000, 256 * MIB)
 
@@ -110,6 +112,20 @@ def test_pages_of_slots_go_by_executor_and_id(cluster: EngineCluster) -> None:
     assert [v.slot.job_id for v in both] == ["job-1", "job-1"]
 
 
+def test_a_page_of_slots_of_a_job_skips_a_limited_number_of_others(
+    cluster: EngineCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The job has more slots than that, so the slots of all hosts are read.
+    monkeypatch.setattr(lists, "SCANNED_MAX", 1)
+    pages = []
+    after: tuple[str, str, int] | None = ("", "", 0)
+    while after is not None:
+        page = list_slots(cluster.state, job_id="job-1", after=after, limit=2)
+        pages.append([view.slot.allocation_id for view in page.items])
+        after = page.next_key
+    assert pages == [["job-1.0", "job-1.1"], [], [], ["job-1.2", "job-1.3"], [], []]
+
+
 def test_executors_and_jobs_are_paged(cluster: EngineCluster) -> None:
     hosts = everything(lambda **a: list_executors(cluster.state, **a))
     assert [view.executor.executor_id for view in hosts] == ["host-a", "host-b"]
@@ -139,6 +155,20 @@ def test_the_sums_of_the_cluster_add_up(cluster: EngineCluster) -> None:
     jobs = list_jobs(cluster.state, limit=10).items
     assert [(job.pending_requests, job.slots) for job in jobs] == [(1, 4), (1, 4)]
     assert sum(job.allocated["cpu_milli"] for job in jobs) == view.allocated["cpu_milli"]
+
+
+def test_the_sums_of_a_job_tell_memory_pools_apart_and_leave_out_growing_slots() -> None:
+    total = {"cpu_milli": 4_000, "task_heap_memory_bytes": GIB, "network_memory_bytes": GIB}
+    small = ResourceProfile(1_000, network_memory_bytes=64 * MIB)
+    cluster = EngineCluster(FakeExecutor("host-a", total, small))
+    cluster.submit("a", "b", profile=small)
+    cluster.settle()
+    cluster.submit("late", profile=replace(small, cpu_milli=3_000))
+    cluster.resize("a", replace(small, cpu_milli=4_000))
+    cluster.settle()
+    (view,) = list_jobs(cluster.state, limit=10).items
+    assert (view.pending_requests, view.slots) == (1, 2)
+    assert view.allocated == {"cpu_milli": 2_000, "network_memory_bytes": 128 * MIB}
 
 
 def test_a_slot_counts_until_it_is_really_gone(cluster: EngineCluster) -> None:
