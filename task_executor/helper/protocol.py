@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-PROTOCOL_VERSION = 2  # 2: batches of slot moves, best-effort slots, huge pages, kubelets
+PROTOCOL_VERSION = 3  # 3: device files; 2: moves in batches, best effort, huge pages, kubelets
 FRAME_BYTES_MAX = 1 << 20
 _MESSAGE_CHARACTERS_MAX = 500
 COMMAND_BYTES_MAX = 128 << 10  # argv and environment together
@@ -20,6 +20,7 @@ MEMORY_UNIT_BYTES = 65536  # at least one page everywhere, so the kernel never r
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PAGE_SIZE = re.compile(r"[1-9]\d{0,3}[KMG]B")
+_MAJOR = re.compile(r"[bc] (0|[1-9]\d{0,3})")
 _CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 Check = Callable[[str, Any], Any]
@@ -121,6 +122,18 @@ def page_bytes(field: str, value: Any) -> dict[str, int]:
     return {size: integer(0, 1 << 60)(f"{field}.{size}", held) for size, held in value.items()}
 
 
+def device_minors(field: str, value: Any) -> dict[str, list[int]]:
+    """Checks minors of device files by kind and major ("c 195")."""
+    if type(value) is not dict or len(value) > 64 or not all(map(_MAJOR.fullmatch, value)):
+        raise _bad(field, value, "an object of minors by major, such as c 195, at most 64")
+    for major, minors in value.items():
+        if type(minors) is not list or len(minors) > 1024:
+            raise _bad(f"{field}[{major}]", minors, "a list of at most 1024 minors")
+        for minor in minors:
+            integer(0, (1 << 20) - 1)(f"{field}[{major}]", minor)
+    return value
+
+
 def expand(cpus: str) -> frozenset[int]:
     """Returns the numbers of a kernel list that has passed `cpu_list`."""
     ends = [part.partition("-") for part in cpus.split(",") if part]
@@ -182,6 +195,8 @@ _LIMITS = (
         "pids_max": Field(integer(1, 1 << 22), None),
         "best_effort": Field(flag, False),
         "hugepages": Field(page_bytes, {}),
+        "devices_open": Field(device_minors, {}),
+        "devices_closed": Field(device_minors, {}),
     }
 )
 _PAGE = {"after": Field(text, "")}

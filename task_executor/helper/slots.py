@@ -41,6 +41,8 @@ class Slots:
                 self.limits[path.stem] = record["limits"]
                 # The earlier helper may have frozen the slot and died before the thaw.
                 self.driver.thaw(group)
+                with suppress(Fault, OSError):  # the front compares, and resizes what differs
+                    self.driver.limit_devices(group, record["limits"])
                 # A record with a target means that a resize was interrupted. It is continued later.
                 unfinished += [self.resize(record["to"])] if record.get("to") else []
             else:

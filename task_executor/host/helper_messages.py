@@ -22,7 +22,9 @@ class SlotLimits:
     `memory_bytes` is a multiple of 64 KiB. `cpus` and `mems` are kernel lists ("0-3,8"); "" leaves
     them unrestricted. `pids_max` None sets no limit. `best_effort` slots get CPU time only when no
     other slot wants it. `hugepages` are bytes by page size, named as in the kernel ("2MB", "1GB");
-    a size that is not named is not allowed.
+    a size that is not named is not allowed. Device files by kind and major ("c 195"): in a major of
+    `devices_open` only these minors can be opened, in one of `devices_closed` all but these. All
+    other majors are open.
     """
 
     allocation_id: str
@@ -35,6 +37,8 @@ class SlotLimits:
     pids_max: int | None = None
     best_effort: bool = False
     hugepages: Mapping[str, int] = field(default_factory=dict, hash=False)
+    devices_open: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    devices_closed: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ class IsolationReport:
     """What is enforced, per dimension. `reason` and `fix` say why something is not, and what to do.
 
     `cpu` quota|none, `cpuset` cgroup|affinity|none, `memory` hard|none, `pids` hard|none,
-    `hugepages` hard|none, `kill` cgroup.kill|freezer|process tree, `driver` v1|v2|none.
+    `hugepages` hard|none, `kill` cgroup.kill|freezer|process tree, `driver` v1|v2|none. `devices`
+    cgroup|none: whether device files can be closed; `devices_problem`: why not, and the fix.
     """
 
     driver: str
@@ -98,6 +103,8 @@ class IsolationReport:
     reason: str = ""
     fix: str = ""
     hugepages: str = "none"
+    devices: str = "none"
+    devices_problem: str = ""
 
     @property
     def complete(self) -> bool:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+from task_executor.helper.cgroups.devices import attach
 from task_executor.helper.forks import end_with_parent, run_in_fork
 from task_executor.helper.loop import Job
 from task_executor.helper.processes import descendants, threads
@@ -44,6 +45,13 @@ class Kernel:
     def write(self, path: str, value: str) -> None:
         with open(path, "w") as file:  # a zero-byte write would silently do nothing
             file.write(value or "\n")
+
+    def write_each(self, path: str, values: Iterable[str]) -> None:
+        with open(path, "wb", buffering=0) as file:
+            file.writelines(value.encode() for value in values)  # one call of the kernel each
+
+    def filter_devices(self, path: str, program: bytes) -> None:
+        attach(path, program)
 
     def write_in_fork(self, path: str, value: str) -> int:
         """Writes in a new process, which ends when this one does. Returns a pidfd of it."""
@@ -134,6 +142,7 @@ class Driver:
 
     def __init__(self, kernel: Kernel, base: Group, reason: str = "", fix: str = "") -> None:
         self.kernel, self.base, self.reason, self.fix = kernel, base, reason, fix
+        self.devices_problem = f"{reason}; {fix}"  # why no device file can be closed; "": it can
         self.lock_fds: list[int] = []
         self.unit: Group = {}  # v1: groups that tell systemd which unit a process belongs to
 
@@ -145,7 +154,9 @@ class Driver:
         if found["cpuset"] == "none":
             found["cpuset"] = "affinity"
         found["hugepages"] = "hard" if "hugetlb" in names else "none"
-        return found | {"kill": kill, "driver": self.name, "reason": self.reason, "fix": self.fix}
+        found["devices"] = "none" if self.devices_problem else "cgroup"
+        found |= {"reason": self.reason, "fix": self.fix, "devices_problem": self.devices_problem}
+        return found | {"kill": kill, "driver": self.name}
 
     def enforced(self) -> tuple[list[str], str]:
         """Returns the controllers that limit, and how a group is killed."""
@@ -169,6 +180,11 @@ class Driver:
         # Only now: another helper may have its slots in a base that is not locked yet.
         for part in ("/shims", "/slots"):
             self.make({name: path + part for name, path in self.base.items()})
+        self.devices_problem = self.probe_devices()
+
+    def probe_devices(self) -> str:
+        """Returns why tasks cannot be kept from device files here, and the fix; "" if they can."""
+        return self.devices_problem
 
     def unlock(self) -> None:
         while self.lock_fds:
@@ -227,6 +243,9 @@ class Driver:
 
         Raises CARVE_FAILED for one that was not accepted.
         """
+
+    def limit_devices(self, group: Group, limits: dict[str, Any]) -> None:
+        """Closes the device files that `limits` name (a part of `apply`). Raises CARVE_FAILED."""
 
     def limit_hugepages(self, directory: str, file: str, limits: dict[str, Any]) -> None:
         """Limits every page size of this kernel; a size that the slot was not given is 0."""

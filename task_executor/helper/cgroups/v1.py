@@ -11,8 +11,10 @@ from task_executor.helper.cgroups.base import PERIOD_US, CgroupDriver, Counted, 
 from task_executor.helper.loop import Job
 from task_executor.helper.protocol import Fault, expand
 
-CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids", "hugetlb")
+CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids", "hugetlb", "devices")
 _STRAY_SCANS = 5
+_EVERYTHING = "a *:* rwm"  # no device is closed
+_MAJORS, _MINORS = 512, 256  # of character devices; of majors that are shared (tty, misc, ...)
 _FREEZE_STEPS = 100  # of 5 ms; a process in uninterruptible sleep may never freeze
 
 
@@ -57,6 +59,7 @@ class V1(CgroupDriver):
             shares = 0 if limits.get("best_effort") else limits["cpu_milli"] * 1024 // 1000
             self.put(f"{cpu}/cpu.shares", str(max(2, min(262144, shares))))
         self.bind(group, limits["cpus"], limits["mems"])
+        self.limit_devices(group, limits)
         if pids := group.get("pids"):
             self.put(f"{pids}/pids.max", str(limits["pids_max"] or "max"))
         if hugetlb := group.get("hugetlb"):
@@ -72,6 +75,49 @@ class V1(CgroupDriver):
                 except Fault:
                     self.refuse_below_use(group, limits["memory_bytes"])  # risen since the check
                     raise
+
+    def probe_devices(self) -> str:
+        if "devices" not in self.base:
+            problem = "the devices controller is not mounted, or was not when the first slot came"
+            return f"{problem}; mount it, and restart the helper when it has no slots"
+        if self.kernel.read(f"{self.base['devices']}/devices.list") != _EVERYTHING:
+            problem = "the executor's own group is closed to some devices"
+            return f"{problem}; start it in a group, or a container, that may open all of them"
+        return ""
+
+    def limit_devices(self, group: Group, limits: dict[str, Any]) -> None:
+        """Writes the list of what may be opened: only such a list can be read back.
+
+        The kernel knows no list with "all of a major but these", so a major that is open but for
+        some minors is written minor by minor.
+        """
+        if self.devices_problem:
+            return
+        opened, closed = (limits.get(f"devices_{word}") or {} for word in ("open", "closed"))
+        majors = {*opened, *closed}
+        wanted = set[str]()
+        for kind in "bc":
+            if not any(major.startswith(kind) for major in majors):
+                wanted.add(f"{kind} *:* rwm")
+                continue
+            wanted |= {f"{kind} {n}:* rwm" for n in range(_MAJORS) if f"{kind} {n}" not in majors}
+        wanted |= {f"{major}:{minor} rwm" for major, minors in opened.items() for minor in minors}
+        for major, minors in closed.items():
+            wanted |= {f"{major}:{n} rwm" for n in range(_MINORS) if n not in minors}
+        directory = group["devices"]
+        now = self._devices(directory)
+        if _EVERYTHING in now:  # a new slot, in which nothing runs yet
+            self.kernel.write(f"{directory}/devices.deny", "a")
+            now = set()
+        # First what is added: running tasks keep what they had and still have.
+        self.kernel.write_each(f"{directory}/devices.allow", sorted(wanted - now))
+        self.kernel.write_each(f"{directory}/devices.deny", sorted(now - wanted))
+        if differ := wanted ^ self._devices(directory):
+            message = f"{directory}/devices.list differs from what was written: {min(differ)}"
+            raise Fault("CARVE_FAILED", message, file=f"{directory}/devices.list")
+
+    def _devices(self, directory: str) -> set[str]:
+        return set(self.kernel.read(f"{directory}/devices.list").splitlines())
 
     def bind(self, group: Group, cpus: str, mems: str) -> None:
         if cpuset := group.get("cpuset"):

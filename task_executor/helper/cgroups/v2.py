@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from task_executor.helper.cgroups.base import PERIOD_US, CgroupDriver, Counted, Group, quota_us
+from task_executor.helper.cgroups.devices import program_of
 from task_executor.helper.loop import Job
 from task_executor.helper.protocol import Fault, expand
 
@@ -67,6 +68,7 @@ class V2(CgroupDriver):
             weight = 0 if limits.get("best_effort") else limits["cpu_milli"] // 10
             self.put(f"{path}/cpu.weight", str(max(1, min(10000, weight))))
         self.bind(group, limits["cpus"], limits["mems"])
+        self.limit_devices(group, limits)
         if "pids" in has:
             self.put(f"{path}/pids.max", str(limits["pids_max"] or "max"))
         if "hugetlb" in has:
@@ -77,6 +79,23 @@ class V2(CgroupDriver):
                 self.put(f"{path}/memory.swap.max", "0")
             self.put(f"{path}/memory.max", str(limits["memory_bytes"]))
             self.put(f"{path}/memory.high", "max")  # `make_room` had lowered it
+
+    def probe_devices(self) -> str:
+        try:
+            self.kernel.filter_devices(f"{self.base['unified']}/shims", program_of({}))
+        except OSError as error:
+            problem = f"the kernel accepts no filter of devices ({error.strerror})"
+            return f"{problem}; run the helper as root, on a kernel with CONFIG_CGROUP_BPF"
+        return ""
+
+    def limit_devices(self, group: Group, limits: dict[str, Any]) -> None:
+        if self.devices_problem:
+            return
+        try:
+            self.kernel.filter_devices(group["unified"], program_of(limits))
+        except OSError as error:
+            message = f"{group['unified']}: the filter of devices was refused: {error.strerror}"
+            raise Fault("CARVE_FAILED", message, file=group["unified"]) from None
 
     def bind(self, group: Group, cpus: str, mems: str) -> None:
         path = group["unified"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from tempfile import TemporaryDirectory
 
@@ -44,6 +44,8 @@ class FakeKernel(Kernel):
         self.held: dict[str, int] = {}  # bytes by directory, out of what is in use there
         self.killed: list[str] = []
         self.before_write: Callable[[str, str], None] = lambda path, value: None
+        self.programs: dict[str, bytes] = {}  # filters of devices, by group
+        self.filter_error = 0
 
     def exists(self, path: str) -> bool:
         return path in self.files or path in self.members
@@ -123,6 +125,15 @@ class FakeKernel(Kernel):
             raise fail(errno.ENOENT, path)
         if path not in self.ignore_writes:
             self.accept(path, value.strip())
+
+    def write_each(self, path: str, values: Iterable[str]) -> None:
+        for value in values:
+            self.write(path, value)
+
+    def filter_devices(self, path: str, program: bytes) -> None:
+        if self.filter_error or path not in self.members:
+            raise fail(self.filter_error or errno.ENOENT, path)
+        self.programs[path] = program
 
     def kill(self, pid: int, signum: int) -> None:
         self.signals.append((pid, signum))
@@ -270,6 +281,7 @@ class FakeV1(FakeKernel):
         self.files["/proc/self/mountinfo"] = "\n".join(mounts)
 
     def populate(self, path: str) -> None:
+        above = self.files.get(f"{path.rpartition('/')[0]}/devices.list", "a *:* rwm")
         known = {
             "cpu": {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "-1", "cpu.shares": "1024"},
             "cpuacct": {"cpuacct.usage": "2500000"},
@@ -283,6 +295,7 @@ class FakeV1(FakeKernel):
             },
             "freezer": {"freezer.state": "THAWED"},
             "pids": {"pids.max": "max"},
+            "devices": {"devices.allow": "", "devices.deny": "", "devices.list": above},
             "hugetlb": {f"hugetlb.{size}.limit_in_bytes": str(1 << 62) for size in ("2MB", "1GB")},
         }
         for controller in path.split("/")[4].split(","):
@@ -309,6 +322,8 @@ class FakeV1(FakeKernel):
             above = int(self.files.get(f"{parent}/{name}", "-1"))
             if 0 < above < int(value):
                 raise fail(errno.EINVAL, path)
+        if name in ("devices.allow", "devices.deny"):
+            return self.list_device(f"{directory}/devices.list", value, name.endswith("allow"))
         limits = {n: int(self.files.get(f"{directory}/{n}", 0)) for n in _LIMIT_FILES} | {
             name: value
         }
@@ -318,6 +333,15 @@ class FakeV1(FakeKernel):
             raise fail(errno.EBUSY, path)
         self.files[path] = value
         return None
+
+    def list_device(self, path: str, value: str, allow: bool) -> None:
+        """The list of a group whose parent is open to everything."""
+        listed = self.files[path].splitlines()
+        if value == "a":
+            self.files[path] = "a *:* rwm" if allow else ""
+        elif listed != ["a *:* rwm"]:  # else an exception, which the kernel does not list
+            left = [each for each in listed if each != value]
+            self.files[path] = "\n".join([*left, value] if allow else left)
 
 
 _LIMIT_FILES = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")

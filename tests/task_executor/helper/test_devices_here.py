@@ -1,0 +1,83 @@
+"""Device files on the kernel of this machine, with cgroup v1 and with a tree of cgroup v2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.task_executor.helper.conftest import Host, eventually
+from tests.task_executor.helper.test_cgroup_v2_kernel import unified, v2_host
+
+__all__ = ["unified", "v2_host"]
+
+pytestmark = [pytest.mark.needs("root")]
+
+ZERO, FULL, RANDOM = (1, 5), (1, 7), (1, 8)
+GUARDED = {"c 1": (5, 7)}
+TRY = """
+for each in /dev/zero /dev/full /dev/random /dev/null; do
+    if head -c 1 $each >/dev/null 2>err; then echo $each; else grep -o 'not permitted' err; fi
+done
+"""
+REFUSED = "not permitted"
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("host", id="v1", marks=pytest.mark.needs("cgroup-v1")),
+        pytest.param("v2_host", id="v2"),
+    ]
+)
+def kernel(request: pytest.FixtureRequest) -> Host:
+    value: Host = request.getfixturevalue(request.param)
+    return value
+
+
+async def attempt(host: Host, task_id: str, script: str = TRY) -> list[str]:
+    await host.run(script, task_id)
+    return host.output(task_id).splitlines()
+
+
+async def test_a_task_opens_what_its_slot_has_and_nothing_else_that_is_guarded(
+    kernel: Host,
+) -> None:
+    report = (await kernel.client.hello()).isolation
+    assert (report.devices, report.devices_problem) == ("cgroup", "")
+    limits = await kernel.slot(devices_closed={"c 1": (7,)})
+    assert await attempt(kernel, "first") == ["/dev/zero", REFUSED, "/dev/random", "/dev/null"]
+
+    # A resize that takes the device away, and gives another one.
+    await kernel.start("read line; " + TRY, "waiting", stdin=True)
+    await kernel.client.resize_slot(replace(limits, devices_closed={"c 1": (5,)}))
+    await kernel.client.write_input("waiting", 0, b"go\n")
+    await kernel.exit_of("waiting")
+    after = [REFUSED, "/dev/full", "/dev/random", "/dev/null"]
+    assert kernel.output("waiting").splitlines() == after
+    assert await attempt(kernel, "after") == after
+
+    # Neither the death of the helper opens anything, nor a helper that takes over.
+    await kernel.start("sleep 0.5; " + TRY, "alone")
+    kernel.kill_helper()
+    output = kernel.directory("alone")
+    await eventually((output / "exit.json").exists, "the task has ended")
+    assert kernel.output("alone").splitlines() == after
+    kernel.restart_helper()
+    assert await attempt(kernel, "adopted") == after
+
+
+async def test_all_of_a_major_but_one_minor(kernel: Host) -> None:
+    """As of a GPU: the driver's other devices are closed, those that come later too."""
+    await kernel.slot(devices_open={"c 1": (3, 5)})
+    assert await attempt(kernel, "task") == ["/dev/zero", REFUSED, REFUSED, "/dev/null"]
+    made = await attempt(kernel, "mknod", "mknod one c 1 5 && echo made; mknod two c 1 11; echo $?")
+    assert made == ["made", "1"]
+
+
+async def test_a_slot_leaves_the_devices_of_its_neighbour_alone(kernel: Host) -> None:
+    await kernel.slot("slot", devices_closed={"c 1": (5, 7)})
+    await kernel.slot("other", devices_closed={"c 1": (7,)})
+    await kernel.run(TRY, "here")
+    await kernel.run(TRY, "there", allocation_id="other")
+    assert kernel.output("here").splitlines()[:2] == [REFUSED, REFUSED]
+    assert kernel.output("there").splitlines()[:2] == ["/dev/zero", REFUSED]
