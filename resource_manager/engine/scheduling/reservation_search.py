@@ -111,12 +111,16 @@ class ReservationSearch:
         )
 
     def _may_serve(self, host: Host, members: Members) -> bool:
-        return host.eligible and all(
-            host.carries(request.labels)
-            and host.host_id not in request.elsewhere
-            and not host.refuses(request)
-            for request, _ in members
-        )
+        if not host.eligible:
+            return False
+        for request, _ in members:
+            if request.labels and not host.carries(request.labels):
+                return False
+            if request.elsewhere and host.host_id in request.elsewhere:
+                return False
+            if host.refusals and host.refuses(request):
+                return False
+        return True
 
     def _candidates(self, members: Members, taken: Collection[str]) -> list[Candidate]:
         """Returns hosts whose total amounts are enough for all these members together."""
@@ -128,15 +132,28 @@ class ReservationSearch:
         index = self._hosts.indexes.main
         kinds = [pooled] if pooled == separate else [pooled, separate]
         wanted = [{ONLINE + name: amount for name, amount in need.items()} for need in kinds]
+        # The index counts reserved capacity as taken, so hosts without reservations are preferred.
+        none = [0] * len(index)
+        free_of = {
+            kind: [
+                (index.columns[name][0] if name in index.columns else none, n)
+                for name, n in need.items()
+                if n
+            ]
+            for kind, need in ((False, pooled), (True, separate))
+        }
         found: list[Candidate] = []
         for at in islice(index.covering(wanted), self._most):
-            host = self._hosts[index.ids[at]]
-            if host.host_id not in taken and self._may_serve(host, members):
-                need = separate if host.separate_pools else pooled
-                # The index counts reserved capacity as taken, so hosts without reservations are
-                # preferred.
-                free = {n: index.columns[n][0][at] for n in need if n in index.columns}
-                found.append((missing_part(need, free), -len(host.slots), host.host_id))
+            host_id = index.ids[at]
+            host = self._hosts[host_id]
+            if host_id in taken or not self._may_serve(host, members):
+                continue
+            # The same as `missing_part`, inlined for speed: this is done for all hosts.
+            part = 0
+            for free, amount in free_of[host.separate_pools]:
+                if (missing := (amount - free[at]) * MILLION // amount) > part:
+                    part = missing
+            found.append((part, -len(host.slots), host_id))
         return found
 
     def _missing(self, host: Host, members: Members) -> int | None:

@@ -63,7 +63,10 @@ EXAMINED_MAX = 250
 """Most waiters that one check examines. The next check continues where this one stopped."""
 
 SEARCH_COST = 125
-"""A search for hosts counts as this many waiters."""
+"""A search for hosts counts as at least this many waiters."""
+
+HOSTS_PER_WAITER = 20
+"""To search this many hosts counts as one waiter."""
 
 SEARCHED_FOR_MS = 60 * SECOND_MS
 """A failed search is repeated after this time even if hosts have not changed."""
@@ -170,7 +173,7 @@ def _check(context: EventContext) -> None:
             reservations.claimed |= reservations.searched[waiter]
         else:
             _reserve(context, owner, since)
-            budget -= SEARCH_COST
+            budget -= max(SEARCH_COST, len(state.hosts) // HOSTS_PER_WAITER)
     reservations.stuck = time_may_help or bool(reservations.unexamined)
     reservations.placements = state.flows.placements
     reservations.due_ms = now_ms + CHECK_INTERVAL_MS
