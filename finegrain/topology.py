@@ -177,6 +177,8 @@ class MigInstance:
     profile: str | None  # such as 1g.10gb
     memory_bytes: int | None
     multiprocessor_count: int | None
+    gpu_instance: int | None = None  # its number on the GPU
+    compute_instance: int | None = None  # its number in the GPU instance
 
 
 @dataclass(frozen=True, slots=True)

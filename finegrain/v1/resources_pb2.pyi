@@ -229,6 +229,7 @@ class IsolationReport(google.protobuf.message.Message):
     GPU_CORE_FIELD_NUMBER: builtins.int
     GPU_MEMORY_FIELD_NUMBER: builtins.int
     DEVICES_FIELD_NUMBER: builtins.int
+    DEVICE_ACCESS_FIELD_NUMBER: builtins.int
     cpu: builtins.str
     """"quota": the kernel caps CPU time. "cpus": the slot has dedicated cpus instead. "none": the amount is only booked."""
     cpuset: builtins.str
@@ -255,6 +256,10 @@ class IsolationReport(google.protobuf.message.Message):
     """The same for its share of the memory of GPUs."""
     devices: builtins.str
     """The same for devices of other types."""
+    device_access: builtins.str
+    """Device files of the devices that the executor gives out. "cgroup": tasks can open only those of their slot. "none":
+    tasks can open those of other slots, too. Empty: the executor gives out no devices with files.
+    """
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """One sentence for each dimension that is not enforced, with the fix."""
@@ -273,8 +278,9 @@ class IsolationReport(google.protobuf.message.Message):
         gpu_core: builtins.str = ...,
         gpu_memory: builtins.str = ...,
         devices: builtins.str = ...,
+        device_access: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["countable", b"countable", "cpu", b"cpu", "cpuset", b"cpuset", "devices", b"devices", "driver", b"driver", "gpu_core", b"gpu_core", "gpu_memory", b"gpu_memory", "kill", b"kill", "memory", b"memory", "notes", b"notes", "pids", b"pids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["countable", b"countable", "cpu", b"cpu", "cpuset", b"cpuset", "device_access", b"device_access", "devices", b"devices", "driver", b"driver", "gpu_core", b"gpu_core", "gpu_memory", b"gpu_memory", "kill", b"kill", "memory", b"memory", "notes", b"notes", "pids", b"pids"]) -> None: ...
 
 global___IsolationReport = IsolationReport
 

@@ -27,6 +27,8 @@ class Isolation(Value):
     gpu_core: str = ""
     gpu_memory: str = ""
     devices: str = ""  # of other types than GPUs
+    # "cgroup": only the device files of the slot can be opened, "none"; "": there are none
+    device_access: str = ""
 
 
 NOTHING_REPORTED = Isolation()

@@ -15,7 +15,7 @@ from finegrain_cli.doctor.findings import Finding, ok, warn
 
 NAME = "cgroups"
 ROOT = Path("/")
-V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids")
+V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids", "devices")
 V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 V2_CONTROL_FILES = ("cgroup.procs", "cgroup.subtree_control")
 SCOPE = "systemd-run --user --scope -p Delegate=yes finegrain executor serve ..."

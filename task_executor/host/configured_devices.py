@@ -14,7 +14,7 @@ import shlex
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,15 +33,21 @@ _AMOUNT_MAX: Final = 2**53
 _TAIL: Final = re.compile(r"-[a-z0-9_.-]{1,30}", re.ASCII)
 _TYPE_LENGTH_MAX: Final = 32
 _DETECTED: Final = (GPU, RDMA, FPGA)
-_KEYS: Final = ("uuid", "model", "numa_node", "pci_address", "problem", "capacities")
+_FILES_MAX: Final = 16  # of one device
+_KEYS: Final = ("uuid", "model", "numa_node", "pci_address", "problem", "capacities", "files")
+_Found = tuple[Device, tuple[str, ...]]  # a device and its files
 
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredDevices:
-    """The devices of all configured types, and why others were not found."""
+    """The devices of all configured types, and why others were not found.
+
+    `files` are the paths of their device files, by type and UUID.
+    """
 
     devices: tuple[Device, ...] = ()
     warnings: tuple[str, ...] = ()
+    files: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
 
 NOTHING_CONFIGURED = ConfiguredDevices()
@@ -67,6 +73,7 @@ def discover(
     ids = [node.id for node in nodes]
     devices: list[Device] = []
     warnings: list[str] = []
+    files: dict[tuple[str, str], tuple[str, ...]] = {}
     for each in types:
         check_type(each)
         try:
@@ -80,7 +87,8 @@ def discover(
                 f"only the first {room} of {len(found)} devices of type {each.name} are offered: "
                 f"at most {DEVICES_MAX} devices can be configured"
             )
-        for minor, device in enumerate(found[:room]):
+        for minor, (device, paths) in enumerate(found[:room]):
+            files[device.type, device.uuid] = paths
             node = device.numa_node
             if node is None and len(ids) == 1:
                 node = ids[0]
@@ -91,7 +99,7 @@ def discover(
                 )
                 node = None
             devices.append(replace(device, minor=minor, numa_node=node))
-    return ConfiguredDevices(tuple(devices), tuple(warnings))
+    return ConfiguredDevices(tuple(devices), tuple(warnings), files)
 
 
 def check_type(type_: DeviceType) -> None:
@@ -133,7 +141,7 @@ def _check_capacities(field: str, name: str, amounts: Mapping[str, int]) -> None
             raise InvalidArgument(f"{field}.{dimension}", amount, f"1 to {most}")
 
 
-def _by_paths(type_: DeviceType, root: Path) -> Iterator[Device]:
+def _by_paths(type_: DeviceType, root: Path) -> Iterator[_Found]:
     """Yields a device for each file that exists."""
     reader = TreeReader(root)
     # Only the file system below the root counts, so that tests can replace it.
@@ -146,7 +154,7 @@ def _by_paths(type_: DeviceType, root: Path) -> Iterator[Device]:
         node = type_.numa_node
         if node is None:
             node = _node_of_file(reader, name)
-        yield _device(type_, path, numa_node=node)
+        yield _device(type_, path, numa_node=node), (path,)
 
 
 def _node_of_file(reader: TreeReader, name: str) -> int | None:
@@ -163,14 +171,16 @@ def _node_of_file(reader: TreeReader, name: str) -> int | None:
     return node if node is not None and node >= 0 else None
 
 
-def _by_command(type_: DeviceType) -> Iterator[Device]:
+def _by_command(type_: DeviceType) -> Iterator[_Found]:
     """Yields the devices that a command lists: a JSON array, or a line with the id of each."""
     text = _output(type_.command).strip()
     if not text.startswith("["):
         ids = [line.strip() for line in text.splitlines() if line.strip()]
         if not ids:
             raise _NotFoundError(f"{type_.command!r} lists none")
-        yield from (_device(type_, each, numa_node=type_.numa_node) for each in ids)
+        for each in ids:
+            # An id can be the path of the device.
+            yield _device(type_, each, numa_node=type_.numa_node), (each,) * each.startswith("/")
         return
     try:
         listed: list[Any] = json.loads(text)
@@ -207,13 +217,17 @@ def _output(command: str) -> str:
     return done.stdout.decode("utf-8", "replace")
 
 
-def _from_json(type_: DeviceType, entry: Any, where: str) -> Device:
+def _from_json(type_: DeviceType, entry: Any, where: str) -> _Found:
     if not isinstance(entry, dict) or not isinstance(entry.get("uuid"), str):
         raise _NotFoundError(f'{where} is no object with a text "uuid"')
     if unknown := sorted(set(entry) - set(_KEYS)):
         raise _NotFoundError(f"{where} has the key {unknown[0]!r}; allowed: {', '.join(_KEYS)}")
     texts = {name: entry.get(name, "") for name in ("model", "pci_address", "problem")}
     node, capacities = entry.get("numa_node", type_.numa_node), entry.get("capacities", {})
+    uuid = entry["uuid"]
+    files = entry.get("files", [uuid] if uuid.startswith("/") else [])
+    if not isinstance(files, list) or len(files) > _FILES_MAX or not all(map(_is_path, files)):
+        raise _NotFoundError(f"{where}: files is {files!r}; expected up to {_FILES_MAX} paths")
     if not all(isinstance(text, str) for text in texts.values()):
         raise _NotFoundError(f"{where}: model, pci_address and problem are texts")
     if node is not None and type(node) is not int:
@@ -224,7 +238,12 @@ def _from_json(type_: DeviceType, entry: Any, where: str) -> Device:
         _check_capacities(f"{where}: capacities", type_.name, capacities)
     except InvalidArgument as error:
         raise _NotFoundError(error.message) from None
-    return _device(type_, entry["uuid"], numa_node=node, capacities=capacities, **texts)
+    device = _device(type_, uuid, numa_node=node, capacities=capacities, **texts)
+    return device, tuple(files)
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("/")
 
 
 def _device(
@@ -254,10 +273,10 @@ def _device(
     )
 
 
-def _unique(devices: Iterable[Device]) -> Iterator[Device]:
+def _unique(devices: Iterable[_Found]) -> Iterator[_Found]:
     """Yields the first device of each id: two patterns can match the same file."""
     seen: set[str] = set()
-    for each in devices:
+    for each, files in devices:
         if each.uuid not in seen:
             seen.add(each.uuid)
-            yield each
+            yield each, files

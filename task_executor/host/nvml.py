@@ -261,6 +261,8 @@ class _Session:
                 profile=profile.group(1) if profile else None,
                 memory_bytes=int(attributes.memorySizeMB) * _MIB if attributes else None,
                 multiprocessor_count=int(attributes.multiprocessorCount) if attributes else None,
+                gpu_instance=self._ask("nvmlDeviceGetGpuInstanceId", mig),
+                compute_instance=self._ask("nvmlDeviceGetComputeInstanceId", mig),
             )
 
     def _affinity(self, handle: Any) -> CpuSet | None:

@@ -43,7 +43,7 @@ from task_executor.service.encoding import host_cpus_to_proto
 from task_executor.service.executor_service import ExecutorService
 from task_executor.service.host_sync import HostSync, recover
 from task_executor.service.host_watch import HostWatch, KubeletWatch
-from task_executor.service.isolation import NO_HUGETLB, isolation_of, notes_of
+from task_executor.service.isolation import NO_HUGETLB
 from task_executor.service.manager_link import ManagerLink
 from task_executor.service.metrics import ExecutorMetrics
 from task_executor.service.offers import Offers
@@ -107,6 +107,7 @@ class Front:
             helper,
             prepared.directory,
             default_grace_ms=options.task_kill_grace_ms,
+            device_nodes=prepared.device_nodes,
         )
         # Stage 2: measurements and tasks.
         self.metrics = ExecutorMetrics(software_version())
@@ -333,7 +334,7 @@ class Front:
             protocol_version=PROTOCOL_VERSION,
             software_version=software_version(),
             boot_id=identity.boot_id,
-            isolation=isolation_to_proto(isolation_of(self._info.isolation)),
+            isolation=isolation_to_proto(self.keeper.isolation_of(self._info.isolation)),
             shared_cpus=str(plan.share.shared_cpus),
             provided_as=self._prepared.provided_as,
             # A host without announced cpus gets no slots with dedicated cpus or devices.
@@ -388,7 +389,7 @@ class Front:
             isolation=isolation.driver,
             task_user=self._prepared.users.default.name,
         )
-        for note in notes_of(isolation):
+        for note in self.keeper.isolation_of(isolation).notes:
             log.warning("not_enforced", what=note)
         for warning in plan.warnings:
             log.warning("host_warning", what=warning)

@@ -24,6 +24,7 @@ from task_executor.helper.launch import (
 )
 from task_executor.host.configured_devices import discover
 from task_executor.host.detection import detect
+from task_executor.host.device_nodes import NO_NODES, DeviceNodes, read_device_nodes
 from task_executor.host.gpu_profiles import gpu_source, nics
 from task_executor.join_environment import cluster_token, provided_as, take_join_token
 from task_executor.options import TaskExecutorOptions
@@ -47,6 +48,7 @@ class Prepared:
     cluster_token: str
     helper: HelperConfig
     provided_as: str = ""
+    device_nodes: DeviceNodes = NO_NODES  # what slots are kept from
 
     @property
     def helper_is_ours(self) -> bool:
@@ -100,11 +102,14 @@ def _resolve(options: TaskExecutorOptions, directory: StateDirectory, join_token
     topology = detect(Path("/"), gpu_source(options.fake_gpus))
     if options.fake_gpus:
         topology = replace(topology, pci_devices=nics(options.fake_gpus), fpgas=())
+    configured = discover(options.device_types, topology.numa_nodes)
+    plan = plan_host(options, topology, configured)
     return Prepared(
         options=options,
         directory=directory,
         saved=saved,
-        plan=plan_host(options, topology, discover(options.device_types, topology.numa_nodes)),
+        plan=plan,
+        device_nodes=read_device_nodes(topology, plan.devices, configured.files),
         users=users,
         cluster_token=cluster_token(
             join_token,

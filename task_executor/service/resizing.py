@@ -23,11 +23,17 @@ from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import CarveState, Slot, SlotKey, SlotSpec
 from task_executor.host.helper_messages import IsolationReport, SlotLimits
 from task_executor.service.failures import size_kept, size_unknown, slot_removed
-from task_executor.service.isolation import isolation_of
-from task_executor.service.limits import limits_of
 from task_executor.service.slot_keeper import SlotKeeper
 
-_SIZE_FIELDS = ("cpu_milli", "cpu_limit_milli", "memory_bytes", "best_effort", "hugepages")
+_SIZE_FIELDS = (
+    "cpu_milli",
+    "cpu_limit_milli",
+    "memory_bytes",
+    "best_effort",
+    "hugepages",
+    "devices_open",
+    "devices_closed",
+)
 
 log = get_logger(__name__)
 
@@ -125,9 +131,7 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
         if isinstance(found, IsolationReport):
             outcome = Outcome(
                 key,
-                slot=keeper.table.resized(
-                    key, isolation_of(found, wanted, fake_devices=keeper.table.share.devices.fake)
-                ),
+                slot=keeper.table.resized(key, keeper.isolation_of(found, wanted)),
             )
         else:
             outcome = Outcome(key, error=failure)
@@ -171,7 +175,7 @@ async def _apply(
     if failure is None:
         binding = keeper.table.cpus.binding_of(wanted)
         try:
-            return binding, await keeper.helper.resize_slot(limits_of(wanted, binding))
+            return binding, await keeper.helper.resize_slot(keeper.limits_of(wanted, binding))
         except Unavailable:
             raise
         except FinegrainError as error:
@@ -180,7 +184,7 @@ async def _apply(
     # An earlier attempt may have set the new limits, so the old ones are written to be certain.
     if again:
         try:
-            await keeper.helper.resize_slot(limits_of(current, binding))
+            await keeper.helper.resize_slot(keeper.limits_of(current, binding))
         except FinegrainError as error:
             raise Unavailable(
                 f"{failure.message}; restoring the earlier size failed as well: {error}"
@@ -192,8 +196,8 @@ async def _correct_limits(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) ->
     """Writes the slot's limits again if the host enforces another size than the slot table has."""
     if slot.state is not CarveState.ALLOCATED or slot.becoming is not None:
         return
-    # Only sizes are compared here. `CpuBindings` takes care of cpus.
-    expected = limits_of(slot.spec, CpuBinding(EMPTY))
+    # Only sizes and device files are compared here. `CpuBindings` takes care of cpus.
+    expected = keeper.limits_of(slot.spec, CpuBinding(EMPTY))
     if all(getattr(expected, name) == getattr(limits, name) for name in _SIZE_FIELDS):
         return
     log.warning("size_differs", allocation_id=slot.spec.allocation_id, enforced=repr(limits))
@@ -201,9 +205,11 @@ async def _correct_limits(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) ->
         async with keeper.cpu_bindings.lock:
             binding = keeper.table.cpus.binding_of(slot.spec)
             # A resize never changes the limit of processes, so the one on the host is kept.
-            corrected = replace(limits_of(slot.spec, binding), pids_max=limits.pids_max)
-            await keeper.helper.resize_slot(corrected)
+            corrected = replace(keeper.limits_of(slot.spec, binding), pids_max=limits.pids_max)
+            report = await keeper.helper.resize_slot(corrected)
             keeper.cpu_bindings.applied(slot.key, binding)
+            if keeper.table.get(slot.key) is not None:  # else: freed meanwhile
+                keeper.table.resized(slot.key, keeper.isolation_of(report, slot.spec))
     except (FinegrainError, OSError) as error:
         log.error("size_not_corrected", allocation_id=slot.spec.allocation_id, error=str(error))
 

@@ -19,10 +19,13 @@ from finegrain.cpu_policy import HostPolicy
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason
 from finegrain.logs import get_logger
 from finegrain.mapping.stored import STORED
+from finegrain.values.isolation import Isolation
 from task_executor.engine.command_fence import CommandFence
+from task_executor.engine.cpu_ledger import CpuBinding
 from task_executor.engine.report_log import NumberedState, ReportLog
 from task_executor.engine.slot_table import Outcome, SlotTable
 from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
+from task_executor.host.device_nodes import NO_NODES, DeviceNodes
 from task_executor.host.helper_messages import IsolationReport, SlotLimits
 from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
 from task_executor.service.cpu_bindings import CpuBindings
@@ -56,6 +59,7 @@ class SlotKeeper:
         helper: the connection to the helper.
         directory: where the checkpoint is written.
         default_grace_ms: time between SIGTERM and SIGKILL if an order does not say.
+        device_nodes: the device files that slots are kept from.
     """
 
     def __init__(
@@ -66,12 +70,14 @@ class SlotKeeper:
         directory: StateDirectory,
         *,
         default_grace_ms: int,
+        device_nodes: DeviceNodes = NO_NODES,
     ) -> None:
         self.identity = identity
         self.table = table
         self.helper = helper
         self.directory = directory
         self.default_grace_ms = default_grace_ms
+        self.device_nodes = device_nodes
         self.cpu_bindings = CpuBindings(table, helper)
         self.tasks = TaskTable()
         self.reports = ReportLog()
@@ -187,6 +193,16 @@ class SlotKeeper:
             self._run_in_background(self.cpu_bindings.sync_or_log())
             await self.save()
 
+    # -- what the helper enforces ------------------------------------------------------------
+
+    def limits_of(self, spec: SlotSpec, binding: CpuBinding) -> SlotLimits:
+        """Returns the limits of a slot that is bound to these cpus and memory nodes."""
+        return limits_of(spec, binding, self.device_nodes)
+
+    def isolation_of(self, report: IsolationReport, spec: SlotSpec | None = None) -> Isolation:
+        """Returns the isolation of a slot, or of the host."""
+        return isolation_of(report, spec, self.table.share.devices, self.device_nodes)
+
     # -- carving -----------------------------------------------------------------------------
 
     async def carve(self, specs: Sequence[SlotSpec]) -> list[Outcome]:
@@ -212,9 +228,7 @@ class SlotKeeper:
         now_ms = round(time.time() * 1000)
         for slot, isolation in zip(new, isolations, strict=True):
             if isinstance(isolation, IsolationReport):
-                known = isolation_of(
-                    isolation, slot.spec, fake_devices=self.table.share.devices.fake
-                )
+                known = self.isolation_of(isolation, slot.spec)
                 allocated = slot.with_state(
                     CarveState.ALLOCATED, isolation=known, allocated_time_ms=now_ms
                 )
@@ -270,7 +284,7 @@ class SlotKeeper:
         async with self._carves:
             begun, binding = time.monotonic(), self.table.cpus.binding_of(slot.spec)
             try:
-                isolation = await self.helper.create_slot(limits_of(slot.spec, binding))
+                isolation = await self.helper.create_slot(self.limits_of(slot.spec, binding))
             except (FinegrainError, OSError) as error:
                 self.on_carve(time.monotonic() - begun, False)
                 log.error("carve_failed", allocation_id=slot.spec.allocation_id, error=str(error))

@@ -201,6 +201,15 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **par
     BEGIN(handle);
     if (index >= gpu->parts) return NOT_FOUND;
     *part = &gpu->part[index]; return SUCCESS; }
+int nvmlDeviceGetGpuInstanceId(void *handle, unsigned *number) {
+    BEGIN(handle);
+    part_t *part = part_of(handle);
+    if (!part) return NOT_SUPPORTED;
+    *number = (unsigned)(part - gpu->part) + 1; return SUCCESS; }
+int nvmlDeviceGetComputeInstanceId(void *handle, unsigned *number) {
+    BEGIN(handle);
+    if (!part_of(handle)) return NOT_SUPPORTED;
+    *number = 0; return SUCCESS; }
 struct attributes { unsigned processors, others[7]; u64 memory_mib; };
 int nvmlDeviceGetAttributes_v2(void *handle, struct attributes *attributes) {
     BEGIN(handle);

@@ -66,6 +66,9 @@ def test_a_command_lists_ids_or_json() -> None:
         ([{"uuid": "a", "numa_node": "0"}], "numa_node"),
         ([{"uuid": "a", "capacities": {"npu": 101}}], "1 to 100"),
         ([{"uuid": ""}], "1 to 200 characters"),
+        ([{"uuid": "a", "files": "/dev/a"}], "files is '/dev/a'; expected up to 16 paths"),
+        ([{"uuid": "a", "files": ["a"]}], "expected up to 16 paths"),
+        ([{"uuid": "a", "files": ["/dev/a"] * 17}], "expected up to 16 paths"),
     ],
 )
 def test_output_that_is_no_list_of_devices(entries: object, reason: str) -> None:

@@ -176,9 +176,11 @@ def test_mig_instances_skip_holes() -> None:
         nvmlDeviceGetMigDeviceHandleByIndex=instance,
         nvmlDeviceGetName="NVIDIA A100 MIG 1g.10gb",
         nvmlDeviceGetAttributes_v2=SimpleNamespace(memorySizeMB=9728, multiprocessorCount=14),
+        nvmlDeviceGetGpuInstanceId=7,
     )
     gpu = inventory.gpus[0]
     assert gpu.schedulable_as == "mig"
+    assert {(each.gpu_instance, each.compute_instance) for each in gpu.mig_instances} == {(7, None)}
     assert gpu.mig_mode_pending
     assert [each.uuid for each in gpu.mig_instances] == ["GPU-0/0", "GPU-0/2"]
     assert gpu.mig_instances[0].profile == "1g.10gb"

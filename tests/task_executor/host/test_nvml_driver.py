@@ -94,6 +94,12 @@ def test_a_gpu_in_mig_mode_is_announced_by_its_instances_only(detect: Detect) ->
     ]
     assert devices[0].memory_bytes == 9728 * MIB
     assert devices[0].whole_only
+    parts = host.gpus[0].mig_instances
+    assert [(each.gpu_instance, each.compute_instance) for each in parts] == [
+        (1, 0),
+        (2, 0),
+        (3, 0),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,258 @@
+"""Finds the device files of devices: what a slot may open, and what it must be kept from.
+
+A file counts by its kind and numbers, not by its path. The majors of detected devices are closed as
+a whole, so that devices that appear later are closed as well; of configured devices, whose majors
+may have other users, only the files themselves. Files that all devices of a driver share are open
+to slots with any of them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from finegrain.devices.device import FPGA, RDMA, Device, DeviceShare, HostDevices
+from finegrain.topology import Gpu, HostTopology
+from task_executor.host.detection.fpgas import REGIONS
+from task_executor.host.detection.pci import PCI
+from task_executor.host.detection.reader import TreeReader
+
+_NVIDIA_MAJOR: Final = 195
+_NVIDIA_CONTROL: Final = (254, 255)  # minors: nvidia-modeset, nvidiactl
+_NVIDIA_UVM: Final = (0, 1)  # minors: nvidia-uvm, nvidia-uvm-tools
+_NVIDIA_MAJORS: Final = (
+    "nvidia-uvm",
+    "nvidia-caps",
+    "nvidia-caps-imex-channels",
+    "nvidia-nvlink",
+    "nvidia-nvswitch",
+)
+"""Names in /proc/devices of majors that have dynamic numbers."""
+_CAPABILITIES: Final = "proc/driver/nvidia/capabilities"
+
+DeviceKey = tuple[str, str]
+"""Type and UUID; for a virtual function its bus id."""
+
+
+class Node(NamedTuple):
+    """One device file."""
+
+    kind: str  # "c" or "b"
+    major: int
+    minor: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRules:
+    """What a slot can open, by kind and major ("c 195"), as in `SlotLimits`."""
+
+    open: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    closed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNodes:
+    """The device files of the devices that an executor gives out.
+
+    Attributes:
+        own: the files of a device and of no other.
+        drivers: the driver of a device, a key of `common`.
+        common: the files that all devices of a driver share.
+        majors: kinds and majors that are closed as a whole.
+    """
+
+    own: Mapping[DeviceKey, frozenset[Node]] = field(default_factory=dict)
+    drivers: Mapping[DeviceKey, str] = field(default_factory=dict)
+    common: Mapping[str, frozenset[Node]] = field(default_factory=dict)
+    majors: frozenset[tuple[str, int]] = frozenset()
+
+    @property
+    def are_known(self) -> bool:
+        """True if there is anything to keep a slot from."""
+        return bool(self.own)
+
+    def of(self, share: DeviceShare) -> frozenset[Node]:
+        """Returns the files that belong to a slot because of one device; empty: not known."""
+        # A slot with virtual functions of a NIC has those, and not the card.
+        uuids = share.functions or (share.uuid,)
+        return frozenset().union(*(self.own.get((share.type, uuid), ()) for uuid in uuids))
+
+    def rules(self, shares: Iterable[DeviceShare]) -> DeviceRules:
+        """Returns what a slot with these devices can open."""
+        mine = set[Node]()
+        for share in shares:
+            mine |= self.of(share)
+            mine |= self.common.get(self.drivers.get((share.type, share.uuid), ""), frozenset())
+        guarded = frozenset[Node]().union(*self.own.values(), *self.common.values())
+        closed = {node for node in guarded - mine if node[:2] not in self.majors}
+        opened = {node for node in mine if node[:2] in self.majors}
+        majors = {f"{kind} {number}": () for kind, number in sorted(self.majors)}
+        return DeviceRules(majors | _by_major(opened), _by_major(closed))
+
+
+NO_NODES: Final = DeviceNodes()
+
+
+def _by_major(nodes: Iterable[Node]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for kind, major, minor in sorted(nodes):
+        name = f"{kind} {major}"
+        found[name] = (*found.get(name, ()), minor)
+    return found
+
+
+def read_device_nodes(
+    topology: HostTopology,
+    devices: HostDevices,
+    files: Mapping[DeviceKey, tuple[str, ...]],
+    root: Path = Path("/"),
+) -> DeviceNodes:
+    """Returns the device files of the devices that have capacity; never raises.
+
+    Args:
+        topology: the host, as it was detected.
+        devices: those that slots can have.
+        files: paths of configured devices.
+        root: of the file system.
+    """
+    if devices.fake:
+        return NO_NODES
+    return _Search(TreeReader(root), root, topology).found(
+        [each for each in devices.devices if each.capacity], files
+    )
+
+
+class _Search:
+    """Collects the files of one host."""
+
+    def __init__(self, reader: TreeReader, root: Path, topology: HostTopology) -> None:
+        self._reader = reader
+        self._root = root
+        self._gpus = {gpu.uuid: gpu for gpu in topology.gpus}
+        self._fpgas = {each.minor: each.name for each in topology.fpgas}
+        self._own: dict[DeviceKey, frozenset[Node]] = {}
+        self._drivers: dict[DeviceKey, str] = {}
+        self._common: dict[str, frozenset[Node]] = {}
+        self._majors = set[tuple[str, int]]()
+        self._numbers = _majors_by_name(reader)
+
+    def found(
+        self, devices: Iterable[Device], files: Mapping[DeviceKey, tuple[str, ...]]
+    ) -> DeviceNodes:
+        for device in devices:
+            key = device.type, device.uuid
+            gpu = self._gpus.get(device.parent_uuid or device.uuid)
+            if key in files:
+                self._keep(key, self._configured(files[key]))
+            elif gpu is not None:
+                self._gpu(device, gpu)
+            elif device.type == RDMA:
+                self._nic(device)
+            elif device.type == FPGA and device.minor in self._fpgas:
+                region = f"{REGIONS}/{self._fpgas[device.minor]}"
+                self._keep(key, self._below(region, "dfl-"), "fpga")
+        return DeviceNodes(self._own, self._drivers, self._common, frozenset(self._majors))
+
+    def _keep(self, key: DeviceKey, nodes: Iterable[Node], driver: str = "") -> None:
+        """Records the files of a device; those of a driver close their majors as a whole."""
+        if found := frozenset(nodes):
+            self._own[key] = found
+        if driver:
+            self._drivers[key] = driver
+            self._majors |= {(node.kind, node.major) for node in found}
+
+    def _configured(self, paths: Iterable[str]) -> Iterator[Node]:
+        for path in paths:
+            try:
+                status = (self._root / path.lstrip("/")).stat()
+            except (OSError, ValueError):
+                continue
+            kind = {stat.S_IFCHR: "c", stat.S_IFBLK: "b"}.get(stat.S_IFMT(status.st_mode))
+            if kind is not None:
+                yield Node(kind, os.major(status.st_rdev), os.minor(status.st_rdev))
+
+    def _below(self, folder: str, prefix: str = "") -> Iterator[Node]:
+        """Yields the files of the devices in a folder of /sys, by their `dev`."""
+        for name in self._reader.names(folder):
+            if name.startswith(prefix):
+                yield from self._node(f"{folder}/{name}/dev")
+
+    def _node(self, path: str) -> Iterator[Node]:
+        major, _, minor = (self._reader.text(path) or "").partition(":")
+        if major.isdecimal() and minor.isdecimal() and len(major + minor) < 12:
+            yield Node("c", int(major), int(minor))
+
+    def _gpu(self, device: Device, gpu: Gpu) -> None:
+        nodes = set(self._below(f"{PCI}/{gpu.pci_bus_id}/drm"))
+        driver = gpu.vendor
+        if driver == "nvidia":
+            if device.parent_uuid:  # an instance has no graphics
+                nodes = self._capabilities(device.uuid, gpu)
+            if gpu.minor is not None:
+                nodes.add(Node("c", _NVIDIA_MAJOR, gpu.minor))
+        self._keep((device.type, device.uuid), nodes, driver)
+        if driver in self._common:
+            return
+        if driver == "nvidia":
+            self._common[driver] = frozenset(self._nvidia())
+        elif driver == "amd":
+            self._common[driver] = frozenset(self._node("sys/class/kfd/kfd/dev"))
+        else:
+            return
+        self._majors |= {node[:2] for node in self._common[driver]}
+
+    def _nvidia(self) -> Iterator[Node]:
+        """Yields the common files of NVIDIA GPUs, and closes all majors of the driver."""
+        for minor in _NVIDIA_CONTROL:
+            yield Node("c", _NVIDIA_MAJOR, minor)
+        # The driver makes them at the first use. A major that it has not got yet needs no rule:
+        # its files are of no use without those of a GPU.
+        for name in _NVIDIA_MAJORS:
+            self._majors |= {("c", number) for number in self._numbers.get(name, ())}
+        for number in self._numbers.get("nvidia-uvm", ()):
+            yield from (Node("c", number, minor) for minor in _NVIDIA_UVM)
+        for number in self._numbers.get("nvidia-caps-imex-channels", ()):
+            channels = self._reader.numbered("dev/nvidia-caps-imex-channels", "channel")
+            yield from (Node("c", number, minor) for minor in channels)
+
+    def _capabilities(self, uuid: str, gpu: Gpu) -> set[Node]:
+        """Returns the two files that give access to a MIG instance."""
+        number = next(iter(self._numbers.get("nvidia-caps", ())), None)
+        instance = next((each for each in gpu.mig_instances if each.uuid == uuid), None)
+        if number is None or instance is None:
+            return set()
+        folder = f"{_CAPABILITIES}/gpu{gpu.minor}/mig/gi{instance.gpu_instance}"
+        places = (f"{folder}/access", f"{folder}/ci{instance.compute_instance}/access")
+        minors = (self._capability(path) for path in places)
+        return {Node("c", number, minor) for minor in minors if minor is not None}
+
+    def _capability(self, path: str) -> int | None:
+        for line in self._reader.lines(path):
+            name, _, number = line.partition(":")
+            if name == "DeviceFileMinor" and number.strip().isdecimal():
+                return int(number.strip()[:9])
+        return None
+
+    def _nic(self, device: Device) -> None:
+        for bus_id in (device.uuid, *(each.bus_id for each in device.functions)):
+            nodes = set(self._below(f"{PCI}/{bus_id}/infiniband_verbs"))
+            nodes |= set(self._below(f"{PCI}/{bus_id}/infiniband_mad", "umad"))
+            self._keep((device.type, bus_id), nodes, RDMA)
+        if RDMA not in self._common:
+            self._common[RDMA] = frozenset(self._node("sys/class/misc/rdma_cm/dev"))
+
+
+def _majors_by_name(reader: TreeReader) -> dict[str, tuple[int, ...]]:
+    """Returns the majors of character devices by the name of their driver."""
+    found: dict[str, tuple[int, ...]] = {}
+    for line in reader.lines("proc/devices"):
+        if line.startswith("Block"):
+            break
+        number, _, name = line.strip().partition(" ")
+        if number.isdecimal() and len(number) < 6:
+            found[name] = (*found.get(name, ()), int(number))
+    return found

@@ -1,0 +1,110 @@
+"""What a slot says about its devices: who can open them, and what escapes its limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpuset import EMPTY
+from finegrain.devices.device import Device, DeviceShare, HostDevices
+from finegrain.resources import ResourceProfile
+from finegrain.values.isolation import Isolation
+from task_executor.engine.cpu_ledger import CpuBinding
+from task_executor.engine.slots import SlotSpec
+from task_executor.host.device_nodes import NO_NODES, DeviceNodes, Node
+from task_executor.host.helper_messages import IsolationReport
+from task_executor.service.isolation import (
+    DEVICES_VISIBLE_ONLY,
+    HOST_MEMORY,
+    SHARE_VISIBLE_ONLY,
+    isolation_of,
+)
+from task_executor.service.limits import limits_of
+
+CLOSED = IsolationReport(
+    "v1", "quota", "cgroup", "hard", "hard", "freezer", hugepages="hard", devices="cgroup"
+)
+OPEN = replace(CLOSED, devices="none", devices_problem="no controller; mount it")
+WHOLE = (("gpu-core", 100), ("gpu-memory", 80), ("gpu-memory-ratio", 100))
+HALF = (("gpu-core", 50), ("gpu-memory", 40), ("gpu-memory-ratio", 50))
+HOST = HostDevices((Device("gpu", "GPU-0", 0, WHOLE, vendor="nvidia"),))
+NODES = DeviceNodes(
+    {("gpu", "GPU-0"): frozenset({Node("c", 195, 0)})}, {}, {}, frozenset({("c", 195)})
+)
+
+
+def slot(*shares: DeviceShare) -> SlotSpec:
+    assignment = CpuAssignment(devices=shares)
+    return SlotSpec("a", 1, "job", ResourceProfile(1000), 1000, 10, assignment=assignment)
+
+
+def gpu(amounts: tuple[tuple[str, int], ...] = WHOLE) -> DeviceShare:
+    return DeviceShare("gpu", "GPU-0", 0, amounts)
+
+
+def stated(
+    report: IsolationReport,
+    *shares: DeviceShare,
+    host: HostDevices = HOST,
+    nodes: DeviceNodes = NODES,
+) -> Isolation:
+    return isolation_of(report, slot(*shares), host, nodes)
+
+
+def test_a_whole_gpu_is_the_slots_alone() -> None:
+    isolation = stated(CLOSED, gpu())
+    assert isolation.device_access == "cgroup"
+    assert isolation.notes == (HOST_MEMORY["nvidia"],)
+
+
+def test_a_part_of_a_gpu_is_not_limited_by_its_files() -> None:
+    isolation = stated(CLOSED, gpu(HALF))
+    assert isolation.device_access == "cgroup"
+    assert SHARE_VISIBLE_ONLY in isolation.notes
+
+
+@pytest.mark.parametrize("shares", [(), (gpu(),)], ids=["without devices", "with a GPU"])
+def test_where_files_cannot_be_closed_the_note_has_reason_and_fix(
+    shares: tuple[DeviceShare, ...],
+) -> None:
+    isolation = stated(OPEN, *shares)
+    assert isolation.device_access == "none"
+    assert isolation.notes[0].endswith("no controller; mount it")
+    assert (DEVICES_VISIBLE_ONLY in isolation.notes) is bool(shares)
+    assert isolation_of(OPEN, None, HOST, NODES).notes == isolation.notes[:1]
+
+
+def test_without_devices_to_give_out_nothing_is_said() -> None:
+    for report in (OPEN, CLOSED):
+        isolation = isolation_of(report, slot(), HostDevices(), NO_NODES)
+        assert (isolation.device_access, isolation.notes) == ("", ())
+
+
+def test_a_device_whose_files_are_not_known_is_open_to_others() -> None:
+    device = Device("npu", "S/N 1", 0, (("npu", 100),))
+    share = DeviceShare("npu", "S/N 1", 0, device.capacity)
+    isolation = stated(CLOSED, share, host=HostDevices((device,)), nodes=NO_NODES)
+    assert isolation.device_access == "none"
+    assert "can open npu0" in isolation.notes[0]
+    assert isolation.notes[1] == DEVICES_VISIBLE_ONLY
+
+
+@pytest.mark.parametrize("vendor", ["AMD", "intel", "nvidia"])
+def test_host_memory_that_no_limit_counts_is_said(vendor: str) -> None:
+    host = HostDevices((replace(HOST.devices[0], vendor=vendor),))
+    assert stated(CLOSED, gpu(), host=host).notes == (HOST_MEMORY[vendor.lower()],)
+    assert stated(CLOSED, host=host).notes == ()
+
+
+def test_fake_devices_have_no_files_and_no_driver() -> None:
+    isolation = stated(CLOSED, gpu(), host=replace(HOST, fake=True), nodes=NO_NODES)
+    assert (isolation.device_access, isolation.gpu_core) == ("", "none")
+    assert not set(isolation.notes) & set(HOST_MEMORY.values())
+
+
+def test_the_limits_of_a_slot_say_what_it_can_open() -> None:
+    assert limits_of(slot(gpu()), CpuBinding(EMPTY), NODES).devices_open == {"c 195": (0,)}
+    assert limits_of(slot(), CpuBinding(EMPTY), NODES).devices_open == {"c 195": ()}
+    assert limits_of(slot(), CpuBinding(EMPTY)).devices_open == {}
