@@ -126,7 +126,8 @@ def _observe_host(metrics: ResourceManagerMetrics, host: Host, at: Instant) -> N
 
 def _observe_reservations(metrics: ResourceManagerMetrics, state: State, at: Instant) -> None:
     reservations = state.reservations
-    oldest_ms = min((each.since_time_ms for each in reservations.all()), default=at.time_ms)
+    since_ms = (each.since_time_ms for each in reservations.by_number.values())
+    oldest_ms = min(since_ms, default=at.time_ms)
     metrics.reservations.set(len(reservations))
     metrics.oldest_reservation.set(max(0, at.time_ms - oldest_ms) / 1_000)
     metrics.reserved_executors.set(len(reservations.on_host))

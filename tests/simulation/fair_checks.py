@@ -324,7 +324,7 @@ def _steps(state: State, job_id: str) -> list[str]:
 
 def _held_for_nobody(state: State) -> Iterator[str]:
     """Yields reservations whose owner has ended or does not wait."""
-    for each in state.reservations.all():
+    for each in state.reservations.by_number.values():
         owner = each.owner
         job, request = state.jobs.get(owner.job_id), state.requests.named(owner.allocation_id)
         waits = request is not None and (

@@ -46,9 +46,8 @@ class ReservationView:
 
 def reservation_views(state: State) -> list[ReservationView]:
     """Returns all reservations, oldest first."""
-    return [
-        _view(state.jobs, state.hosts, state.started, each) for each in state.reservations.all()
-    ]
+    reservations = state.reservations.by_number.values()
+    return [_view(state.jobs, state.hosts, state.started, each) for each in reservations]
 
 
 def reservation_of(state: State, request: Request, slot: Slot | None) -> ReservationView | None:

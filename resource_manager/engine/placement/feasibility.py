@@ -242,7 +242,7 @@ def blocking_reservations(
         scheduling_class: the class of the request.
     """
     fit = Fit(scheduling_class)
-    for each in reservations.all():
+    for each in reservations.by_number.values():
         reserved = (hosts[name] for name in each.hosts if name in hosts)
         # If there is another blocker, the request would not fit without the reservation either.
         if any(fit.verdict(HostView.now(host)).blockers == (Blocker.HELD,) for host in reserved):

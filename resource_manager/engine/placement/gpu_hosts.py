@@ -22,9 +22,6 @@ class GpuHosts:
         self.sums: Sums = (0, 0, 0)
         self._known: dict[str, Sums] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._known)
-
     def __contains__(self, host_id: str) -> bool:
         return host_id in self._known
 

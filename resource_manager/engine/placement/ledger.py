@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import cached_property
 
 from resource_manager.engine.hosts.bookings import shared_booking
 from resource_manager.engine.hosts.host import Host
@@ -41,7 +42,6 @@ class Ledger:
 
     Attributes:
         indexes: the indexes of hosts.
-        cpus: cpus that are taken tentatively.
         changed: hosts that changed, in this order, if any host has GPUs.
     """
 
@@ -55,14 +55,19 @@ class Ledger:
             topology: slots that are taken get cpus as well.
         """
         self.indexes = hosts.indexes.seen_as(prefix) if prefix else hosts.indexes
-        self.cpus = TentativeCpus(as_if_empty if prefix else as_they_are)
+        self._prefix = prefix
         self._hosts = hosts
         self._topology = topology
         self._in_use = hosts.in_use
         self._proportions: dict[CapacityIndex, Proportions] = {}
         self._journal: list[Written] | None = None  # None: the ledger is not tentative
         self.changed: list[str] = []
-        self._notes_changes = bool(hosts.indexes.gpu_hosts)  # else nothing reads them
+        self._notes_changes = hosts.indexes.gpu_hosts.sums[0] > 0  # else nothing reads them
+
+    @cached_property
+    def cpus(self) -> TentativeCpus:
+        """Cpus that are taken tentatively."""
+        return TentativeCpus(as_if_empty if self._prefix else as_they_are)
 
     @property
     def hosts_in_use(self) -> int:

@@ -192,7 +192,7 @@ class Placer:
             index,
             Bookings(scheduling_class, self._ledger.proportions(index), self._hosts),
             self._hosts,
-            self._ledger.cpus,
+            self._ledger,
             labels,
             listed,
             barred=_positions(index, barred),
@@ -202,12 +202,11 @@ class Placer:
         )
 
     def _levels(self, scheduling_class: SchedulingClass) -> tuple[Level, ...]:
-        aligning = bool(self._indexes.aligning)
         return levels(
             scheduling_class,
             use_first=self._policy.use_first,
-            aligning=aligning,
-            gpus=bool(self._indexes.gpu_hosts),
+            aligning=bool(self._indexes.aligning),
+            gpus=self._indexes.gpu_hosts.sums[0] > 0,
         )
 
     def _place_on(
@@ -434,7 +433,7 @@ class Candidates:
         cpu = BEST_EFFORT_CPU_MILLI if wanted.best_effort else CPU_MILLI
         free = scope.index.value(host.host_id, cpu)
         # A preference counts most, then little free cpu. The position makes the result unique.
-        return scope.cpus.unmet(wanted, host), free, -host.score(wanted), position
+        return scope.ledger.cpus.unmet(wanted, host), free, -host.score(wanted), position
 
     def finish(self) -> None:
         """Stores with the class how far the searches came."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from resource_manager.engine.hosts.notes import ReservedCapacity
@@ -128,10 +128,6 @@ class Reservations:
 
     def __len__(self) -> int:
         return len(self.by_number)
-
-    def all(self) -> Iterator[Reservation]:
-        """Yields all reservations, oldest first."""
-        yield from self.by_number.values()
 
     def add(self, made: Reservation) -> None:
         """Adds a reservation."""

@@ -21,9 +21,8 @@ from resource_manager.engine.model.scheduling_key import ALIGNING, SLOTS, Labels
 from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import CapacityIndex, Need
-from resource_manager.engine.placement.ledger import Bookings
+from resource_manager.engine.placement.ledger import Bookings, Ledger
 from resource_manager.engine.placement.policies import Tier
-from resource_manager.engine.placement.tentative_cpus import TentativeCpus
 from resource_manager.engine.queue.scheduling_classes import Cursor, SchedulingClass
 
 GROWN_CHECKED_ONE_BY_ONE = 32
@@ -58,7 +57,7 @@ class Scope:
         index: the index that is searched.
         bookings: what a slot takes on the hosts of the index.
         hosts: all hosts.
-        cpus: cpus and NUMA nodes of the hosts.
+        ledger: what is taken of the hosts, cpus and NUMA nodes included.
         labels: required labels that the index does not imply.
         listed: positions of the hosts that carry them, if these are few; None: the index is
             searched.
@@ -72,7 +71,7 @@ class Scope:
     index: CapacityIndex
     bookings: Bookings
     hosts: Hosts
-    cpus: TentativeCpus
+    ledger: Ledger
     labels: Labels
     listed: list[int] | None
     barred: frozenset[int]
@@ -84,7 +83,7 @@ class Scope:
         """Returns how many slots fit a host, at most `most`."""
         for leaves, amount, _ in self.bookings.at(position).columns:
             most = min(most, leaves[position] // amount)
-        return self.cpus.fit(self.scheduling_class, self.host(position), most)
+        return self.ledger.cpus.fit(self.scheduling_class, self.host(position), most)
 
     def host(self, position: int) -> Host:
         """Returns the host at a position of the index."""
@@ -201,10 +200,10 @@ class Search:
         need = scope.need(host)
         if not need or not scope.index.covers(position, need):
             return False
-        if not scope.cpus.fit(wanted, host, 1):
+        if not scope.ledger.cpus.fit(wanted, host, 1):
             return False
         most = self.tier.unmet_max
-        return most is None or scope.cpus.unmet(wanted, host) <= most
+        return most is None or scope.ledger.cpus.unmet(wanted, host) <= most
 
     def best_first(self, column: str) -> Iterator[int]:
         """Yields all hosts that have room, the highest score in a column first.

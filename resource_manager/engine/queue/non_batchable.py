@@ -169,6 +169,7 @@ class NonBatchables:
 
     Attributes:
         starvation: clocks of everything that is pending, these items included.
+        in_pass: the items that have yet to be tried in this pass.
     """
 
     def __init__(self, flows: FlowTree | None = None, *, fair: bool = True) -> None:
@@ -184,7 +185,7 @@ class NonBatchables:
         self._all: dict[int, NonBatchable] = {}
         self._by_job: dict[str, dict[int, NonBatchable]] = {}
         self._for_next_pass: dict[int, None] = {}
-        self._in_pass = ItemOrder(flows if fair else None)
+        self.in_pass = ItemOrder(flows if fair else None)
         # Blocked items that only one executor can serve, by its id.
         self._on_host: dict[str, dict[int, None]] = {}
         # All other blocked items: first by their first label, then by all their labels. The first
@@ -220,12 +221,7 @@ class NonBatchables:
     @property
     def unblocked(self) -> bool:
         """True if any can be tried, in this pass or the next one."""
-        return bool(self._for_next_pass or self._in_pass)
-
-    @property
-    def in_pass(self) -> bool:
-        """True if any has yet to be tried in this pass."""
-        return bool(self._in_pass)
+        return bool(self._for_next_pass or self.in_pass)
 
     def is_required(self, labels: Labels) -> bool:
         """True if an item requires executors with these labels."""
@@ -248,7 +244,7 @@ class NonBatchables:
             _discard(self._by_job, item.job_id, number)
             self.starvation.stop(number)
             self._for_next_pass.pop(number, None)
-            self._in_pass.discard(number)
+            self.in_pass.discard(number)
             self._end_quota_block(number)
             self._take_from_blocked(item)
             if self._flows is not None:
@@ -313,14 +309,14 @@ class NonBatchables:
     def unblock(self, number: int) -> None:
         """Moves an item into the next pass, unless it is in the current one."""
         item = self._all.get(number)
-        if item is not None and number not in self._in_pass:
+        if item is not None and number not in self.in_pass:
             self._take_from_blocked(item)
             self._for_next_pass[number] = None
 
     def begin_pass(self) -> None:
         """Begins the next pass."""
         for number in self._for_next_pass:
-            self._in_pass.add(number, self._all[number].job_id)
+            self.in_pass.add(number, self._all[number].job_id)
         self._for_next_pass.clear()
         self.order()
 
@@ -328,13 +324,13 @@ class NonBatchables:
         """Sorts the items of this pass by the current order of their jobs. Until the next call, no
         item moves forward in the order: `ItemOrder` relies on that.
         """
-        self._in_pass.refresh()
+        self.in_pass.refresh()
 
     def until(self, job_id: str = "") -> int | None:
         """Returns the arrival number of the next item of this pass if it belongs to this job
         (empty: to any job); else None.
         """
-        first = self._in_pass.first()
+        first = self.in_pass.first()
         if first is None or (job_id and self._all[first[1]].job_id != job_id):
             return None
         return first[1]
@@ -343,10 +339,10 @@ class NonBatchables:
         """Takes the next item out of this pass and returns it, if it comes before `rank` (None: in
         any case). The caller must then call `remove` or `block`.
         """
-        first = self._in_pass.first()
+        first = self.in_pass.first()
         if first is None or (rank is not None and first > rank):
             return None
-        self._in_pass.discard(first[1])
+        self.in_pass.discard(first[1])
         return self._all[first[1]]
 
     def problems(self) -> list[str]:
@@ -355,10 +351,10 @@ class NonBatchables:
         blocked = {number for group in groups for number in group}
         found = []
         for number in self._all:
-            where = [number in self._in_pass, number in self._for_next_pass, number in blocked]
+            where = [number in self.in_pass, number in self._for_next_pass, number in blocked]
             if where.count(True) != 1:
                 found.append(f"item {number} is in the pass, kept for the next, blocked: {where}")
-        known = len(self._in_pass) + len(self._for_next_pass) + sum(map(len, groups))
+        known = len(self.in_pass) + len(self._for_next_pass) + sum(map(len, groups))
         if known != len(self._all):
             found.append(
                 f"{known} items must be tried or are blocked, {len(self._all)} are pending"

@@ -235,7 +235,7 @@ class WaitingQueue:
     @property
     def in_pass(self) -> bool:
         """True if the current pass is not over."""
-        return bool(self.current_pass or self.fitting) or self.non_batchables.in_pass
+        return bool(self.current_pass or self.fitting or self.non_batchables.in_pass)
 
     def begin_pass(self) -> bool:
         """Begins the next pass if the current one is over and there is anything to try.
@@ -248,7 +248,8 @@ class WaitingQueue:
         self.passes += 1
         self.current_pass.begin(self.for_next_pass)
         self.for_next_pass.clear()
-        self.non_batchables.begin_pass()
+        if self.non_batchables.unblocked:
+            self.non_batchables.begin_pass()
         return True
 
     def next_class(self) -> SchedulingClass | None:

@@ -71,6 +71,9 @@ class SchedulingClass:
         reason: cached (version of the state, why the requests wait).
         need: cached (version of the cluster, the most that one request books).
         heads: heap of the first arrival numbers of job queues; some may be outdated, see `head`.
+        key: the key that all requests of the class share.
+        best_effort: whether they book best-effort cpu.
+        topology_constrained: whether amounts alone can never decide if a host can serve one.
     """
 
     number: int
@@ -88,26 +91,19 @@ class SchedulingClass:
     reason: tuple[int, str] | None = None
     need: tuple[int, dict[str, int]] | None = None
     heads: list[tuple[int, JobQueue]] = field(default_factory=list)
+    key: SchedulingKey = field(init=False)
+    best_effort: bool = field(init=False)
+    topology_constrained: bool = field(init=False)
 
-    @property
-    def key(self) -> SchedulingKey:
-        """The key that all requests of the class share."""
-        return self.profile, self.labels, self.cpus
+    def __post_init__(self) -> None:
+        self.key = self.profile, self.labels, self.cpus
+        self.best_effort = self.cpus is not None and self.cpus[0].best_effort
+        self.topology_constrained = is_topology_constrained(self.profile, self.cpus)
 
     @property
     def policy(self) -> CpuPolicy:
         """Their CPU policy."""
         return PLAIN if self.cpus is None else self.cpus[0]
-
-    @property
-    def best_effort(self) -> bool:
-        """True if they book best-effort cpu."""
-        return self.cpus is not None and self.cpus[0].best_effort
-
-    @property
-    def topology_constrained(self) -> bool:
-        """True if amounts alone can never decide whether a host can serve one."""
-        return is_topology_constrained(self.profile, self.cpus)
 
     def head(self) -> int | None:
         """Returns the arrival number of the oldest request; None: there is none."""

@@ -47,12 +47,10 @@ MINIMUM = "minimum"
 
 
 def provide(context: EventContext) -> None:
-    """Runs a planning pass if one is due. Called in each cycle, after queued requests were
-    tried.
+    """Runs a planning pass if one is due. Called in each cycle with executors to plan or to wait
+    for, after queued requests were tried.
     """
     state, elastic = context.state, context.state.elastic
-    if not elastic.provisioning and not state.provisions:
-        return
     if elastic.resumes:
         elastic.resumes = False
         context.state.provision_moves.resume()

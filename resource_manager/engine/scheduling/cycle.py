@@ -88,19 +88,23 @@ def decide(context: EventContext) -> None:
     state = context.state
     passes = state.queue.passes
     # Requests of ended jobs leave the queue first, so that none of them is placed.
-    continue_ending(context)
+    if state.endings:
+        continue_ending(context)
     # Before `place_waiting`, which would place other requests on executors that were ordered for
     # these.
-    hand_over(context)
+    if state.elastic.arrived:
+        hand_over(context)
     # Owners of reservations come first: capacity that is free now may be what they wait for.
-    serve_owners(context)
+    if state.reservations.by_number:
+        serve_owners(context)
     place_waiting(context)
     # An ended reservation sets capacity free for others, so place once more.
-    while end_served(context):
+    while state.reservations.by_number and end_served(context):
         place_waiting(context)
     reserve_for_starved(context)
     # After all placements: executors are ordered only for requests that no host has room for.
-    provide(context)
+    if state.settings.provisioning.shapes or state.provisions:
+        provide(context)
     # Last, so that one command has all slots that an executor gets in this cycle.
     dispatch(context)
     # While the first pass goes on, the next cycle may still place the new requests.
@@ -150,7 +154,8 @@ class _Placement:
         """
         queue = self._queue
         # Usage has changed since the last cycle, so jobs may have moved forward in the order.
-        queue.non_batchables.order()
+        if queue.non_batchables.in_pass:
+            queue.non_batchables.order()
         goes_on = queue.in_pass or queue.begin_pass()
         while goes_on:
             self._look_for_room()

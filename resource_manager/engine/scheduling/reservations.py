@@ -88,7 +88,7 @@ def serve_owners(context: EventContext) -> None:
     """Places owners whose hosts have room, and ends reservations that are no longer valid. Must be
     called before anything else is placed.
     """
-    for each in list(context.state.reservations.all()):
+    for each in list(context.state.reservations.by_number.values()):
         why = _void(context.state, each) or _expired(context, each)
         if why:
             _end(context, each, why)
@@ -102,7 +102,8 @@ def end_served(context: EventContext) -> bool:
     more capacity is free for others.
     """
     state = context.state
-    served = [each for each in state.reservations.all() if not still_waits(state, each.owner)]
+    reservations = state.reservations.by_number.values()
+    served = [each for each in reservations if not still_waits(state, each.owner)]
     for each in served:
         _end(context, each, "placed elsewhere")
     return bool(served)
@@ -119,7 +120,7 @@ def reserve_for_starved(context: EventContext) -> None:
         _check(context)
     # Wake up when time alone may change something: a clock runs out, or a reservation expires.
     next_ms = reservations.next_since.ms + state.settings.fairness.starvation_timeout_ms
-    wake_ms = [next_ms, *(each.until_ms for each in reservations.all())]
+    wake_ms = [next_ms, *(each.until_ms for each in reservations.by_number.values())]
     # Another check can only find more if time may help or something was placed.
     if reservations.stuck or state.flows.placements > reservations.placements:
         wake_ms.append(reservations.due_ms)
@@ -158,7 +159,7 @@ def _check(context: EventContext) -> None:
         if owner is None or clock is None or quota_block_of(state, waiter) is not None:
             # Time alone does not end a quota block: only an event does, such as the end of a slot.
             continue
-        if any(each.owner.job_id == owner.job_id for each in reservations.all()):
+        if any(each.owner.job_id == owner.job_id for each in reservations.by_number.values()):
             continue
         since = _starved_since(state, waiter, clock)
         if (
@@ -233,7 +234,7 @@ def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
     """Returns True if an owner may reserve capacity: it is the longest starved, or its need and the
     reservations of all but the longest starved stay within `reserved_part_max`.
     """
-    in_order = sorted(state.reservations.all(), key=lambda each: each.order)
+    in_order = sorted(state.reservations.by_number.values(), key=lambda each: each.order)
     if not in_order or (since.ms, owner.number) < in_order[0].order:
         return True
     # What the longest starved has reserved does not count against the part of the others.

@@ -68,7 +68,7 @@ def test_who_starves_is_served_when_those_have_ended_who_were_there() -> None:
     promised: dict[Reservation, int] = {}
 
     def look(cluster: Cluster) -> None:
-        for each in cluster.state.reservations.all():
+        for each in cluster.state.reservations.by_number.values():
             if each not in promised:
                 there = {
                     allocation_id

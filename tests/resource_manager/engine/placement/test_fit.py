@@ -112,7 +112,7 @@ class Life:
             fit = Fit(shape)
             owned = {
                 name
-                for each in state.reservations.all()
+                for each in state.reservations.by_number.values()
                 if not isinstance(each.owner.waiter, int) and each.owner.waiter[0] is shape
                 for name in each.hosts
             }

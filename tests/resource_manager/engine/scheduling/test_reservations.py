@@ -68,7 +68,7 @@ def reserved(cluster: EngineCluster) -> dict[str, dict[str, Any]]:
     """Returns reserved cores by owner and host."""
     return {
         each.owner.title: {name: kept.amounts["cpu_milli"] for name, kept in each.hosts.items()}
-        for each in cluster.state.reservations.all()
+        for each in cluster.state.reservations.by_number.values()
     }
 
 
