@@ -41,6 +41,7 @@ from dataclasses import dataclass
 from finegrain.errors import FailedPrecondition, Reason
 from finegrain.values.states import ExecutorState, RequestState, SlotState
 from resource_manager.engine.executors.cpu_states import adopt_cpu_state, policy_to_send
+from resource_manager.engine.executors.device_states import adopt_device_conditions
 from resource_manager.engine.executors.reachability import (
     delivery_overdue,
     find_unreachable,
@@ -99,6 +100,7 @@ def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
     # An ignored report is older than the known usage figures.
     if taken.taken:
         executor.used = event.used
+        executor.device_usage = event.device_usage
     # Reports arrive, but commands do not reach the executor. Checked after the report was adopted,
     # because the report itself is valid.
     if delivery_overdue(context.journal, context.state.settings, host):
@@ -174,6 +176,7 @@ def adopt_report(
     # After the loop above, which has handled all slots in the report. Other slots may be missing.
     settle(context, host)
     adopt_cpu_state(context, host, report.cpu_state)
+    adopt_device_conditions(context, host, report.device_conditions)
     # Only now do the bookings and the report match, so the index may read the host's free capacity.
     context.state.hosts.touch(host)
     if host.refusals and host.end_refusals(context.now_ms):
