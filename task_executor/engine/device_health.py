@@ -89,7 +89,7 @@ class HealthRecord:
         self._probe_at_ms = now_ms + delay_ms
 
     def must_be_probed(self, now_ms: int) -> bool:
-        """Returns True if the device is to be probed now. The caller does so, and calls `probed`."""
+        """Returns True if the device must be probed now; the caller then calls `probed`."""
         return self.health is DeviceHealth.PROBING and now_ms >= self._probe_at_ms
 
     def probed(self, now_ms: int, problem: str) -> None:

@@ -214,7 +214,7 @@ write = Writer(
                 "memory_manager_policy": As("memory_manager_policy", _word),
                 "containers": As("containers", _containers),
             },
-            kept="given kept notes",
+            kept="given kept devices notes",
         ),
         Writing(
             KubeletContainer,
