@@ -270,7 +270,7 @@ class DeviceUsage(google.protobuf.message.Message):
     uuid: builtins.str
     """Identity of the device."""
     memory_bytes: builtins.int
-    """Memory in use, in bytes, whoever uses it."""
+    """Memory in use, in bytes, by slots and anything else."""
     busy_percent: builtins.int
     """Share of the last second in which it was busy, in percent."""
     @property

@@ -107,10 +107,10 @@ class RequestStatus(Value):
     target_address: str
     allow_pending: bool
     restart_on_loss: bool
-    restart_on_device_loss: bool
     gang: Gang | None = None
     count: int = 1
     range_id: str = ""
+    restart_on_device_loss: bool = False
     cpu_policy: CpuPolicy = PLAIN
 
 
