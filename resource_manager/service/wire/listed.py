@@ -130,7 +130,8 @@ WRITINGS = (
         given="topology",
         kept=(
             "executor.first_seen_time_ms executor.lost executor.report_at_ms "
-            "executor.reported_available executor.cpu_state executor.command_number "
+            "executor.reported_available executor.cpu_state executor.device_conditions "
+            "executor.device_usage executor.command_number "
             "executor.drain_deadline_at_ms executor.registration.executor_id "
             "executor.registration.total executor.registration.topology "
             "executor.registration.boot_id executor.registration.protocol_version "
@@ -144,7 +145,7 @@ WRITINGS = (
     ),
     Writing(ItemOutcome, slots_pb2.ItemResult, ITEM_ERROR),
     # Lists of devices have the use of each device.
-    Writing(Usage, slots_pb2.UsageReport, unset="devices"),
+    Writing(Usage, slots_pb2.UsageReport, given="devices"),
     Writing(
         GroupView,
         cluster_pb2.GroupStatus,
