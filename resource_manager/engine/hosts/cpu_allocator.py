@@ -22,7 +22,13 @@ from finegrain.cpuset import CpuSet
 from finegrain.devices.condition import DeviceCondition
 from finegrain.errors import InvalidArgument, InvariantBroken
 from finegrain.resources import BEST_EFFORT_CPU_MILLI
-from resource_manager.engine.cpus.assign import assign, assign_many, fits_empty, score
+from resource_manager.engine.cpus.assign import (
+    assign,
+    assign_many,
+    assign_together,
+    fits_empty,
+    score,
+)
 from resource_manager.engine.cpus.empty_hosts import HostKind
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of
 from resource_manager.engine.cpus.ledger import CpuLedger
@@ -35,6 +41,8 @@ from resource_manager.engine.model.scheduling_key import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from finegrain.resources import Amounts, ResourceProfile
     from resource_manager.engine.hosts.allowed_cpus import HostCpus
     from resource_manager.engine.model.entities import Cordon, Executor, Registration, Slot, SlotKey
@@ -290,6 +298,18 @@ class CpuAllocator:
             return [None] * count
         one = self.assign(request)
         return [_in_pools(request) if isinstance(one, HostRefusal) else one] * count
+
+    def assignments_together(
+        self, members: Sequence[tuple[ResourceRequest, int]]
+    ) -> list[CpuAssignment] | None:
+        """Returns what members of a gang get here whose GPUs are chosen together, in this order;
+        each request comes with its number. None: ask `assignments` for one after the other.
+        """
+        has_devices = any(each.profile is not None and each.profile.devices for each, _ in members)
+        if self.cpus is None or not has_devices:
+            return None
+        requests = [self._cpu_request(each) for each, count in members for _ in range(count)]
+        return assign_together(self.cpus, requests)
 
     def _cached_answer(self, ledger: CpuLedger, request: ResourceRequest, count: int) -> Answer:
         version, known = self.answers
