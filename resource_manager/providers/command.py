@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from finegrain.config_table import ConfigTable
 from finegrain.logs import get_logger
 from resource_manager.providers.command_config import (
     CommandSettings,
@@ -36,7 +37,6 @@ from resource_manager.providers.command_run import (
     run_command,
 )
 from resource_manager.providers.command_template import HANDLE, fill, uses_handle
-from resource_manager.providers.config_table import ConfigTable
 from resource_manager.providers.notes import keep_newest, read_json, write_durably
 from resource_manager.providers.process_tree import Process, boot_id
 from resource_manager.providers.provider import (

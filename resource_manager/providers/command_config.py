@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from finegrain.config_table import ConfigTable
 from resource_manager.providers.command_template import read_template
-from resource_manager.providers.config_table import ConfigTable
 
 HANDLES = ("executor_id", "last_line")
 TIMEOUT_MS = 60_000

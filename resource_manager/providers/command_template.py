@@ -9,7 +9,7 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping, Sequence
 
-from resource_manager.providers.config_table import ConfigTable
+from finegrain.config_table import ConfigTable
 
 HANDLE = "handle"
 PLACEHOLDERS = {

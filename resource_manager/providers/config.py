@@ -14,6 +14,7 @@ from math import nextafter
 from pathlib import Path
 from typing import Any
 
+from finegrain.config_table import ConfigTable
 from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.ids import ID_PATTERN
 from finegrain.resources import (
@@ -27,7 +28,6 @@ from finegrain.resources import (
 )
 from finegrain.rpc.addresses import check_dialable
 from resource_manager.engine.model.settings import SECOND_MS, ExecutorShape, Provisioning
-from resource_manager.providers.config_table import ConfigTable
 from resource_manager.providers.provider import (
     ConfiguredShape,
     Provider,

@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from finegrain.config_table import ConfigTable
 from finegrain.errors import ConfigurationError
 from finegrain.logs import get_logger
 from finegrain.resources import EXTENDED_PREFIX
-from resource_manager.providers.config_table import ConfigTable
 from resource_manager.providers.process_executor import (
     Claim,
     ExecutorDirectory,

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from finegrain.config_table import ConfigTable
 from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
 from finegrain.resources import CPU_MILLI, MEMORY_BYTES, MEMORY_GRAIN_BYTES, Amounts, round_down
-from resource_manager.providers.config_table import ConfigTable
 
 CPU_MILLI_MIN = 10
 MEMORY_BYTES_MIN = 64 * MEMORY_GRAIN_BYTES

@@ -27,11 +27,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
+from finegrain.config_table import ConfigTable
 from finegrain.errors import FinegrainError
 from finegrain.options import TlsOptions
 from finegrain.resources import Amounts
 from resource_manager.engine.model.settings import ExecutorShape
-from resource_manager.providers.config_table import ConfigTable
 
 PROVIDED_AS_VARIABLE = "FINEGRAIN_PROVIDED_AS"
 """The environment variable that tells an executor its shape; the executor registers with it."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
 
-from finegrain.devices.condition import DeviceCondition
 from finegrain.resources import total_of
 from finegrain.values.states import ExecutorState, RequestState
 from finegrain.values.usage import Usage
@@ -78,14 +77,11 @@ class ExecutorView:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot with the address of its executor, why a resize of it waits, and the conditions of its
-    devices that are not healthy or that others use.
-    """
+    """A slot with the address of its executor, and why a resize of it waits."""
 
     slot: Slot
     executor_address: str
     resize_message: str = ""
-    device_conditions: tuple[DeviceCondition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,13 +330,12 @@ def job_view(state: State, job: Job) -> JobView:
 
 
 def slot_view(state: State, slot: Slot) -> SlotView:
-    """Returns one slot with what lists show beside it."""
-    host = state.hosts[slot.executor_id]
-    address, conditions = host.executor.registration.address, host.conditions_of(slot)
+    """Returns one slot with the address of its executor, and why a resize of it waits."""
+    address = state.hosts[slot.executor_id].executor.registration.address
     if slot.wanted is None:
-        return SlotView(slot, address, device_conditions=conditions)
+        return SlotView(slot, address)
     # The last explanation is about the resize that still waits.
-    return SlotView(slot, address, explain_resizes(state, slot)[-1].summary, conditions)
+    return SlotView(slot, address, explain_resizes(state, slot)[-1].summary)
 
 
 def request_view(state: State, request: Request, count: int = 1) -> RequestView:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from finegrain.config_table import ConfigTable
 from finegrain.errors import ConfigurationError
 from resource_manager.providers import registry
 from resource_manager.providers.config import make_providers, read_providers
-from resource_manager.providers.config_table import ConfigTable
 from resource_manager.providers.provider import (
     ConfiguredShape,
     Observation,

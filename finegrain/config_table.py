@@ -1,4 +1,4 @@
-"""Decodes one table of the providers' file key by key, with units as people write them.
+"""Decodes one table of a TOML file key by key, with units as people write them.
 
 Each error names file, field, value and what was expected. A key that the code never reads is an
 error, too; the message suggests the nearest known key.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
-from finegrain.errors import ConfigurationError, InvalidArgument
-from finegrain.ids import LABEL_KEY_PATTERN, check_text
+from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument
+from finegrain.resources import AMOUNT_MAX
+from finegrain.texts import LABEL_KEY_PATTERN, check_text
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms
 
 LABEL_VALUE_LENGTH_MAX = 256
@@ -25,12 +25,21 @@ class ConfigTable:
 
     Args:
         content: as the TOML reader returns it.
-        file: for errors.
+        file: its path or name, for errors.
         path: name of the table within the file ("shape small"), for errors.
+        error: class of the errors that are raised.
     """
 
-    def __init__(self, content: Mapping[str, Any], file: Path, path: str = "") -> None:
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        file: object,
+        path: str = "",
+        *,
+        error: type[FinegrainError] = ConfigurationError,
+    ) -> None:
         self._content = dict(content)
+        self._error = error
         self._read_keys: dict[str, None] = {}
         self.file = file
         self.path = path
@@ -44,11 +53,11 @@ class ConfigTable:
             expected: what is allowed.
 
         Raises:
-            ConfigurationError: always.
+            FinegrainError: always; of the class that the table was made with.
         """
         field = self.name(key)
         shown = repr(value) if isinstance(value, str) else _toml(value)
-        raise ConfigurationError(
+        raise self._error(
             f"{self.file}: {field} is {shown}; expected {expected}",
             details={"file": self.file, "field": field, "value": shown, "expected": expected},
         )
@@ -86,11 +95,20 @@ class ConfigTable:
         """Returns cpu in thousandths of a core; the file has cores, such as "0.5"."""
         return self._amount(key, default, parse_cpu_milli)
 
-    def duration_ms(self, key: str, default: int | None = None, *, least_ms: int = 0) -> int:
+    def duration_ms(
+        self,
+        key: str,
+        default: int | None = None,
+        *,
+        least_ms: int = 0,
+        most_ms: int = AMOUNT_MAX,
+    ) -> int:
         """Returns a duration in milliseconds; the file has a form such as "30s"."""
         value = self._amount(key, default, parse_duration_ms)
         if value < least_ms:
             self.wrong(key, self._content.get(key), f"at least {least_ms} ms")
+        if value > most_ms:
+            self.wrong(key, self._content.get(key), f"at most {most_ms} ms")
         return value
 
     def integer(
@@ -109,6 +127,13 @@ class ConfigTable:
         if type(value) not in (int, float) or not 0 <= value < float("inf"):
             self.wrong(key, value, "a number, 0 or more")
         return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Returns true or false."""
+        value = self._get(key, default, "true or false")
+        if not isinstance(value, bool):
+            self.wrong(key, value, "true or false")
+        return value
 
     def words(self, key: str, default: Iterable[str] | None = None, *, least: int = 0) -> list[str]:
         """Returns a list of strings, with at least `least` of them."""
@@ -149,6 +174,13 @@ class ConfigTable:
                 table.wrong(name, value, "a text in quotes")
         return tuple(sorted(table._content.items()))
 
+    def amounts(
+        self, key: str, parser_of: Callable[[str], Callable[[str, str], int]]
+    ) -> dict[str, int]:
+        """Returns a table of amounts by name; `parser_of` returns the parser for a name."""
+        table = self.table(key)
+        return {name: table._amount(name, None, parser_of(name)) for name in table._content}
+
     def counts(self, key: str) -> dict[str, int]:
         """Returns a table of whole numbers, each 1 or more."""
         table = self.table(key)
@@ -160,7 +192,7 @@ class ConfigTable:
         value = self._get(key, {}, "a table")
         if not isinstance(value, dict):
             self.wrong(key, value, "a table")
-        return ConfigTable(value, self.file, path or self.name(key))
+        return ConfigTable(value, self.file, path or self.name(key), error=self._error)
 
     def tables(self, key: str, *, path: str = "") -> list[ConfigTable]:
         """Returns a list of tables ([[key]]); errors name each by its position, from 1."""
@@ -168,7 +200,10 @@ class ConfigTable:
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
             self.wrong(key, value, f"a list of tables, each written [[{key}]]")
         name = path or self.name(key)
-        return [ConfigTable(each, self.file, f"{name} {n}") for n, each in enumerate(value, 1)]
+        return [
+            ConfigTable(each, self.file, f"{name} {n}", error=self._error)
+            for n, each in enumerate(value, 1)
+        ]
 
     def plain(self) -> dict[str, Any]:
         """Returns the whole content, for a caller that checks it later. All keys count as read."""
@@ -176,18 +211,22 @@ class ConfigTable:
         self._read_keys = dict.fromkeys(self._content)
         return dict(self._content)
 
+    def note(self, key: str) -> None:
+        """Marks a key as known, for a caller that reads it only if it is there."""
+        self._read_keys[key] = None
+
     def end(self) -> None:
         """Checks that every key in the table has been read.
 
         Raises:
-            ConfigurationError: there is a key that was not read.
+            FinegrainError: there is a key that was not read.
         """
         for key in self._content:
             if key not in self._read_keys:
                 known = sorted(self._read_keys)
                 close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
                 near = f", did you mean {close[0]!r}?" if close else ""
-                raise ConfigurationError(
+                raise self._error(
                     f"{self.file}: unknown key {self.name(key)}{near}; known keys: "
                     + ", ".join(known),
                     details={"file": self.file, "field": self.name(key)},
@@ -196,7 +235,7 @@ class ConfigTable:
     def _get(self, key: str, default: Any, expected: str) -> Any:
         self._read_keys[key] = None
         if key not in self._content and default is None:
-            raise ConfigurationError(
+            raise self._error(
                 f"{self.file}: {self.name(key)} is missing; expected {expected}",
                 details={"file": self.file, "field": self.name(key), "expected": expected},
             )
