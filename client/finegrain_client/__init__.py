@@ -113,7 +113,7 @@ from finegrain_client.types.status import (
 from finegrain_client.types.topology import TopologyReport
 
 if TYPE_CHECKING:
-    from finegrain_client import batch, blocking
+    from finegrain_client import batch, blocking, graph
     from finegrain_client.batch import (
         BatchFailed,
         BatchJob,
@@ -123,6 +123,7 @@ if TYPE_CHECKING:
         ThreadResult,
         ThreadState,
     )
+    from finegrain_client.graph import GraphError, JobGraph, JobOptions, ResourceSpec
 
 _IN_BATCH = frozenset(
     (
@@ -135,6 +136,7 @@ _IN_BATCH = frozenset(
         "ThreadState",
     )
 )
+_IN_GRAPH = frozenset(("GraphError", "JobGraph", "JobOptions", "ResourceSpec"))
 
 __all__ = [
     "GIB",
@@ -174,6 +176,7 @@ __all__ = [
     "GangSpot",
     "GangTimeout",
     "GrantedSlots",
+    "GraphError",
     "GroupLimit",
     "GroupStatus",
     "Groups",
@@ -187,6 +190,8 @@ __all__ = [
     "JobEnded",
     "JobEvent",
     "JobEvents",
+    "JobGraph",
+    "JobOptions",
     "JobStatus",
     "NodeShare",
     "NotFound",
@@ -215,6 +220,7 @@ __all__ = [
     "ResizeState",
     "ResourceExhausted",
     "ResourceProfile",
+    "ResourceSpec",
     "Slot",
     "SlotLost",
     "SlotResize",
@@ -240,19 +246,22 @@ __all__ = [
     "batch",
     "blocking",
     "connect",
+    "graph",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the batch runner and the blocking client on first use.
+    """Imports the batch runner, job graphs and the blocking client on first use.
 
     They take half of the time that `import finegrain_client` would need, and most commands and job
-    masters use neither.
+    masters use none of them.
     """
-    if name in ("batch", "blocking"):
+    if name in ("batch", "blocking", "graph"):
         return importlib.import_module(f"{__name__}.{name}")
     if name in _IN_BATCH:
         return getattr(importlib.import_module(f"{__name__}.batch"), name)
+    if name in _IN_GRAPH:
+        return getattr(importlib.import_module(f"{__name__}.graph"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

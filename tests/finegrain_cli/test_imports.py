@@ -61,7 +61,7 @@ def test_the_client_is_loaded_without_what_few_need() -> None:
     code = """
 import sys
 import finegrain_client
-late = ("finegrain_client.batch", "finegrain_client.blocking")
+late = ("finegrain_client.batch", "finegrain_client.blocking", "finegrain_client.graph")
 print([name for name in late if name in sys.modules])
 finegrain_client.blocking.connect
 assert "finegrain_client.batch" not in sys.modules

@@ -1,0 +1,266 @@
+"""Compiles a job graph into a plan: regions, groups, chains, slot profiles and fractions.
+
+The steps, each in a module of its own: check that all or no operators have resources, find regions,
+assign slot sharing groups, chain operators, count network buffers, add up profiles, and spread
+subtasks over slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+
+from finegrain_client.graph.chains import Chains, find_chains, program_of
+from finegrain_client.graph.connections import channels, input_buffers, subpartitions
+from finegrain_client.graph.errors import GraphError
+from finegrain_client.graph.groups import assign_groups
+from finegrain_client.graph.plan import (
+    ChainPlan,
+    EdgePlan,
+    GroupPlan,
+    OperatorPlan,
+    Plan,
+    RegionPlan,
+    RestartPolicy,
+)
+from finegrain_client.graph.profiles import (
+    ManagedShare,
+    SlotProfile,
+    check_all_or_none,
+    default_profile,
+    is_specified,
+    managed_shares,
+    specified_profile,
+)
+from finegrain_client.graph.regions import Regions, find_regions
+from finegrain_client.graph.spreading import Spread, spread_evenly
+from finegrain_client.graph.values import GraphSpec, JobMode, OperatorSpec
+
+
+def compile_graph(graph: GraphSpec) -> Plan:
+    """Returns the plan of a job graph.
+
+    Raises:
+        GraphError: the graph has no operators, or its parts do not fit together.
+    """
+    if not graph.operators:
+        raise GraphError(f"job {graph.name} has no operators; add one or more")
+    check_all_or_none(graph.operators)
+    regions = find_regions(graph)
+    groups = assign_groups(graph, regions)
+    chains = find_chains(graph, groups, _in_order(graph))
+    return _Assembly(graph, regions, groups, chains).plan()
+
+
+def _in_order(graph: GraphSpec) -> list[str]:
+    """Returns the operators, each after those that it gets input from, else in graph order."""
+    inputs: dict[str, list[str]] = {each.name: [] for each in graph.operators}
+    for edge in graph.edges:
+        inputs[edge.consumer].append(edge.producer)
+    return list(TopologicalSorter(inputs).static_order())
+
+
+@dataclass
+class _Assembly:
+    """Makes the plan from the results of the steps."""
+
+    graph: GraphSpec
+    regions: Regions
+    groups: Mapping[str, str]
+    chains: Chains
+
+    def __post_init__(self) -> None:
+        self.operators = {each.name: each for each in self.graph.operators}
+        self.specified = is_specified(self.graph)
+
+    def plan(self) -> Plan:
+        edges = tuple(self._edges())
+        buffers = self._network_buffers(edges)
+        spreads = self._spreads()
+        groups = [
+            self._group(name, buffers, spreads) for name in dict.fromkeys(self.groups.values())
+        ]
+        profiles = {each.name: each.profile for each in groups}
+        shares = {name: share for each in groups for name, share in self._shares(each.name).items()}
+        chains = tuple(
+            self._chain(at, buffers[at], spreads[at], profiles, shares)
+            for at in range(len(self.chains.members))
+        )
+        regions = tuple(self._region(at, chains) for at in range(len(self.regions.members)))
+        options = self.graph.options
+        return Plan(
+            name=self.graph.name,
+            mode=self.graph.mode,
+            specified=self.specified,
+            regions=regions,
+            groups=tuple(groups),
+            chains=chains,
+            edges=edges,
+            network_buffer_bytes=options.network_buffer_bytes,
+            slots_needed=_slots_needed(self.graph.mode, groups, regions),
+            restart=RestartPolicy(
+                restarts_max=options.restarts_max, delay_s=options.restart_delay_s
+            ),
+        )
+
+    def _edges(self) -> Iterable[EdgePlan]:
+        for edge in self.graph.edges:
+            obstacle = self.chains.obstacles.get(edge.name)
+            ends = (
+                edge.pattern,
+                self.operators[edge.producer].parallelism,
+                self.operators[edge.consumer].parallelism,
+            )
+            yield EdgePlan(
+                producer=edge.producer,
+                consumer=edge.consumer,
+                exchange=edge.exchange,
+                pattern=edge.pattern,
+                chained=obstacle is None,
+                obstacle=obstacle,
+                channels=channels(*ends) if obstacle else 0,
+                subpartitions=subpartitions(*ends) if obstacle else 0,
+            )
+
+    def _network_buffers(self, edges: Iterable[EdgePlan]) -> list[int]:
+        """Returns the network buffers of one task of each chain."""
+        buffers = [0] * len(self.chains.members)
+        for edge in edges:
+            if not edge.chained:
+                buffers[self.chains.chain_of[edge.producer]] += edge.subpartitions
+                buffers[self.chains.chain_of[edge.consumer]] += input_buffers(
+                    edge.channels, self.graph.options
+                )
+        return buffers
+
+    def _in_group(self, name: str) -> list[OperatorSpec]:
+        return [each for each in self.graph.operators if self.groups[each.name] == name]
+
+    def _chains_of_group(self, name: str) -> list[int]:
+        return [
+            at for at, members in enumerate(self.chains.members) if self.groups[members[0]] == name
+        ]
+
+    def _parallelism(self, chain: int) -> int:
+        return self.operators[self.chains.members[chain][0]].parallelism
+
+    def _shares(self, group: str) -> dict[str, ManagedShare]:
+        return managed_shares(self._in_group(group))
+
+    def _spreads(self) -> dict[int, Spread]:
+        """Returns the slots of each chain; chains of a co-location group have the same ones."""
+        spreads: dict[int, Spread] = {}
+        for name in dict.fromkeys(self.groups.values()):
+            chains = self._chains_of_group(name)
+            slots = max(map(self._parallelism, chains))
+            clusters = self._co_located(chains)
+            # Larger ones first: smaller ones fill the gaps that these leave.
+            clusters.sort(key=lambda each: -max(map(self._parallelism, each)))
+            sizes = [max(map(self._parallelism, each)) for each in clusters]
+            for cluster, spread in zip(clusters, spread_evenly(slots, sizes), strict=True):
+                spreads |= dict.fromkeys(cluster, spread)
+        return spreads
+
+    def _co_located(self, chains: Iterable[int]) -> list[list[int]]:
+        """Returns the chains in clusters, each of which shares slots index by index."""
+        cluster_of: dict[str, list[int]] = {}
+        clusters: list[list[int]] = []
+        for chain in chains:
+            names = self._co_location_groups(chain)
+            joined = [cluster_of[name] for name in names if name in cluster_of]
+            cluster = [chain]
+            for other in {id(each): each for each in joined}.values():
+                clusters.remove(other)
+                cluster = other + cluster
+            clusters.append(cluster)
+            members = {name for each in cluster for name in self._co_location_groups(each)}
+            cluster_of |= dict.fromkeys(members, cluster)
+        return clusters
+
+    def _co_location_groups(self, chain: int) -> list[str]:
+        members = self.chains.members[chain]
+        found = (self.operators[name].co_location_group for name in members)
+        return list(dict.fromkeys(filter(None, found)))
+
+    def _group(self, name: str, buffers: Sequence[int], spreads: Mapping[int, Spread]) -> GroupPlan:
+        members, chains = self._in_group(name), self._chains_of_group(name)
+        network_bytes = sum(buffers[at] for at in chains) * self.graph.options.network_buffer_bytes
+        numbers = sorted({self.regions.region_of[each.name] + 1 for each in members})
+        return GroupPlan(
+            name=name,
+            by_user=any(each.slot_sharing_group for each in members),
+            slots=spreads[chains[0]].slots,
+            profile=specified_profile(members, network_bytes, f"slot sharing group {name}")
+            if self.specified
+            else default_profile(members, self.graph.options),
+            chains=tuple(_chain_name(self.chains.members[at]) for at in chains),
+            regions=tuple(numbers),
+        )
+
+    def _chain(
+        self,
+        at: int,
+        buffers: int,
+        spread: Spread,
+        profiles: Mapping[str, SlotProfile],
+        shares: Mapping[str, ManagedShare],
+    ) -> ChainPlan:
+        members = [self.operators[name] for name in self.chains.members[at]]
+        group = self.groups[members[0].name]
+        network_bytes = buffers * self.graph.options.network_buffer_bytes
+        name = _chain_name(self.chains.members[at])
+        return ChainPlan(
+            name=name,
+            operators=tuple(
+                OperatorPlan(
+                    name=each.name,
+                    managed=shares[each.name],
+                    managed_memory_bytes=shares[each.name].quota_bytes(
+                        profiles[group].managed_memory_bytes,
+                        profiles[group].managed_on_heap_memory_bytes,
+                    )
+                    if self.specified
+                    else None,
+                    output=each.output,
+                )
+                for each in members
+            ),
+            parallelism=members[0].parallelism,
+            region=self.regions.region_of[members[0].name] + 1,
+            group=group,
+            co_location_group=", ".join(self._co_location_groups(at)),
+            program=program_of(self.graph, members[0]),
+            ports=sum(each.ports for each in members),
+            network_buffers=buffers,
+            network_memory_bytes=network_bytes,
+            profile=specified_profile(members, network_bytes, f"task {name}")
+            if self.specified
+            else None,
+            spread=spread,
+        )
+
+    def _region(self, at: int, chains: Iterable[ChainPlan]) -> RegionPlan:
+        mine = [each for each in chains if each.region == at + 1]
+        return RegionPlan(
+            number=at + 1,
+            chains=tuple(each.name for each in mine),
+            waits_for=tuple(sorted(each + 1 for each in self.regions.waits_for[at])),
+            slots=len(
+                {
+                    (each.group, each.spread.slot_of(index))
+                    for each in mine
+                    for index in range(each.parallelism)
+                }
+            ),
+        )
+
+
+def _chain_name(members: Iterable[str]) -> str:
+    return "+".join(members)
+
+
+def _slots_needed(mode: JobMode, groups: Iterable[GroupPlan], regions: Iterable[RegionPlan]) -> int:
+    if mode is JobMode.STREAMING:
+        return sum(each.slots for each in groups)
+    return max(each.slots for each in regions)

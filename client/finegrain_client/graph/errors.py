@@ -1,0 +1,39 @@
+"""The error of a job graph that cannot be compiled, or of a job file that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from finegrain.errors import FinegrainError, InvalidArgument, Reason
+
+
+class GraphError(InvalidArgument):
+    """A job graph or a job file is not valid.
+
+    Attributes:
+        operators: names of the operators that the error is about, in order.
+        changes: edges to change so that this error disappears, as (edge, exchange); empty if the
+            remedy is not a change of edges.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operators: Sequence[str] = (),
+        changes: Sequence[tuple[str, str]] = (),
+        reason: Reason | None = None,
+        details: Mapping[str, object] | None = None,
+    ) -> None:
+        shown: dict[str, object] = {**(details or {})}
+        if operators:
+            shown["operators"] = ", ".join(operators)
+        if changes:
+            shown["changes"] = ", ".join(f"{edge}: {exchange}" for edge, exchange in changes)
+        # The base class builds its message from a field and a value; most errors of a graph are
+        # about several operators.
+        FinegrainError.__init__(self, message, reason=reason, details=shown)
+        self.field = ""
+        self.expected = ""
+        self.operators = tuple(operators)
+        self.changes = tuple(changes)

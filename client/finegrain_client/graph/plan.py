@@ -1,0 +1,196 @@
+"""The plan of a job: what the compiler makes of a job graph. It never changes.
+
+Regions, groups and chains refer to each other by name or number. Regions are numbered from 1, in an
+order in which they can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from finegrain_client.graph.chains import Obstacle
+from finegrain_client.graph.connections import producers_of
+from finegrain_client.graph.profiles import ManagedShare, SlotProfile
+from finegrain_client.graph.spreading import Spread
+from finegrain_client.graph.values import Exchange, JobMode, Output, Pattern
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorPlan:
+    """One operator within its chain.
+
+    Attributes:
+        managed: fractions of its slot's managed memory.
+        managed_memory_bytes: its quota; None if the slot is a default slot, whose size is known
+            only when it is granted.
+        output: where its output for blocking edges lies.
+    """
+
+    name: str
+    managed: ManagedShare
+    managed_memory_bytes: int | None
+    output: Output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainPlan:
+    """Operators that run in one task, once for each subtask index.
+
+    Attributes:
+        name: names of its operators, joined by "+".
+        operators: its operators, in order along the edges.
+        parallelism: number of tasks.
+        region: number of its pipelined region.
+        group: name of its slot sharing group.
+        co_location_group: empty: none.
+        program: program and arguments of its tasks; empty: none was given.
+        ports: network ports of each task.
+        network_buffers: network buffers of each task.
+        network_memory_bytes: network memory of each task.
+        profile: resources of one task; None if its operators have no resources.
+        spread: which slot of the group each task runs in.
+    """
+
+    name: str
+    operators: tuple[OperatorPlan, ...]
+    parallelism: int
+    region: int
+    group: str
+    co_location_group: str
+    program: tuple[str, ...]
+    ports: int
+    network_buffers: int
+    network_memory_bytes: int
+    profile: SlotProfile | None
+    spread: Spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgePlan:
+    """One edge of the graph.
+
+    Attributes:
+        chained: the data stays within one task.
+        obstacle: why it is not chained; None if it is.
+        channels: input channels of one task of the consumer, at most; 0 if chained.
+        subpartitions: subpartitions of one task of the producer, at most; 0 if chained.
+    """
+
+    producer: str
+    consumer: str
+    exchange: Exchange
+    pattern: Pattern
+    chained: bool
+    obstacle: Obstacle | None
+    channels: int
+    subpartitions: int
+
+    @property
+    def name(self) -> str:
+        """The edge as people write it: "source -> map"."""
+        return f"{self.producer} -> {self.consumer}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionPlan:
+    """A pipelined region: chains that start together.
+
+    Attributes:
+        number: 1, 2, ...
+        chains: names of its chains.
+        waits_for: numbers of the regions that must end first.
+        slots: number of slots that it needs.
+    """
+
+    number: int
+    chains: tuple[str, ...]
+    waits_for: tuple[int, ...]
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """A slot sharing group.
+
+    Attributes:
+        by_user: whether a user set it.
+        slots: number of its slots: the highest parallelism of its chains.
+        profile: what each of its slots needs.
+        chains: names of its chains.
+        regions: numbers of the regions that have chains in it.
+    """
+
+    name: str
+    by_user: bool
+    slots: int
+    profile: SlotProfile
+    chains: tuple[str, ...]
+    regions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """How failed regions are restarted.
+
+    Attributes:
+        restarts_max: restarts of one region after failures of its tasks.
+        delay_s: delay before the first restart of a region; doubled for each further one.
+    """
+
+    restarts_max: int
+    delay_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The plan of one job.
+
+    Attributes:
+        specified: whether operators have resources; all have, or none.
+        network_buffer_bytes: size of one network buffer.
+        slots_needed: the fewest slots with which the job can run. In a batch job, regions can run
+            one after the other. In a streaming job all run at the same time.
+    """
+
+    name: str
+    mode: JobMode
+    specified: bool
+    regions: tuple[RegionPlan, ...]
+    groups: tuple[GroupPlan, ...]
+    chains: tuple[ChainPlan, ...]
+    edges: tuple[EdgePlan, ...]
+    network_buffer_bytes: int
+    slots_needed: int
+    restart: RestartPolicy
+
+    @cached_property
+    def group_of(self) -> Mapping[str, GroupPlan]:
+        """Groups by name."""
+        return {each.name: each for each in self.groups}
+
+    @cached_property
+    def chain_named(self) -> Mapping[str, ChainPlan]:
+        """Chains by name."""
+        return {each.name: each for each in self.chains}
+
+    @cached_property
+    def chain_of(self) -> Mapping[str, ChainPlan]:
+        """Chains by the name of each of their operators."""
+        return {operator.name: chain for chain in self.chains for operator in chain.operators}
+
+    @property
+    def broken_chains(self) -> tuple[EdgePlan, ...]:
+        """Edges that are not chained only because a border of a group lies between."""
+        return tuple(each for each in self.edges if each.obstacle is Obstacle.GROUP)
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks of the job."""
+        return sum(each.parallelism for each in self.chains)
+
+    def producers(self, edge: EdgePlan, index: int) -> range:
+        """Returns the producer's subtasks from which subtask `index` of the consumer reads."""
+        producer, consumer = self.chain_of[edge.producer], self.chain_of[edge.consumer]
+        return producers_of(edge.pattern, index, producer.parallelism, consumer.parallelism)

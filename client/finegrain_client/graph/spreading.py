@@ -1,0 +1,60 @@
+"""Which subtask runs in which slot of its slot sharing group.
+
+A group has as many slots as its highest parallelism. A chain with this parallelism has one subtask
+in each slot. The subtasks of other chains are spread evenly: they lie at equal distances, and each
+chain begins where its slots have fewest subtasks so far. Chains of a co-location group are spread
+as one.
+
+Example: 4 slots, chains with 4, 2 and 1 subtasks. The second chain gets slots 0 and 2, the third
+one slot 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+OFFSETS_MAX = 1_000
+"""Number of offsets that are tried. As many chains with one subtask find an empty slot each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The slots of one chain's subtasks.
+
+    Attributes:
+        slots: number of slots of the group.
+        steps: number of subtasks that the slots are divided among.
+        offset: slot of subtask 0.
+    """
+
+    slots: int
+    steps: int
+    offset: int = 0
+
+    def slot_of(self, index: int) -> int:
+        """Returns the slot of a subtask, 0 to `slots` - 1."""
+        return (self.offset + index * self.slots // self.steps) % self.slots
+
+
+def spread_evenly(slots: int, parallelisms: Sequence[int]) -> Iterator[Spread]:
+    """Yields where the subtasks of each chain, or of chains that are co-located, go.
+
+    Args:
+        slots: number of slots of the group.
+        parallelisms: number of subtasks of each chain; of co-located chains, the largest.
+    """
+    load = [0] * slots
+    for parallelism in parallelisms:
+        # Larger offsets repeat the pattern.
+        offsets = range(min(-(-slots // parallelism), OFFSETS_MAX))
+        spreads = [Spread(slots, parallelism, offset) for offset in offsets]
+        best = min(spreads, key=lambda each: (_load(load, each), each.offset))
+        for index in range(parallelism):
+            load[best.slot_of(index)] += 1
+        yield best
+
+
+def _load(load: Sequence[int], spread: Spread) -> tuple[int, int]:
+    found = [load[spread.slot_of(index)] for index in range(spread.steps)]
+    return max(found), sum(found)
