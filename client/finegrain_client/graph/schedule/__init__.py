@@ -1,0 +1,58 @@
+"""The schedule of a job: which regions start when, in which slots, and which run again.
+
+It is pure: `Schedule.step` takes an event and returns effects. A runner stores what it must,
+carries the effects out, and reports what happens as further events.
+"""
+
+from finegrain_client.graph.schedule.effects import (
+    CancelRequest,
+    CancelTask,
+    DeployTask,
+    Effect,
+    JobEnded,
+    PassSlot,
+    ReleaseSlot,
+    RequestSlots,
+    StartDelay,
+)
+from finegrain_client.graph.schedule.events import (
+    CancelOrdered,
+    DelayOver,
+    Event,
+    HostLost,
+    JobStarted,
+    RequestRejected,
+    SlotLost,
+    SlotsGranted,
+    TaskEnded,
+    TaskFailed,
+)
+from finegrain_client.graph.schedule.region import RegionState
+from finegrain_client.graph.schedule.schedule import Schedule
+from finegrain_client.graph.schedule.slots import SlotPlace, TaskId
+
+__all__ = [
+    "CancelOrdered",
+    "CancelRequest",
+    "CancelTask",
+    "DelayOver",
+    "DeployTask",
+    "Effect",
+    "Event",
+    "HostLost",
+    "JobEnded",
+    "JobStarted",
+    "PassSlot",
+    "RegionState",
+    "ReleaseSlot",
+    "RequestRejected",
+    "RequestSlots",
+    "Schedule",
+    "SlotLost",
+    "SlotPlace",
+    "SlotsGranted",
+    "StartDelay",
+    "TaskEnded",
+    "TaskFailed",
+    "TaskId",
+]

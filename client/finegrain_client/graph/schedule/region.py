@@ -1,0 +1,114 @@
+"""One region of a job while it runs: its state, its tasks, and how often it was restarted."""
+
+from __future__ import annotations
+
+from copy import copy
+from enum import StrEnum
+
+from finegrain.errors import IllegalTransition
+from finegrain_client.graph.plan import ChainPlan, Plan, RegionPlan
+from finegrain_client.graph.schedule.slots import SlotPlace, SlotRequest, TaskId
+
+
+class RegionState(StrEnum):
+    """State of a region."""
+
+    WAITING = "WAITING"  # for its input, or until another region's request is decided
+    REQUESTING = "REQUESTING"  # its input is complete; its slots are requested
+    RUNNING = "RUNNING"  # all its tasks were deployed
+    CANCELLING = "CANCELLING"  # it runs again, or the job ends; its tasks are being ended
+    DELAYED = "DELAYED"  # it failed, and keeps its slots until it is deployed again
+    FINISHED = "FINISHED"  # all its tasks ended with success
+
+
+MOVES: frozenset[tuple[RegionState, RegionState]] = frozenset(
+    {
+        (RegionState.WAITING, RegionState.REQUESTING),
+        (RegionState.WAITING, RegionState.RUNNING),
+        (RegionState.REQUESTING, RegionState.RUNNING),
+        (RegionState.REQUESTING, RegionState.WAITING),
+        (RegionState.RUNNING, RegionState.FINISHED),
+        (RegionState.RUNNING, RegionState.CANCELLING),
+        (RegionState.CANCELLING, RegionState.DELAYED),
+        (RegionState.CANCELLING, RegionState.WAITING),
+        (RegionState.DELAYED, RegionState.WAITING),
+        (RegionState.FINISHED, RegionState.WAITING),
+    }
+)
+"""All moves between states; docs/job-graphs.md draws them."""
+
+OCCUPYING = frozenset((RegionState.RUNNING, RegionState.CANCELLING, RegionState.DELAYED))
+"""States in which a region occupies its slots. In all others it occupies none."""
+
+
+class RegionRun:
+    """The state of one region.
+
+    Attributes:
+        plan: the region in the job's plan.
+        places: the places of its slots.
+        attempt: number of times that its tasks were deployed.
+        failures: restarts after failures of its tasks.
+        losses: restarts after slots, hosts or input were lost.
+        delayed_restart: whether a delay follows when its tasks have ended.
+        running: places of its tasks that have not ended, by task.
+        hosts: hosts that each chain's tasks of this attempt ran on.
+        request: its outstanding request for slots.
+        message: last failure, for people.
+    """
+
+    def __init__(self, plan: Plan, region: RegionPlan) -> None:
+        self.plan = region
+        self.chains: tuple[ChainPlan, ...] = tuple(plan.chain_named[each] for each in region.chains)
+        self.places = frozenset(
+            SlotPlace(chain.group, chain.spread.slot_of(index))
+            for chain in self.chains
+            for index in range(chain.parallelism)
+        )
+        self.state = RegionState.WAITING
+        self.attempt = 0
+        self.failures = 0
+        self.losses = 0
+        self.delayed_restart = False
+        self.running: dict[TaskId, SlotPlace] = {}
+        self.hosts: dict[str, frozenset[str]] = {}
+        self.request: SlotRequest | None = None
+        self.message = ""
+
+    @property
+    def occupies_slots(self) -> bool:
+        """Whether its slots are in use."""
+        return self.state in OCCUPYING
+
+    def move(self, state: RegionState) -> None:
+        """Changes the state.
+
+        Raises:
+            IllegalTransition: `MOVES` does not list the move.
+        """
+        if (self.state, state) not in MOVES:
+            raise IllegalTransition(
+                f"region {self.plan.number} cannot move from {self.state} to {state}"
+                f" (attempt {self.attempt}, last failure: {self.message or 'none'})"
+            )
+        self.state = state
+
+    def asks_by(self, request: int) -> bool:
+        """Returns whether this request is for the region and still outstanding."""
+        return self.request is not None and self.request.number == request
+
+    def copy(self) -> RegionRun:
+        """Returns an independent copy."""
+        copied = copy(self)
+        copied.running, copied.hosts = dict(self.running), dict(self.hosts)
+        return copied
+
+    def next_tasks(self) -> dict[TaskId, SlotPlace]:
+        """Returns the tasks of the next attempt with their places."""
+        return {
+            TaskId(chain.name, index, self.attempt + 1): SlotPlace(
+                chain.group, chain.spread.slot_of(index)
+            )
+            for chain in self.chains
+            for index in range(chain.parallelism)
+        }

@@ -1,0 +1,118 @@
+"""Slots of a job: the places that its plan has for them, and those that it has been granted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from finegrain_client.graph.profiles import SlotProfile
+
+
+class SlotPlace(NamedTuple):
+    """A place for a slot in the plan: one of the slots of a slot sharing group."""
+
+    group: str
+    position: int
+
+
+class TaskId(NamedTuple):
+    """One attempt to run one subtask of a chain."""
+
+    chain: str
+    subtask: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedSlot:
+    """A slot of the job.
+
+    Attributes:
+        number: identity of the slot within the job; it stays when the slot passes to another place.
+        host: the executor that it lies on.
+    """
+
+    number: int
+    host: str
+
+
+class Slots:
+    """The slots of a job by place. A place has at most one slot.
+
+    Args:
+        profiles: slot profile of each group.
+    """
+
+    def __init__(self, profiles: Mapping[str, SlotProfile]) -> None:
+        self._profiles = profiles
+        self.at: dict[SlotPlace, GrantedSlot] = {}
+
+    def copy(self) -> Slots:
+        """Returns an independent copy."""
+        copied = Slots(self._profiles)
+        copied.at = dict(self.at)
+        return copied
+
+    def put(self, place: SlotPlace, slot: GrantedSlot) -> None:
+        """Adds a slot at a place that has none."""
+        self.at[place] = slot
+
+    def move(self, start: SlotPlace, end: SlotPlace) -> GrantedSlot:
+        """Moves a slot to another place, and returns it."""
+        slot = self.at[end] = self.at.pop(start)
+        return slot
+
+    def take(self, place: SlotPlace) -> GrantedSlot:
+        """Removes a slot, and returns it."""
+        return self.at.pop(place)
+
+    def on_host(self, host: str) -> list[SlotPlace]:
+        """Returns the places whose slots lie on this host."""
+        return [place for place, slot in self.at.items() if slot.host == host]
+
+    def with_number(self, number: int) -> list[SlotPlace]:
+        """Returns the place of this slot; empty if the job does not have it."""
+        return [place for place, slot in self.at.items() if slot.number == number]
+
+    def cover(
+        self, missing: Iterable[SlotPlace], idle: Iterable[SlotPlace]
+    ) -> list[tuple[SlotPlace, SlotPlace]] | None:
+        """Returns which idle slots serve the missing places; None: not all can be served.
+
+        A slot serves any place with the same profile. A place keeps its own slot if that is idle.
+        """
+        missing, idle = set(missing), set(idle)
+        pairs = [(place, place) for place in sorted(missing & idle)]
+        free: dict[SlotProfile, Iterator[SlotPlace]] = {}
+        by_profile: dict[SlotProfile, list[SlotPlace]] = {}
+        for place in sorted(idle - missing):
+            by_profile.setdefault(self._profiles[place.group], []).append(place)
+        for profile, places in by_profile.items():
+            free[profile] = iter(places)
+        for place in sorted(missing - idle):
+            found = next(free.get(self._profiles[place.group], iter(())), None)
+            if found is None:
+                return None
+            pairs.append((found, place))
+        return pairs
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRequest:
+    """An outstanding request for slots, granted as a whole or not at all.
+
+    Attributes:
+        number: identity of the request within the job.
+        places: the places, in order of the slot numbers.
+        first_slot: number of the first slot; the others follow.
+    """
+
+    number: int
+    places: tuple[SlotPlace, ...]
+    first_slot: int
+
+    def granted(self, hosts: Iterable[str]) -> Iterator[tuple[SlotPlace, GrantedSlot]]:
+        """Yields the slots, given the host of each in order."""
+        for at, (place, host) in enumerate(zip(self.places, hosts, strict=True)):
+            yield place, GrantedSlot(self.first_slot + at, host)
