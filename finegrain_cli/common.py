@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, ParamSpec
 
 import typer
 
-from finegrain.errors import FinegrainError, Reason
+from finegrain.errors import ConfigurationError, FinegrainError, Reason
 from finegrain_cli.context import Invocation, current, enter
 from finegrain_cli.exit_codes import exit_code_of
 from finegrain_cli.option_errors import name_options
@@ -95,6 +96,18 @@ def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(exit_code_of(error)) from None
 
     return run
+
+
+def write_file(name: str, text: str) -> None:
+    """Writes a text file that the user named.
+
+    Raises:
+        ConfigurationError: it cannot be written.
+    """
+    try:
+        Path(name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {name}: {error}") from error
 
 
 def confirm(what: str, *, yes: bool) -> None:

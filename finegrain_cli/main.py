@@ -18,6 +18,7 @@ from finegrain_cli.commands import (
     executors,
     groups,
     host,
+    job,
     lists,
     operate,
     run,
@@ -40,6 +41,7 @@ app = typer.Typer(
 for module in (
     run,
     batch,
+    job,
     daemons,
     executors,
     lists,

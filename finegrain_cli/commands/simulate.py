@@ -13,7 +13,7 @@ import typer
 from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.units import parse_duration_ms, parse_pair
 from finegrain_cli.commands import simulate_figures
-from finegrain_cli.common import OutputOption, enter_command, reporting_errors
+from finegrain_cli.common import OutputOption, enter_command, reporting_errors, write_file
 from finegrain_cli.text.output import OutputFormat, print_object
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def trace(
     # Stage 3: write the report. Its text goes to standard output last.
     data = trace_data(workload, cluster, plan, outcomes)
     if json_file:
-        _write(json_file, json.dumps(data, indent=2) + "\n")
+        write_file(json_file, json.dumps(data, indent=2) + "\n")
     for name in plot:
         _draw(name, outcomes, data["nodes"]["total"].get("cpu_milli", 0) / 1_000)
     print_object("TraceReport", data, output, trace_text(data))
@@ -298,16 +298,9 @@ def _draw(name: str, outcomes: list[Outcome], total_cores: float) -> None:
     from resource_manager.simulator.trace_plots import save_trace_png, trace_plot_text
 
     if name.endswith(".txt"):
-        _write(name, trace_plot_text(outcomes, total_cores) + "\n")
+        write_file(name, trace_plot_text(outcomes, total_cores) + "\n")
         return
     try:
         save_trace_png(Path(name), outcomes, total_cores)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {name}: {error}") from error
-
-
-def _write(name: str, text: str) -> None:
-    try:
-        Path(name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"cannot write {name}: {error}") from error

@@ -146,9 +146,14 @@ def table_lines(columns: Sequence[Column], rows: Iterable[Any]) -> list[str]:
     return lines
 
 
+def json_text(data: Mapping[str, Any]) -> str:
+    """Returns one JSON document, indented."""
+    return json.dumps(data, indent=2, ensure_ascii=False)
+
+
 def print_json(data: Mapping[str, Any]) -> None:
     """Prints one JSON document, indented."""
-    print(json.dumps(data, indent=2, ensure_ascii=False))
+    print(json_text(data))
 
 
 def print_json_line(data: Mapping[str, Any]) -> None:

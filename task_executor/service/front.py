@@ -17,7 +17,6 @@ from typing import Any
 
 from finegrain import systemd
 from finegrain.cpuset import union
-from finegrain.devices.device import HostDevices
 from finegrain.errors import ConfigurationError, FinegrainError, Reason
 from finegrain.logs import get_logger
 from finegrain.metrics_http import MetricsServer
@@ -31,7 +30,7 @@ from finegrain.rpc.wire import (
     profile_to_proto,
     topology_to_proto,
 )
-from finegrain.rpc.wire_devices import devices_to_topology, usages_to_proto
+from finegrain.rpc.wire_devices import devices_to_topology
 from finegrain.v1 import resource_manager_pb2, slots_pb2, task_executor_pb2_grpc
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import CarveState
@@ -40,8 +39,6 @@ from task_executor.host.helper_messages import HelperInfo
 from task_executor.service.agent import Agent, boot_seconds
 from task_executor.service.checkpoint import ENDPOINT_FILE
 from task_executor.service.commands import CommandRunner
-from task_executor.service.device_probe import DeviceProbe
-from task_executor.service.device_watch import DeviceWatch, gpu_monitor
 from task_executor.service.encoding import host_cpus_to_proto
 from task_executor.service.executor_service import ExecutorService
 from task_executor.service.host_sync import HostSync, recover
@@ -136,15 +133,6 @@ class Front:
             usage=helper.usage,
             update_conditions=self.keeper.update_conditions,
         )
-        self.device_watch = DeviceWatch(
-            self.keeper,
-            gpu_monitor(plan.devices),
-            DeviceProbe(self.keeper),
-            kubelet=lambda: self.watch.kubelet.state,
-            own_pids=lambda: (os.getpid(), info.pid),
-            foreign_use=options.foreign_gpu_use,
-            moved=self._devices_moved,
-        )
         self.sync = HostSync(self.keeper, self.runner, self.watch.refresh)
         # Stage 4: the connections to job masters and to the RM, and our own server.
         self.offers = Offers(self.keeper, timeout_ms=options.offer_timeout_ms)
@@ -157,7 +145,7 @@ class Front:
                 insecure=options.manager_insecure,
             ),
             registration=self._registration,
-            measure=self._measure,
+            measure=self.meter.report,
             tokens=self.tokens,
             orphan_timeout_ms=options.orphan_timeout_ms,
         )
@@ -203,8 +191,6 @@ class Front:
         self._run_in_background(self.sync.follow_events())
         self._run_in_background(self.sync.sweep())
         self._run_in_background(self._probe_lag())
-        if self.device_watch.has_work:
-            self._run_in_background(self.device_watch.run())
         if self._options.best_effort_squeeze == SQUEEZE_CPUSET:
             self._run_in_background(self.squeezer.run())
         # Registered last: the RM may send commands as soon as it knows the address.
@@ -331,7 +317,7 @@ class Front:
             self.keeper.table.cpus.host, plan.nodes, time_shared=plan.time_shared
         )
         topology = topology_to_proto(plan.topology)
-        devices_to_topology(self.keeper.table.devices.host, topology)
+        devices_to_topology(plan.devices, topology)
         # An earlier resource manager would dedicate cpus that it knows of.
         is_announced = not plan.time_shared or bool(plan.devices.devices)
         return resource_manager_pb2.RegisterExecutorRequest(
@@ -355,11 +341,6 @@ class Front:
             host_cpus=cpus if is_announced else None,
         )
 
-    def _devices_moved(self, host: HostDevices) -> None:
-        """Announces devices again, after one has got another minor number or PCI address."""
-        self.keeper.table.devices.replace_host(host)
-        self.agent.register_again()
-
     async def _start_metrics(self) -> None:
         listen = self._options.listen
         self._metrics_server = MetricsServer(
@@ -371,11 +352,6 @@ class Front:
         )
         self.metrics_address = await self._metrics_server.start()
 
-    async def _measure(self) -> slots_pb2.UsageReport:
-        report = await self.meter.report()
-        report.devices.extend(usages_to_proto(self.device_watch.usages))
-        return report
-
     async def _refresh_metrics(self) -> None:
         await self.meter.refresh()
         self.metrics.update(
@@ -384,10 +360,6 @@ class Front:
             self.meter.latest,
             reserved=self._prepared.plan.reserved,
             now=boot_seconds(),
-        )
-        table = self.keeper.table
-        self.metrics.update_devices(
-            table.devices.host.devices, table.devices.conditions, self.device_watch.usages
         )
 
     def _write_endpoint(self) -> None:

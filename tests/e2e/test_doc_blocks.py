@@ -51,6 +51,14 @@ finegrain() {
     esac
 }
 """
+GRAPH = """
+import finegrain_client as fg
+
+def make():
+    graph = fg.JobGraph("hello", "batch")
+    graph.operator("hello")
+    return graph
+"""
 END = """
 trap '' TERM
 kill 0  # what runs in the background
@@ -102,6 +110,8 @@ def reader(home: Path, tmp_path: Path) -> Iterator[Reader]:
         )
         for name, cut in CUT_LOGS.items():
             copy_log(TRACES / cut, tmp_path / name)
+        (tmp_path / "report.toml").write_bytes((REPOSITORY / "examples/report.toml").read_bytes())
+        (tmp_path / "graph.py").write_text(GRAPH)
         script = tmp_path / "work.sh"
         script.write_text("#!/bin/sh\necho $1\n")
         script.chmod(0o755)

@@ -15,11 +15,12 @@ TABLES = {
     "docs/clauses/fair-scheduling.md": [f"F{number}" for number in range(1, 21)],
     "docs/clauses/cpu-orchestration.md": [f"C{number}" for number in range(1, 68)],
     "docs/clauses/devices.md": [f"G{number}" for number in range(1, 55)],
+    "docs/clauses/operators.md": [f"O{number}" for number in range(1, 19)],
 }
 WITHOUT_COUNTERPART = {"C30", "C31", "C34", "C64", "C66", "G40", "G50", "G51", "G52"}
 """What is about the machinery of others; the table says so."""
 
-NOT_MET = {"G41", "G42"}
+NOT_MET = {"G41", "G42", "O8", "O9"}
 """What finegrain does not do yet; the table says so."""
 
 

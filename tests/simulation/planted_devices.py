@@ -54,9 +54,8 @@ def devices_with_problems_get_new_work(patch: Patch) -> None:
     """What an executor announces of the health of devices is ignored."""
     real = CpuLedger.set_unusable_devices
 
-    def set_unusable(ledger: CpuLedger, unusable: dict[Any, str], foreign: frozenset[Any]) -> None:
-        cordoned = {key: why for key, why in unusable.items() if why.startswith("cordoned")}
-        real(ledger, cordoned, foreign)
+    def set_unusable(ledger: CpuLedger, unusable: dict[Any, str]) -> None:
+        real(ledger, {key: why for key, why in unusable.items() if why.startswith("cordoned")})
 
     patch.setattr(CpuLedger, "set_unusable_devices", set_unusable)
 
@@ -89,7 +88,7 @@ def cached_choices_outlive_a_cordon(patch: Patch) -> None:
     patch.setattr(
         CpuLedger,
         "set_unusable_devices",
-        lambda ledger, unusable, foreign: ledger.devices.set_unusable(unusable, foreign),
+        lambda ledger, unusable: ledger.devices.set_unusable(unusable),
     )
 
 

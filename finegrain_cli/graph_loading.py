@@ -1,0 +1,90 @@
+"""Loads the job graph that a command names: a job file, or a function in a Python file."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument
+
+if TYPE_CHECKING:
+    from finegrain_client.graph import JobGraph
+
+_PYTHON = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
+
+
+def load_graph(text: str) -> JobGraph:
+    """Returns the graph that a user named on the command line.
+
+    Args:
+        text: FILE.toml, or FILE.py:NAME, where NAME is a function that returns a graph, or a graph.
+
+    Raises:
+        InvalidArgument: it is neither, or the file's content is wrong.
+        ConfigurationError: the file cannot be read.
+    """
+    if found := _PYTHON.fullmatch(text):
+        return _from_python(text, Path(found["file"]), found["name"])
+    if not text.endswith(".toml"):
+        raise InvalidArgument("GRAPH", text, "FILE.toml, or FILE.py:FUNCTION")
+    from finegrain_client.graph import parse_job_file
+
+    return parse_job_file(_read(Path(text)), text)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{file} cannot be read: it is not UTF-8: {error}") from None
+
+
+def _from_python(text: str, file: Path, name: str) -> JobGraph:
+    from finegrain_client.graph import JobGraph
+
+    _read(file)  # the error for a file that cannot be read is the same for both kinds
+    try:
+        module = _imported(file)
+        found = getattr(module, name, None)
+        graph = found() if callable(found) else found
+    except FinegrainError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}, line {last.lineno}"
+        raise InvalidArgument(
+            "GRAPH", text, f"a function that returns a graph; {_described(error)} ({where})"
+        ) from error
+    if found is None:
+        raise InvalidArgument("GRAPH", text, f"the name of a function in {file}; it has no {name}")
+    if not isinstance(graph, JobGraph):
+        kind = type(graph).__name__
+        raise InvalidArgument("GRAPH", text, f"a function that returns a JobGraph, not {kind}")
+    return graph
+
+
+def _described(error: Exception) -> str:
+    return f"it raised {type(error).__name__}: {error}" if str(error) else f"it raised {error!r}"
+
+
+def _imported(file: Path) -> ModuleType:
+    """Runs a Python file as a module; as for a script, its folder is searched for imports."""
+    spec = importlib.util.spec_from_file_location(f"finegrain_job_{file.stem}", file.resolve())
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"{file} cannot be read as Python")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look up their module by name.
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(file.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    return module
