@@ -57,6 +57,13 @@ DeviceOption = Annotated[
     list[str],
     typer.Option("--device", metavar="TYPE=N", help="Devices of another type, or a part of one."),
 ]
+RestartOnDeviceLossOption = Annotated[
+    bool,
+    typer.Option(
+        "--restart-on-device-loss",
+        help="If a device of the slot fails, start the command again in another slot.",
+    ),
+]
 LabelOption = Annotated[
     list[str], typer.Option("--label", metavar="KEY=VALUE", help="Label that the host must have.")
 ]
@@ -119,6 +126,7 @@ def slot_spec(
     resources: list[str],
     labels: list[str],
     allow_pending: bool = False,
+    restart_on_device_loss: bool = False,
     qos: str = "",
     cpu_bind: str = "",
     cpu_exclusive: str = "",
@@ -148,6 +156,7 @@ def slot_spec(
         device_hints=devices.hints() if devices is not None else (),
         labels=dict(_pairs("--label", labels)),
         allow_pending=allow_pending,
+        restart_on_device_loss=restart_on_device_loss,
         qos=read_word("--qos", qos, QosClass) if qos else QosClass.LS,
         cpu_bind=policy("--cpu-bind", cpu_bind, BindPolicy),
         cpu_exclusive=policy("--cpu-exclusive", cpu_exclusive, ExclusivePolicy),

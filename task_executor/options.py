@@ -60,6 +60,7 @@ class TaskExecutorOptions:
     extended: tuple[tuple[str, int], ...] = ()  # countable resources by name
     devices: str = "auto"  # auto: all devices, unless `cpus` is a share of the host; all; none
     device_types: tuple[DeviceType, ...] = ()  # besides those that are detected
+    foreign_gpu_use: str = "auto"  # of GPUs that others use: avoid, ignore; auto: avoid where seen
     fake_gpus: str = ""  # name of a machine whose GPUs are played; empty: the real ones
     bind_policy: str = ""  # a HostBindPolicy; here and in the next four, empty: not set
     numa_strategy: str = ""  # a NumaStrategy

@@ -22,13 +22,13 @@ from finegrain.rpc.wire_cpus import (
     cpu_policy_from_proto,
     host_policy_from_proto,
 )
-from finegrain.rpc.wire_devices import device_from_proto
-from finegrain.v1 import cluster_pb2, cpus_pb2, resources_pb2, slots_pb2
+from finegrain.rpc.wire_devices import condition_from_proto, device_from_proto
+from finegrain.v1 import cluster_pb2, cpus_pb2, devices_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.values.isolation import Isolation
 from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.usage import Zone
+from finegrain.values.usage import Usage, Zone
 from finegrain_client.types import (
     advice,
     host_policy,
@@ -142,6 +142,7 @@ ASKED = (
     "target_address",
     "allow_pending",
     "restart_on_loss",
+    "restart_on_device_loss",
     "cpu_policy",
 )
 NODE = {"node": "numa_node_id"}
@@ -214,6 +215,7 @@ read = Reader(
                 "settings": "policy",
             },
         ),
+        Reading(Usage, slots_pb2.UsageReport, unread="devices"),
         Reading(Zone, cluster_pb2.ZoneStatus, NODE),
         Reading(
             topology.Pool,
@@ -233,6 +235,7 @@ read = Reader(
         resources_pb2.ResourceAmounts: _amounts,
         resources_pb2.ResourceProfile: _profile,
         resources_pb2.Device: partial(_known, device_from_proto, field="device"),
+        devices_pb2.DeviceCondition: partial(_known, condition_from_proto, field="condition"),
         cpus_pb2.CpuPolicy: partial(_known, cpu_policy_from_proto, field="cpu_policy"),
         cpus_pb2.CpuAssignment: partial(_known, assignment_from_proto, field="assignment"),
         cpus_pb2.HostPolicy: partial(_known, host_policy_from_proto, field="set"),

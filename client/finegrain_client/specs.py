@@ -110,6 +110,8 @@ class SlotSpec:
             (`Job.serve_offers`).
         allow_pending: wait for a future executor if no known one could ever host the slot.
         restart_on_loss: if the slot is lost, queue the request again at its old position.
+        restart_on_device_loss: if a device of the slot fails so that work cannot go on, end the
+            slot, and queue the request again at its old position.
         qos: how exclusive its cpus are: "LSE" (dedicated), "LSR" (dedicated, but best-effort slots
             may use them), "LS" (shared), "BE" (shared, best effort). LSE and LSR need `cpu_milli`
             in multiples of 1000.
@@ -138,6 +140,7 @@ class SlotSpec:
     target_address: str = ""
     allow_pending: bool = False
     restart_on_loss: bool = False
+    restart_on_device_loss: bool = False
     qos: QosClass | str = QosClass.LS
     cpu_bind: BindPolicy | str = ""
     cpu_exclusive: ExclusivePolicy | str = ""
@@ -187,6 +190,7 @@ class SlotSpec:
                 target_address=self.target_address,
                 allow_pending=self.allow_pending,
                 restart_on_loss=self.restart_on_loss,
+                restart_on_device_loss=self.restart_on_device_loss,
             )
             if not self.is_unknown:
                 self._fill(message)

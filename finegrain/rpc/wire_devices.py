@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from finegrain.devices.condition import DeviceCondition, DeviceHealth, ForeignUse
 from finegrain.devices.device import (
     GPU,
     WHOLE,
@@ -28,6 +29,7 @@ from finegrain.errors import InvalidArgument
 from finegrain.ids import LABEL_KEY_PATTERN, check_text
 from finegrain.v1 import devices_pb2 as pb
 from finegrain.v1 import resources_pb2
+from finegrain.values.usage import DeviceUsage, SlotDeviceUsage
 
 SCOPES = ("numa", "pcie")
 
@@ -39,6 +41,7 @@ _ITEMS_MAX = 1_024  # devices, functions or partitions of one host
 _LINKS_MAX = 65_536
 _RULES_MAX = 32
 _TEXT_LENGTH_MAX = 256
+_LONG_TEXT = 1_000
 _DIMENSIONS_MAX = 64
 
 
@@ -163,6 +166,126 @@ def device_to_proto(device: Device) -> resources_pb2.Device:
         parent_uuid=device.parent_uuid,
         whole_only=device.whole_only,
         driver_bytes=device.driver_bytes,
+    )
+
+
+def condition_to_proto(condition: DeviceCondition) -> pb.DeviceCondition:
+    """Writes the condition of a device."""
+    return pb.DeviceCondition(
+        type=condition.type,
+        uuid=condition.uuid,
+        health=condition.health,
+        problem=condition.problem,
+        work_lost=condition.work_lost,
+        failures=condition.failures,
+        foreign_uses=[
+            pb.ForeignUse(
+                kind=each.kind,
+                name=each.name,
+                pid=each.pid,
+                user=each.user,
+                memory_bytes=each.memory_bytes,
+            )
+            for each in condition.foreign_uses
+        ],
+    )
+
+
+def condition_from_proto(message: pb.DeviceCondition, field: str) -> DeviceCondition:
+    """Reads the condition of a device. A health that is not known counts as unknown.
+
+    Raises:
+        InvalidArgument: a name, amount or text is malformed.
+    """
+    _check_number(f"{field}.foreign_uses", message.foreign_uses)
+    known = {each.value: each for each in DeviceHealth}
+    return DeviceCondition(
+        type=_name(message.type, f"{field}.type"),
+        uuid=_text(message.uuid, f"{field}.uuid"),
+        # A later version may know further ones; such a device must get no work.
+        health=known.get(message.health, DeviceHealth.UNKNOWN),
+        problem=check_text(f"{field}.problem", message.problem, longest=_LONG_TEXT, empty_ok=True),
+        work_lost=message.work_lost,
+        failures=_amount(message.failures, f"{field}.failures"),
+        foreign_uses=tuple(
+            ForeignUse(
+                kind=_text(each.kind, f"{field}.foreign_uses[{at}].kind"),
+                name=_text(each.name, f"{field}.foreign_uses[{at}].name", empty_ok=True),
+                pid=_amount(each.pid, f"{field}.foreign_uses[{at}].pid"),
+                user=_text(each.user, f"{field}.foreign_uses[{at}].user", empty_ok=True),
+                memory_bytes=_amount(each.memory_bytes, f"{field}.foreign_uses[{at}].memory_bytes"),
+            )
+            for at, each in enumerate(message.foreign_uses)
+        ),
+    )
+
+
+def conditions_from_proto(
+    messages: Sequence[pb.DeviceCondition], field: str
+) -> tuple[DeviceCondition, ...]:
+    """Reads the conditions of a host's devices, each once, ordered by type and UUID.
+
+    Raises:
+        InvalidArgument: a name, amount or text is malformed, or a device occurs twice.
+    """
+    if not messages:
+        return ()
+    _check_number(field, messages)
+    found = {
+        (each.type, each.uuid): condition_from_proto(each, f"{field}[{at}]")
+        for at, each in enumerate(messages)
+    }
+    if len(found) != len(messages):
+        raise InvalidArgument(field, f"{len(messages)} devices", "each of them only once")
+    return tuple(found[key] for key in sorted(found))
+
+
+def usages_to_proto(usages: Iterable[DeviceUsage]) -> list[pb.DeviceUsage]:
+    """Writes the measured use of devices."""
+    return [
+        pb.DeviceUsage(
+            type=each.type,
+            uuid=each.uuid,
+            memory_bytes=each.memory_bytes,
+            busy_percent=each.busy_percent,
+            slots=[
+                pb.SlotDeviceUsage(
+                    allocation_id=slot.allocation_id,
+                    generation=slot.generation,
+                    memory_bytes=slot.memory_bytes,
+                    processes=slot.processes,
+                )
+                for slot in each.slots
+            ],
+        )
+        for each in usages
+    ]
+
+
+def usages_from_proto(messages: Sequence[pb.DeviceUsage], field: str) -> tuple[DeviceUsage, ...]:
+    """Reads the measured use of devices.
+
+    Raises:
+        InvalidArgument: a name, amount or text is malformed.
+    """
+    _check_number(field, messages)
+    return tuple(
+        DeviceUsage(
+            type=_name(each.type, f"{field}[{at}].type"),
+            uuid=_text(each.uuid, f"{field}[{at}].uuid"),
+            memory_bytes=_amount(each.memory_bytes, f"{field}[{at}].memory_bytes"),
+            busy_percent=_amount(each.busy_percent, f"{field}[{at}].busy_percent"),
+            slots=tuple(
+                SlotDeviceUsage(
+                    _text(slot.allocation_id, f"{field}[{at}].slots[{n}].allocation_id"),
+                    _amount(slot.generation, f"{field}[{at}].slots[{n}].generation"),
+                    _amount(slot.memory_bytes, f"{field}[{at}].slots[{n}].memory_bytes"),
+                    _amount(slot.processes, f"{field}[{at}].slots[{n}].processes"),
+                )
+                for n, slot in enumerate(each.slots)
+            ),
+        )
+        for at, each in enumerate(messages)
     )
 
 

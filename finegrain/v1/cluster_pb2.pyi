@@ -2146,6 +2146,8 @@ class DeviceStatus(google.protobuf.message.Message):
     ALLOCATED_FIELD_NUMBER: builtins.int
     AVAILABLE_FIELD_NUMBER: builtins.int
     USES_FIELD_NUMBER: builtins.int
+    CONDITION_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
     problem: builtins.str
     """Why it gets no new work; empty: it does."""
     cordoned: builtins.bool
@@ -2166,6 +2168,14 @@ class DeviceStatus(google.protobuf.message.Message):
     def uses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DeviceUse]:
         """The slots that have it."""
 
+    @property
+    def condition(self) -> finegrain.v1.devices_pb2.DeviceCondition:
+        """Its present condition: health, and what uses it beside slots."""
+
+    @property
+    def usage(self) -> finegrain.v1.devices_pb2.DeviceUsage:
+        """Measured use; absent: its driver reports none."""
+
     def __init__(
         self,
         *,
@@ -2175,9 +2185,11 @@ class DeviceStatus(google.protobuf.message.Message):
         allocated: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         available: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         uses: collections.abc.Iterable[global___DeviceUse] | None = ...,
+        condition: finegrain.v1.devices_pb2.DeviceCondition | None = ...,
+        usage: finegrain.v1.devices_pb2.DeviceUsage | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["device", b"device"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "cordoned", b"cordoned", "device", b"device", "problem", b"problem", "uses", b"uses"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["condition", b"condition", "device", b"device", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "condition", b"condition", "cordoned", b"cordoned", "device", b"device", "problem", b"problem", "usage", b"usage", "uses", b"uses"]) -> None: ...
 
 global___DeviceStatus = DeviceStatus
 

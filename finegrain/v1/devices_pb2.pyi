@@ -175,6 +175,152 @@ class DeviceShare(google.protobuf.message.Message):
 global___DeviceShare = DeviceShare
 
 @typing.final
+class DeviceCondition(google.protobuf.message.Message):
+    """The present condition of one device, as its executor sees it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: builtins.int
+    UUID_FIELD_NUMBER: builtins.int
+    HEALTH_FIELD_NUMBER: builtins.int
+    PROBLEM_FIELD_NUMBER: builtins.int
+    WORK_LOST_FIELD_NUMBER: builtins.int
+    FAILURES_FIELD_NUMBER: builtins.int
+    FOREIGN_USES_FIELD_NUMBER: builtins.int
+    type: builtins.str
+    """Type of the device."""
+    uuid: builtins.str
+    """Identity of the device."""
+    health: builtins.str
+    """"healthy", "probing" (it answers again, and must pass a probe or a delay before it is used), "unhealthy", "unknown"
+    (its driver does not answer) or "gone" (its driver no longer lists it). Only a healthy device gets new work.
+    """
+    problem: builtins.str
+    """Why it is not healthy, and what to do."""
+    work_lost: builtins.bool
+    """Work that has the device cannot go on. Slots of requests with `restart_on_device_loss` are ended."""
+    failures: builtins.int
+    """How often it failed within the last hour. A device that fails often stays out for longer each time."""
+    @property
+    def foreign_uses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ForeignUse]:
+        """What uses it beside slots. Such a device gets no new work."""
+
+    def __init__(
+        self,
+        *,
+        type: builtins.str = ...,
+        uuid: builtins.str = ...,
+        health: builtins.str = ...,
+        problem: builtins.str = ...,
+        work_lost: builtins.bool = ...,
+        failures: builtins.int = ...,
+        foreign_uses: collections.abc.Iterable[global___ForeignUse] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failures", b"failures", "foreign_uses", b"foreign_uses", "health", b"health", "problem", b"problem", "type", b"type", "uuid", b"uuid", "work_lost", b"work_lost"]) -> None: ...
+
+global___DeviceCondition = DeviceCondition
+
+@typing.final
+class ForeignUse(google.protobuf.message.Message):
+    """A use of a device by something that is no slot."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """"process", or "pod" for a device that a kubelet has given to a container."""
+    name: builtins.str
+    """Command of the process, or UID of the pod and name of its container."""
+    pid: builtins.int
+    """Of the process; 0: of a pod."""
+    user: builtins.str
+    """The user that the process runs as; empty: unknown."""
+    memory_bytes: builtins.int
+    """Memory of the device that the process has, in bytes; 0: unknown."""
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        name: builtins.str = ...,
+        pid: builtins.int = ...,
+        user: builtins.str = ...,
+        memory_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "memory_bytes", b"memory_bytes", "name", b"name", "pid", b"pid", "user", b"user"]) -> None: ...
+
+global___ForeignUse = ForeignUse
+
+@typing.final
+class DeviceUsage(google.protobuf.message.Message):
+    """Measured use of one device, for people and metrics."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: builtins.int
+    UUID_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    BUSY_PERCENT_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    type: builtins.str
+    """Type of the device."""
+    uuid: builtins.str
+    """Identity of the device."""
+    memory_bytes: builtins.int
+    """Memory in use, in bytes, by slots and anything else."""
+    busy_percent: builtins.int
+    """Share of the last second in which it was busy, in percent."""
+    @property
+    def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotDeviceUsage]:
+        """What slots use of it."""
+
+    def __init__(
+        self,
+        *,
+        type: builtins.str = ...,
+        uuid: builtins.str = ...,
+        memory_bytes: builtins.int = ...,
+        busy_percent: builtins.int = ...,
+        slots: collections.abc.Iterable[global___SlotDeviceUsage] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["busy_percent", b"busy_percent", "memory_bytes", b"memory_bytes", "slots", b"slots", "type", b"type", "uuid", b"uuid"]) -> None: ...
+
+global___DeviceUsage = DeviceUsage
+
+@typing.final
+class SlotDeviceUsage(google.protobuf.message.Message):
+    """Measured use of one device by one slot."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    PROCESSES_FIELD_NUMBER: builtins.int
+    allocation_id: builtins.str
+    """The slot."""
+    generation: builtins.int
+    """Its generation."""
+    memory_bytes: builtins.int
+    """Memory of the device that its processes have, in bytes."""
+    processes: builtins.int
+    """Number of its processes that use the device."""
+    def __init__(
+        self,
+        *,
+        allocation_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        memory_bytes: builtins.int = ...,
+        processes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "generation", b"generation", "memory_bytes", b"memory_bytes", "processes", b"processes"]) -> None: ...
+
+global___SlotDeviceUsage = SlotDeviceUsage
+
+@typing.final
 class VirtualFunction(google.protobuf.message.Message):
     """A virtual function of a NIC."""
 

@@ -15,6 +15,7 @@ generation is about an older slot and cannot change the newer one.
 import builtins
 import collections.abc
 import finegrain.v1.cpus_pb2
+import finegrain.v1.devices_pb2
 import finegrain.v1.resources_pb2
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
@@ -192,6 +193,7 @@ class SlotRequest(google.protobuf.message.Message):
     RESTART_ON_LOSS_FIELD_NUMBER: builtins.int
     GANG_ID_FIELD_NUMBER: builtins.int
     CPU_POLICY_FIELD_NUMBER: builtins.int
+    RESTART_ON_DEVICE_LOSS_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity of the request and of the slot that will serve it. Required."""
     cpu_limit_milli: builtins.int
@@ -213,6 +215,10 @@ class SlotRequest(google.protobuf.message.Message):
     gang_id: builtins.str
     """The gang that the request belongs to, declared in the same call (RequestResourceRequest.gangs); empty: none. A
     member of a gang has no `target_address`, because the RM never offers half a gang.
+    """
+    restart_on_device_loss: builtins.bool
+    """What the RM does if a device of the slot fails so that work with it cannot go on. True: it ends the slot, and queues
+    the request again at its old place. False: the slot stays. In both cases the job gets an event.
     """
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
@@ -241,9 +247,10 @@ class SlotRequest(google.protobuf.message.Message):
         restart_on_loss: builtins.bool = ...,
         gang_id: builtins.str = ...,
         cpu_policy: finegrain.v1.cpus_pb2.CpuPolicy | None = ...,
+        restart_on_device_loss: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cpu_policy", b"cpu_policy", "profile", b"profile"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "allow_pending", b"allow_pending", "cpu_limit_milli", b"cpu_limit_milli", "cpu_policy", b"cpu_policy", "gang_id", b"gang_id", "pids_max", b"pids_max", "profile", b"profile", "required_labels", b"required_labels", "restart_on_loss", b"restart_on_loss", "target_address", b"target_address"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "allow_pending", b"allow_pending", "cpu_limit_milli", b"cpu_limit_milli", "cpu_policy", b"cpu_policy", "gang_id", b"gang_id", "pids_max", b"pids_max", "profile", b"profile", "required_labels", b"required_labels", "restart_on_device_loss", b"restart_on_device_loss", "restart_on_loss", b"restart_on_loss", "target_address", b"target_address"]) -> None: ...
 
 global___SlotRequest = SlotRequest
 
@@ -425,6 +432,7 @@ class SlotStatus(google.protobuf.message.Message):
     RESIZE_NUMBER_FIELD_NUMBER: builtins.int
     RESIZES_FIELD_NUMBER: builtins.int
     ASSIGNMENT_FIELD_NUMBER: builtins.int
+    DEVICE_CONDITIONS_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity of the slot; never empty."""
     generation: builtins.int
@@ -473,6 +481,10 @@ class SlotStatus(google.protobuf.message.Message):
         repeats its dedicated cpus.
         """
 
+    @property
+    def device_conditions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceCondition]:
+        """Conditions of its devices that are not healthy, or that others use as well. Set by the RM in lists."""
+
     def __init__(
         self,
         *,
@@ -492,9 +504,10 @@ class SlotStatus(google.protobuf.message.Message):
         resize_number: builtins.int = ...,
         resizes: collections.abc.Iterable[global___SlotResize] | None = ...,
         assignment: finegrain.v1.cpus_pb2.CpuAssignment | None = ...,
+        device_conditions: collections.abc.Iterable[finegrain.v1.devices_pb2.DeviceCondition] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "assignment", b"assignment", "isolation", b"isolation", "profile", b"profile"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "allocation_id", b"allocation_id", "assignment", b"assignment", "cpu_limit_milli", b"cpu_limit_milli", "cpus", b"cpus", "executor_address", b"executor_address", "executor_id", b"executor_id", "generation", b"generation", "isolation", b"isolation", "job_id", b"job_id", "memory_bytes", b"memory_bytes", "pids_max", b"pids_max", "profile", b"profile", "resize_number", b"resize_number", "resizes", b"resizes", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "allocation_id", b"allocation_id", "assignment", b"assignment", "cpu_limit_milli", b"cpu_limit_milli", "cpus", b"cpus", "device_conditions", b"device_conditions", "executor_address", b"executor_address", "executor_id", b"executor_id", "generation", b"generation", "isolation", b"isolation", "job_id", b"job_id", "memory_bytes", b"memory_bytes", "pids_max", b"pids_max", "profile", b"profile", "resize_number", b"resize_number", "resizes", b"resizes", "state", b"state"]) -> None: ...
 
 global___SlotStatus = SlotStatus
 
@@ -548,6 +561,7 @@ class SlotReport(google.protobuf.message.Message):
     AVAILABLE_FIELD_NUMBER: builtins.int
     ENDED_FIELD_NUMBER: builtins.int
     CPU_STATE_FIELD_NUMBER: builtins.int
+    DEVICE_CONDITIONS_FIELD_NUMBER: builtins.int
     report_number: builtins.int
     """Number of this state, 1 or more."""
     rm_epoch: builtins.int
@@ -576,6 +590,12 @@ class SlotReport(google.protobuf.message.Message):
     def cpu_state(self) -> finegrain.v1.cpus_pb2.CpuState:
         """The host's cpus at present; absent in an `unchanged` report, and if there is nothing to report."""
 
+    @property
+    def device_conditions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceCondition]:
+        """Devices whose condition differs from what the executor announced when it registered; left out in an `unchanged`
+        report.
+        """
+
     def __init__(
         self,
         *,
@@ -588,9 +608,10 @@ class SlotReport(google.protobuf.message.Message):
         available: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
         ended: collections.abc.Iterable[global___EndedSlot] | None = ...,
         cpu_state: finegrain.v1.cpus_pb2.CpuState | None = ...,
+        device_conditions: collections.abc.Iterable[finegrain.v1.devices_pb2.DeviceCondition] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["available", b"available", "cpu_state", b"cpu_state"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["available", b"available", "base_report_number", b"base_report_number", "command_number", b"command_number", "cpu_state", b"cpu_state", "ended", b"ended", "report_number", b"report_number", "rm_epoch", b"rm_epoch", "slots", b"slots", "unchanged", b"unchanged"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["available", b"available", "base_report_number", b"base_report_number", "command_number", b"command_number", "cpu_state", b"cpu_state", "device_conditions", b"device_conditions", "ended", b"ended", "report_number", b"report_number", "rm_epoch", b"rm_epoch", "slots", b"slots", "unchanged", b"unchanged"]) -> None: ...
 
 global___SlotReport = SlotReport
 
@@ -603,20 +624,26 @@ class UsageReport(google.protobuf.message.Message):
     CPU_MILLI_FIELD_NUMBER: builtins.int
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
     TASKS_FIELD_NUMBER: builtins.int
+    DEVICES_FIELD_NUMBER: builtins.int
     cpu_milli: builtins.int
     """CPU use of all slots over the last interval, in thousandths of a core."""
     memory_bytes: builtins.int
     """Memory of all slots now, in bytes."""
     tasks: builtins.int
     """Tasks that run now."""
+    @property
+    def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceUsage]:
+        """Use of devices, as far as their drivers report it."""
+
     def __init__(
         self,
         *,
         cpu_milli: builtins.int = ...,
         memory_bytes: builtins.int = ...,
         tasks: builtins.int = ...,
+        devices: collections.abc.Iterable[finegrain.v1.devices_pb2.DeviceUsage] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cpu_milli", b"cpu_milli", "memory_bytes", b"memory_bytes", "tasks", b"tasks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpu_milli", b"cpu_milli", "devices", b"devices", "memory_bytes", b"memory_bytes", "tasks", b"tasks"]) -> None: ...
 
 global___UsageReport = UsageReport
 

@@ -112,9 +112,25 @@ def slots(
 
         def read() -> Rows:
             rows = [each.to_dict() for each in cluster.slots(executor_id=executor, job_id=job)]
+            if output is OutputFormat.WIDE:
+                _add_device_usage(cluster, rows)
             return _chosen(rows, "slot", "allocation_id", allocation_id, Reason.ALLOCATION_UNKNOWN)
 
         _show("SlotList", "allocation_id", read, columns.SLOTS, output, watch=watch)
+
+
+def _add_device_usage(cluster: Cluster, rows: list[dict[str, Any]]) -> None:
+    """Adds measured use of devices to slots that have some."""
+    if not any((row["assignment"] or {}).get("devices") for row in rows):
+        return
+    used: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for executor in cluster.devices():
+        for device in executor.devices:
+            for each in device.usage.slots if device.usage is not None else ():
+                usage = {**each.to_dict(), "type": device.device.type, "uuid": device.device.uuid}
+                used.setdefault((each.allocation_id, each.generation), []).append(usage)
+    for row in rows:
+        row["device_usage"] = used.get((row["allocation_id"], row["generation"]), [])
 
 
 def requests(

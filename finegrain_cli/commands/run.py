@@ -40,6 +40,7 @@ from finegrain_cli.slot_options import (
     QosOption,
     RdmaOption,
     ResourceOption,
+    RestartOnDeviceLossOption,
     UserOption,
     seconds,
     slot_spec,
@@ -80,6 +81,7 @@ def run(
     rdma: RdmaOption = "",
     fpga: FpgaOption = "",
     device: DeviceOption = [],  # noqa: B006 - typer wants the default as a list
+    restart_on_device_loss: RestartOnDeviceLossOption = False,
     resource: ResourceOption = [],  # noqa: B006 - typer wants the default as a list
     label: LabelOption = [],  # noqa: B006
     env: EnvOption = [],  # noqa: B006
@@ -155,6 +157,7 @@ def run(
                 resources=resource,
                 labels=label,
                 allow_pending=allow_pending,
+                restart_on_device_loss=restart_on_device_loss,
                 qos=qos,
                 cpu_bind=cpu_bind,
                 cpu_exclusive=cpu_exclusive,
@@ -180,7 +183,7 @@ def run(
             wait_timeout_s=seconds("--wait-timeout", wait_timeout),
             grace_s=seconds("--grace", grace) or 0.0,
             stats=stats,
-            gang=_gang(gang, gang_placement, gang_timeout),
+            gang=_gang(gang, gang_placement, gang_timeout, restarts=restart_on_device_loss),
         )
         code = run_command(options)
     except FinegrainError as error:
@@ -191,8 +194,14 @@ def run(
     raise typer.Exit(code)
 
 
-def _gang(members: int | None, placement: str, timeout: str) -> GangOptions | None:
+def _gang(
+    members: int | None, placement: str, timeout: str, *, restarts: bool
+) -> GangOptions | None:
     from finegrain_cli.run.options import GangOptions
+
+    if members is not None and restarts:
+        # A member that starts again would meet others that are in the middle of their work.
+        raise InvalidArgument("--restart-on-device-loss", "set", "no --gang with it")
 
     if members is None:
         for option, text in (("--gang-placement", placement), ("--gang-timeout", timeout)):

@@ -104,6 +104,7 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         extended=tuple(sorted(own.extended.items())),
         devices=own.devices,
         device_types=_device_types(settings),
+        foreign_gpu_use=own.foreign_gpu_use,
         fake_gpus=own.fake_gpus,
         bind_policy=own.bind_policy,
         numa_strategy=own.numa_strategy,

@@ -337,6 +337,13 @@ class ExecutorSection(ListenSection):
         description="devices that slots can have: all of the host, none, or all unless cpus is a "
         "share of the host (auto)",
     )
+    foreign_gpu_use: str = Field(
+        "auto",
+        pattern="^(auto|avoid|ignore)$",
+        description="a device that a pod or a process of no slot uses: avoid (it gets no new work "
+        "meanwhile), ignore, or auto (avoid; in a container of its own only what pods use, because "
+        "process numbers are not those of the host)",
+    )
     fake_gpus: str = Field(
         "", description="play the GPUs of this machine, for trying out; default: the real ones"
     )

@@ -6,8 +6,10 @@ Input and output are bytes and are passed on unchanged. `gangs.py` runs the comm
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import finegrain_client as fg
+from finegrain.errors import Reason
 from finegrain_cli.connection import PATIENCE_S, open_cluster_async
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.run.gangs import run_gang
@@ -23,6 +25,7 @@ from finegrain_cli.run.streams import pass_on, standard_input
 from finegrain_cli.run.waiting import granted
 from finegrain_cli.text.output import say
 
+REASON_S = 3.0  # how long a run waits for the reason why its command was killed
 OUTAGE_S = 60.0  # longest outage of the resource manager that a run survives
 
 
@@ -56,7 +59,18 @@ async def _run_one(
     job: fg.Job, options: RunOptions, environment: dict[str, str], signals: Signals
 ) -> int:
     (request,) = await job.request_slots(options.slot)
-    slot = await signals.unless_ended(granted(request, options.wait_timeout_s))
+    while True:
+        slot = await signals.unless_ended(granted(request, options.wait_timeout_s))
+        code = await _run_in(slot, options, environment, signals)
+        if code is not None:
+            return code
+        say("finegrain: a device of the slot failed; the command starts again in another slot")
+
+
+async def _run_in(
+    slot: fg.Slot, options: RunOptions, environment: dict[str, str], signals: Signals
+) -> int | None:
+    """Runs the command in a slot; returns its exit code, or None if it must be started again."""
     try:
         task = await slot.run(
             options.argv,
@@ -71,7 +85,28 @@ async def _run_one(
         say(f"finegrain: {error.message} [{error.reason}]")
         return start_failure(error.reason)
     signals.forward_to(task)
-    result = await task.wait()
+    try:
+        result = await task.wait()
+    except fg.SlotLost as error:
+        if not _must_restart(error, options):
+            raise
+        return None
+    # The end of the task may be known before the reason for it.
+    if options.slot.restart_on_device_loss and result.signal:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REASON_S):
+                while not slot.has_ended:  # noqa: ASYNC110 - a slot has no event for its end
+                    await asyncio.sleep(0.05)
+        if _must_restart(slot.error, options):
+            return None
     await slot.release()
     report(result, options)
     return exit_code_of_task(result)
+
+
+def _must_restart(error: BaseException | None, options: RunOptions) -> bool:
+    return (
+        options.slot.restart_on_device_loss
+        and isinstance(error, fg.SlotLost)
+        and error.reason is Reason.DEVICE_LOST
+    )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from finegrain.devices.condition import ForeignUse
 from finegrain.devices.device import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, WHOLE
 from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
@@ -174,6 +175,25 @@ EXECUTORS = (
     Column("unreachable because", _text("unreachable_reason"), wide=True),
 )
 
+
+def _slot_devices(row: Row) -> str:
+    """Returns the devices of a slot with measured use and whatever is wrong with them."""
+    bad = {(each["type"], each["uuid"]): each for each in row["device_conditions"]}
+    used = {(each["type"], each["uuid"]): each for each in row.get("device_usage", ())}
+    shown = []
+    for each in (row["assignment"] or {}).get("devices", ()):
+        key = (each["type"], each["uuid"])
+        text = f"{each['type']}{each['minor']}"
+        if key in used:
+            text += f" uses {format_bytes(used[key]['memory_bytes'])}"
+        if key in bad:
+            others = ", ".join(ForeignUse(**use).text for use in bad[key]["foreign_uses"])
+            problem = bad[key]["problem"] or f"used by others: {others}"
+            text += f" {bad[key]['health']}: {problem}"
+        shown.append(text)
+    return "; ".join(shown) or "-"
+
+
 SLOTS = (
     Column("slot", _text("allocation_id")),
     Column("executor", _text("executor_id")),
@@ -191,6 +211,7 @@ SLOTS = (
     Column("preferences not met", notes_text, wide=True),
     Column("resize waits because", _resize_reasons, wide=True),
     Column("isolation", _isolation, wide=True),
+    Column("devices", _slot_devices, wide=True),
 )
 
 REQUESTS = (

@@ -62,7 +62,25 @@ def _shares(row: Row) -> str:
 
 
 def _health(row: Row) -> str:
-    return str(row["problem"]) or ("ok (fake)" if row["fake"] else "ok")
+    """Returns the health, and why the device gets no new work: "probing: it answers again"."""
+    problem, condition = str(row["problem"]), row["condition"] or {}
+    health = condition.get("health", "healthy")
+    if not problem:
+        return "ok (fake)" if row["fake"] else "ok"
+    # A cordon hides the problem of the device itself.
+    if condition.get("problem") and condition["problem"] not in problem:
+        return f"{problem}; {health}: {condition['problem']}"
+    return problem if health == "healthy" else f"{health}: {problem}"
+
+
+def _measured(row: Row) -> str:
+    """Returns measured use: "12Gi, 80 %; SLOT 10Gi"."""
+    usage = row["usage"]
+    if usage is None:
+        return "-"
+    slots = [f"{e['allocation_id']} {format_bytes(e['memory_bytes'])}" for e in usage["slots"]]
+    total = f"{format_bytes(usage['memory_bytes'])}, {usage['busy_percent']} %"
+    return "; ".join([total, *slots])
 
 
 def _used(row: Row) -> str:
@@ -94,6 +112,7 @@ DEVICE_COLUMNS = (
     Column("HEALTH", _health),
     Column("ALLOCATED", _used),
     Column("SLOTS", _slots),
+    Column("USED", _measured, wide=True),
     Column("LINKS", _links, wide=True),
     Column("SHARES", _shares, wide=True),
     Column("UUID", lambda r: r["device"]["uuid"], wide=True),

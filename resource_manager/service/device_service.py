@@ -7,7 +7,12 @@ from typing import Any
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id, check_text
 from finegrain.rpc.access import current_caller
-from finegrain.rpc.wire_devices import device_to_proto, link_to_proto
+from finegrain.rpc.wire_devices import (
+    condition_to_proto,
+    device_to_proto,
+    link_to_proto,
+    usages_to_proto,
+)
 from finegrain.v1 import cluster_pb2
 from resource_manager.engine.explain.devices import DeviceView, ExecutorDevices, list_devices
 from resource_manager.engine.model.entities import Cordon
@@ -98,4 +103,6 @@ def _device_to_proto(one: DeviceView) -> cluster_pb2.DeviceStatus:
             )
             for each in one.uses
         ],
+        condition=None if one.condition is None else condition_to_proto(one.condition),
+        usage=None if one.usage is None else usages_to_proto([one.usage])[0],
     )

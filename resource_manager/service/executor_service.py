@@ -9,6 +9,7 @@ from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
 from finegrain.rpc.addresses import is_loopback
 from finegrain.rpc.wire import duration_ms_to_proto
+from finegrain.rpc.wire_devices import usages_from_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.model.events import (
     ExecutorRegistered,
@@ -73,8 +74,11 @@ class ExecutorCalls:
             raise InvalidArgument("registration_number", number, "1 or more")
         report = decoding.report(request.report, "report")
         used = decoding.usage(request.usage, "usage")
+        device_usage = usages_from_proto(request.usage.devices, "usage.devices")
         answer: ReportAnswer = await self._runner.submit(
-            lambda at: SlotsReported(at, executor_id, instance_id, number, report, used),
+            lambda at: SlotsReported(
+                at, executor_id, instance_id, number, report, used, device_usage
+            ),
             urgent=True,
             items=1 + len(report.slots),
         )

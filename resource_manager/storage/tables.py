@@ -23,10 +23,11 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    false,
     text,
 )
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Number of the last migration; a file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -130,6 +131,7 @@ requests = _table(
     _flag("restart_on_loss"),
     _text("gang_id", server_default=text("''")),
     _text("cpu_policy", server_default=text("''")),
+    _flag("restart_on_device_loss", server_default=false()),
 )
 # Deleting a job looks for its requests by job id.
 Index(None, requests.c.job_id)
@@ -226,6 +228,7 @@ request_ranges = _table(
     _flag("restart_on_loss"),
     _text("ended"),
     _text("cpu_policy", server_default=text("''")),
+    _flag("restart_on_device_loss", server_default=false()),
 )
 # Deleting a job looks for its ranges by job id.
 Index(None, request_ranges.c.job_id)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from finegrain.cpu_assignment import CpuAssignment
+from finegrain.devices.condition import DeviceCondition
 from finegrain.devices.device import Device, DeviceShare, HostDevices, pairs
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
 from finegrain.resources import ResourceProfile
@@ -21,13 +22,34 @@ DeviceKey = tuple[str, str]
 
 @dataclass
 class DeviceLedger:
-    """The devices of the host, and the shares that slots have of them."""
+    """The devices of the host, and the shares that slots have of them.
+
+    `conditions` are those of devices that are not as they were announced. They are reported, and
+    do not keep a slot from being carved: the resource manager decides who gets a device.
+    """
 
     host: HostDevices
+    conditions: tuple[DeviceCondition, ...] = ()
     _slots: dict[SlotKey, tuple[DeviceShare, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._devices = {(each.type, each.uuid): each for each in self.host.devices}
+
+    def replace_host(self, host: HostDevices) -> None:
+        """Replaces the devices, for example after one has returned under another minor number.
+
+        Slots keep their shares: these belong to UUIDs.
+        """
+        self.host = host
+        self._devices = {(each.type, each.uuid): each for each in host.devices}
+
+    def slots_with(self, key: DeviceKey) -> tuple[SlotKey, ...]:
+        """Returns the slots that have a share of a device."""
+        return tuple(
+            slot
+            for slot, shares in self._slots.items()
+            if any((each.type, each.uuid) == key for each in shares)
+        )
 
     def put(self, key: SlotKey, assignments: Iterable[CpuAssignment]) -> None:
         """Sets the devices of a slot; during a resize, those of the present and the new size."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from finegrain.devices.condition import DeviceCondition
 from task_executor.engine.cpu_ledger import CpuConditions
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import EndedSlot, Slot, SlotKey
@@ -35,6 +36,7 @@ class NumberedState:
     available: Mapping[str, int] = field(default_factory=dict)
     ended: tuple[EndedSlot, ...] = ()
     cpus: CpuConditions | None = None  # of the host; None in an `unchanged` report
+    device_conditions: tuple[DeviceCondition, ...] = ()
 
 
 @dataclass
@@ -63,6 +65,7 @@ class ReportLog:
             available=table.available_beside(slots),
             ended=self._ended_to_report(),
             cpus=table.cpus.conditions,
+            device_conditions=table.devices.conditions,
         )
 
     def next(self, table: SlotTable, *, rm_epoch: int, command_number: int) -> NumberedState:

@@ -15,6 +15,7 @@ from typing import Any
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import QosClass
 from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.devices.condition import DeviceCondition
 from finegrain.devices.device import NO_DEVICES, HostDevices
 from finegrain.errors import (
     AlreadyExists,
@@ -404,6 +405,17 @@ class SlotTable:
             False if nothing changed.
         """
         changed = self.cpus.update_conditions(**conditions)
+        self.version += changed
+        return changed
+
+    def update_device_conditions(self, conditions: tuple[DeviceCondition, ...]) -> bool:
+        """Replaces the conditions of devices; only reports have them.
+
+        Returns:
+            False if nothing changed.
+        """
+        changed = conditions != self.devices.conditions
+        self.devices.conditions = conditions
         self.version += changed
         return changed
 

@@ -16,8 +16,12 @@ from typing import Any
 from task_executor.helper.paths import start_ticks
 
 DIRECTORY = "/var/lib/kubelet"
-STATES = ("cpu_manager_state", "memory_manager_state")
-_FILE_BYTES_MAX = 160 << 10  # five fit into a frame as JSON; usual files have a few KiB
+STATES = (
+    "cpu_manager_state",
+    "memory_manager_state",
+    "device-plugins/kubelet_internal_checkpoint",
+)
+_FILE_BYTES_MAX = 130 << 10  # six fit into a frame as JSON; usual files have a few KiB
 _DROP_INS_MAX = 8
 _SEARCH_S = 30.0
 

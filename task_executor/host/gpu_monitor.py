@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from queue import SimpleQueue
 from types import ModuleType
@@ -139,7 +140,7 @@ class GpuMonitor:
         loop = asyncio.get_running_loop()
         if self._pending is None:
             self._pending = loop.create_future()
-            self._asked_at = time.monotonic()
+            self._asked_at = time.time()
             if self._thread is None:
                 # A daemon thread: a driver that hangs must not keep the executor from stopping.
                 self._thread = threading.Thread(
@@ -150,12 +151,13 @@ class GpuMonitor:
         done, _ = await asyncio.wait([self._pending], timeout=self._answer_s)
         if done:
             return self.latest
-        silent_s = time.monotonic() - self._asked_at
+        # The time of the call, and not how long it took: a text that changes would be reported.
+        since = datetime.fromtimestamp(self._asked_at, UTC).strftime("%H:%M:%S")
         return GpuReading(
             self.latest.number,
             self.latest.at_s,
             self.latest.gpus,
-            f"the GPU driver has not answered for {silent_s:.0f} s",
+            f"the GPU driver has not answered since {since} UTC",
         )
 
     def close(self) -> None:

@@ -244,8 +244,9 @@ class Usage:
 class KubeletFiles:
     """Contents of the files of a kubelet on this host.
 
-    `texts` by name: "cpu_manager_state", "memory_manager_state", "config", and "config/NAME" for
-    drop-in files in their order. `failures`: why a file that exists could not be read. `found`
+    `texts` by name: "cpu_manager_state", "memory_manager_state",
+    "device-plugins/kubelet_internal_checkpoint", "config", and "config/NAME" for drop-in files in
+    their order. `failures`: why a file that exists could not be read. `found`
     False: there is no kubelet.
     """
 

@@ -139,6 +139,11 @@ class Agent:
         except TimeoutError:
             return
 
+    def register_again(self) -> None:
+        """Makes the agent register again soon, because what it announced has changed."""
+        self.state.registered = False
+        self._changed.set()
+
     # -- register ----------------------------------------------------------------------------
 
     async def _register(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from finegrain.cpuset import CpuSet
+from finegrain.devices.condition import DeviceCondition
 from finegrain.errors import FinegrainError
 from finegrain.resources import AMOUNT_MAX
 from finegrain.rpc.mapping.writer import As, FromValue, Writer, Writing
@@ -25,6 +26,7 @@ from finegrain.rpc.wire_cpus import (
     assignment_to_proto,
     host_policy_to_proto,
 )
+from finegrain.rpc.wire_devices import condition_to_proto
 from finegrain.topology import printable
 from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2, task_executor_pb2
 from task_executor.engine.cpu_ledger import CpuConditions, HostCpus
@@ -121,7 +123,7 @@ write = Writer(
             parts="spec",
             # Until a resize is confirmed, the RM sees the old size. Secrets are never sent back.
             kept="accepted becoming end_reason spec.job_secret_sha256 spec.target_address",
-            unset="executor_id executor_address resizes",
+            unset="executor_id executor_address resizes device_conditions",
         ),
         Writing(
             NumberedState,
@@ -212,7 +214,7 @@ write = Writer(
                 "memory_manager_policy": As("memory_manager_policy", _word),
                 "containers": As("containers", _containers),
             },
-            kept="given kept notes",
+            kept="given kept devices notes",
         ),
         Writing(
             KubeletContainer,
@@ -229,6 +231,7 @@ write = Writer(
     ),
     converters={
         CpuSet: str,
+        DeviceCondition: condition_to_proto,
         resources_pb2.ResourceProfile: profile_to_proto,
         resources_pb2.IsolationReport: isolation_to_proto,
         cpus_pb2.CpuAssignment: assignment_to_proto,

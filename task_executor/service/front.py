@@ -17,6 +17,7 @@ from typing import Any
 
 from finegrain import systemd
 from finegrain.cpuset import union
+from finegrain.devices.device import HostDevices
 from finegrain.errors import ConfigurationError, FinegrainError, Reason
 from finegrain.logs import get_logger
 from finegrain.metrics_http import MetricsServer
@@ -30,7 +31,7 @@ from finegrain.rpc.wire import (
     profile_to_proto,
     topology_to_proto,
 )
-from finegrain.rpc.wire_devices import devices_to_topology
+from finegrain.rpc.wire_devices import devices_to_topology, usages_to_proto
 from finegrain.v1 import resource_manager_pb2, slots_pb2, task_executor_pb2_grpc
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import CarveState
@@ -39,6 +40,8 @@ from task_executor.host.helper_messages import HelperInfo
 from task_executor.service.agent import Agent, boot_seconds
 from task_executor.service.checkpoint import ENDPOINT_FILE
 from task_executor.service.commands import CommandRunner
+from task_executor.service.device_probe import DeviceProbe
+from task_executor.service.device_watch import DeviceWatch, gpu_monitor
 from task_executor.service.encoding import host_cpus_to_proto
 from task_executor.service.executor_service import ExecutorService
 from task_executor.service.host_sync import HostSync, recover
@@ -133,6 +136,15 @@ class Front:
             usage=helper.usage,
             update_conditions=self.keeper.update_conditions,
         )
+        self.device_watch = DeviceWatch(
+            self.keeper,
+            gpu_monitor(plan.devices),
+            DeviceProbe(self.keeper),
+            kubelet=lambda: self.watch.kubelet.state,
+            own_pids=lambda: (os.getpid(), info.pid),
+            foreign_use=options.foreign_gpu_use,
+            moved=self._devices_moved,
+        )
         self.sync = HostSync(self.keeper, self.runner, self.watch.refresh)
         # Stage 4: the connections to job masters and to the RM, and our own server.
         self.offers = Offers(self.keeper, timeout_ms=options.offer_timeout_ms)
@@ -145,7 +157,7 @@ class Front:
                 insecure=options.manager_insecure,
             ),
             registration=self._registration,
-            measure=self.meter.report,
+            measure=self._measure,
             tokens=self.tokens,
             orphan_timeout_ms=options.orphan_timeout_ms,
         )
@@ -191,6 +203,8 @@ class Front:
         self._run_in_background(self.sync.follow_events())
         self._run_in_background(self.sync.sweep())
         self._run_in_background(self._probe_lag())
+        if self.device_watch.has_work:
+            self._run_in_background(self.device_watch.run())
         if self._options.best_effort_squeeze == SQUEEZE_CPUSET:
             self._run_in_background(self.squeezer.run())
         # Registered last: the RM may send commands as soon as it knows the address.
@@ -317,7 +331,7 @@ class Front:
             self.keeper.table.cpus.host, plan.nodes, time_shared=plan.time_shared
         )
         topology = topology_to_proto(plan.topology)
-        devices_to_topology(plan.devices, topology)
+        devices_to_topology(self.keeper.table.devices.host, topology)
         # An earlier resource manager would dedicate cpus that it knows of.
         is_announced = not plan.time_shared or bool(plan.devices.devices)
         return resource_manager_pb2.RegisterExecutorRequest(
@@ -341,6 +355,11 @@ class Front:
             host_cpus=cpus if is_announced else None,
         )
 
+    def _devices_moved(self, host: HostDevices) -> None:
+        """Announces devices again, after one has got another minor number or PCI address."""
+        self.keeper.table.devices.replace_host(host)
+        self.agent.register_again()
+
     async def _start_metrics(self) -> None:
         listen = self._options.listen
         self._metrics_server = MetricsServer(
@@ -352,6 +371,11 @@ class Front:
         )
         self.metrics_address = await self._metrics_server.start()
 
+    async def _measure(self) -> slots_pb2.UsageReport:
+        report = await self.meter.report()
+        report.devices.extend(usages_to_proto(self.device_watch.usages))
+        return report
+
     async def _refresh_metrics(self) -> None:
         await self.meter.refresh()
         self.metrics.update(
@@ -360,6 +384,10 @@ class Front:
             self.meter.latest,
             reserved=self._prepared.plan.reserved,
             now=boot_seconds(),
+        )
+        table = self.keeper.table
+        self.metrics.update_devices(
+            table.devices.host.devices, table.devices.conditions, self.device_watch.usages
         )
 
     def _write_endpoint(self) -> None:

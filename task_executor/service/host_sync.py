@@ -150,7 +150,12 @@ async def _destroy_unknown_slots(keeper: SlotKeeper, state: HelperState) -> None
     for stranger in state.strangers:
         log.error("unknown_group_killed", group=stranger.group, pids=stranger.pids)
     everything = [each.limits for each in state.slots]
-    unknown = [each for each in everything if keeper.table.get(_slot_key(each)) is None]
+    known = keeper.own_slots
+    unknown = [
+        each
+        for each in everything
+        if keeper.table.get(_slot_key(each)) is None and _slot_key(each) not in known
+    ]
     for each in unknown:
         log.warning("unknown_slot", allocation_id=each.allocation_id, generation=each.generation)
     await keeper.destroy_unknown(unknown, DESTROY_S_MAX)

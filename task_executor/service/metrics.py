@@ -7,10 +7,12 @@ are filled from the executor's state at each scrape (`update`).
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from finegrain.devices.device import GPU_MEMORY
+from finegrain.devices.condition import DeviceCondition, DeviceHealth
+from finegrain.devices.device import GPU_MEMORY, Device
 from finegrain.errors import FinegrainError, Reason
 from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
@@ -22,6 +24,7 @@ from finegrain.resources import (
     Amounts,
     devices_or_bytes,
 )
+from finegrain.values.usage import DeviceUsage
 from task_executor.engine.cpu_ledger import CpuLedger
 from task_executor.engine.slots import CarveState
 from task_executor.service.agent import AgentState
@@ -50,6 +53,7 @@ class ExecutorMetrics:
         )
         build_info.labels(software_version, platform.python_version()).set(1)
         self._define_amounts(registry)
+        self._define_devices(registry)
         self._define_work(registry)
         self._define_conversation(registry)
 
@@ -100,6 +104,33 @@ class ExecutorMetrics:
             "finegrain_executor_device_memory_bytes",
             "Memory of GPUs: total, allocated to slots that request bytes.",
             ("state",),
+            registry=registry,
+        )
+
+    def _define_devices(self, registry: CollectorRegistry) -> None:
+        device = ("type", "minor", "uuid")
+        self.device_health = Gauge(
+            "finegrain_executor_device_health",
+            "Health of each device: 1 for the present state, 0 for others.",
+            (*device, "health"),
+            registry=registry,
+        )
+        self.device_foreign_uses = Gauge(
+            "finegrain_executor_device_foreign_uses",
+            "Processes and pods that use a device and are no slot's.",
+            device,
+            registry=registry,
+        )
+        self.device_memory_used = Gauge(
+            "finegrain_executor_device_memory_used_bytes",
+            "Measured memory of each GPU: all, and of slots.",
+            (*device, "of"),
+            registry=registry,
+        )
+        self.device_busy = Gauge(
+            "finegrain_executor_device_busy_ratio",
+            "Share of the last second in which a GPU was busy.",
+            device,
             registry=registry,
         )
 
@@ -250,6 +281,45 @@ class ExecutorMetrics:
         # A counter can only be increased, so the difference to the last scrape is added.
         self.reports.inc(agent.reports_sent - self._reports_counted)
         self._reports_counted = agent.reports_sent
+
+    def update_devices(
+        self,
+        devices: Iterable[Device],
+        conditions: Iterable[DeviceCondition],
+        usages: Iterable[DeviceUsage],
+    ) -> None:
+        """Fills the gauges of devices.
+
+        Args:
+            devices: the announced devices.
+            conditions: of those that are not as they were announced.
+            usages: measured use.
+        """
+        known = {(each.type, each.uuid): each for each in conditions}
+        used = {(each.type, each.uuid): each for each in usages}
+        # A device that returns under another minor number must not leave its old series behind.
+        for gauge in (
+            self.device_health,
+            self.device_foreign_uses,
+            self.device_memory_used,
+            self.device_busy,
+        ):
+            gauge.clear()
+        for device in devices:
+            key = (device.type, device.uuid)
+            labels = (device.type, str(device.minor), device.uuid)
+            condition = known.get(key)
+            health = DeviceHealth.UNHEALTHY if device.problem else DeviceHealth.HEALTHY
+            health = condition.health if condition is not None else health
+            for each in DeviceHealth:
+                self.device_health.labels(*labels, each.value).set(each is health)
+            uses = len(condition.foreign_uses) if condition is not None else 0
+            self.device_foreign_uses.labels(*labels).set(uses)
+            if (usage := used.get(key)) is not None:
+                of_slots = sum(each.memory_bytes for each in usage.slots)
+                self.device_memory_used.labels(*labels, "all").set(usage.memory_bytes)
+                self.device_memory_used.labels(*labels, "slots").set(of_slots)
+                self.device_busy.labels(*labels).set(usage.busy_percent / 100)
 
     def _set_cpus(self, ledger: CpuLedger) -> None:
         executor_cpus = ledger.host.slot_cpus | ledger.host.reserved

@@ -90,6 +90,7 @@ class SlotKeeper:
         self.on_carve: Callable[[float, bool], None] = lambda _seconds, _ok: None
         self.on_free: Callable[[float], None] = lambda _seconds: None
         self.on_resize: Callable[[float, FinegrainError | None], None] = lambda _s, _error: None
+        self.own_slots: set[SlotKey] = set()  # for tests of devices; not in the table
         self.resize_lock = asyncio.Lock()  # held while a slot is being resized
         self._epoch_to_save = 0
         self._saver = Saver(directory, self._snapshot)

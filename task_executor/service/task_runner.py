@@ -110,7 +110,7 @@ class TaskRunner:
             Unavailable: the executor is stopping, or the task could not be started or recorded.
         """
         submission = submission_of(request)
-        check_not_overridden(self._keeper.table.share.devices, submission.env)
+        check_not_overridden(self._keeper.table.devices.host, submission.env)
         task = self._existing_task(submission, caller)
         if task is None:
             if self._closed:
@@ -222,7 +222,7 @@ class TaskRunner:
                 executor_id=self._keeper.identity.executor_id,
                 # The cpus at the start. They can change while the task runs.
                 cpus=str(table.cpus.binding_of(spec).cpus),
-                devices=device_environment(table.share.devices, spec.assignment),
+                devices=device_environment(table.devices.host, spec.assignment),
             ),
             cwd=submission.cwd or None,
             uid=user.uid,

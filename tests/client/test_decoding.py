@@ -54,6 +54,7 @@ NOT_READ = {
     "OutputChunk",  # built from a stream of them
     "CpuAssignment",  # this and the next ones are read with checks shared with the servers
     "CpuPolicy",
+    "DeviceCondition",
     "HostPolicy",
     "HostSettings",
     "Cpu",  # built from the cores of a topology

@@ -54,8 +54,9 @@ def devices_with_problems_get_new_work(patch: Patch) -> None:
     """What an executor announces of the health of devices is ignored."""
     real = CpuLedger.set_unusable_devices
 
-    def set_unusable(ledger: CpuLedger, unusable: dict[Any, str]) -> None:
-        real(ledger, {key: why for key, why in unusable.items() if why.startswith("cordoned")})
+    def set_unusable(ledger: CpuLedger, unusable: dict[Any, str], foreign: frozenset[Any]) -> None:
+        cordoned = {key: why for key, why in unusable.items() if why.startswith("cordoned")}
+        real(ledger, cordoned, foreign)
 
     patch.setattr(CpuLedger, "set_unusable_devices", set_unusable)
 
@@ -88,7 +89,7 @@ def cached_choices_outlive_a_cordon(patch: Patch) -> None:
     patch.setattr(
         CpuLedger,
         "set_unusable_devices",
-        lambda ledger, unusable: ledger.devices.set_unusable(unusable),
+        lambda ledger, unusable, foreign: ledger.devices.set_unusable(unusable, foreign),
     )
 
 

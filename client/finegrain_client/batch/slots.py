@@ -97,7 +97,7 @@ class BatchSlots:
         self._job = job
         self._range_id = row.range_id
         # The resource manager then queues the request of a lost slot again by itself.
-        self._spec = replace(slot, restart_on_loss=True)
+        self._spec = replace(slot, restart_on_loss=True, restart_on_device_loss=True)
         self._slots: dict[str, Slot] = {}
         self._events: JobEvents = job.events()
 

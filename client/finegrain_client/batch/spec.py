@@ -38,7 +38,8 @@ class BatchSpec:
         threads: number of threads of work, 1 to 1,000,000.
         command: program and arguments; no shell is involved.
         slot: what each thread needs, with count 1 and no `target_address`. The request of a lost
-            slot is always queued again, whatever `restart_on_loss` says.
+            slot is always queued again, whatever `restart_on_loss` and `restart_on_device_loss`
+            say.
         name: name for people to read, 1 to 200 printable characters.
         group: resource group; empty: "default".
         env: the whole environment (PATH and HOME get defaults).

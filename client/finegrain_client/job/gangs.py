@@ -26,7 +26,7 @@ class GangSpec:
 
     Attributes:
         members: one `SlotSpec` with a `count`, or several; 1 to 1,000 slots in total. All must have
-            the same `restart_on_loss`, and no `target_address`.
+            the same `restart_on_loss` and `restart_on_device_loss`, and no `target_address`.
         placement: where the members go: ANYWHERE, SAME_EXECUTOR, SAME_LABEL (executors whose
             `label` has the same value) or SPREAD (each member on a different executor).
         label: name of the label; only with SAME_LABEL.
@@ -52,10 +52,9 @@ class GangSpec:
         count = sum(each.count for each in self.specs)
         if not 1 <= count <= MEMBERS_MAX:
             raise InvalidArgument("members", f"{count} slots", f"1 to {MEMBERS_MAX} slots")
-        if len({each.restart_on_loss for each in self.specs}) > 1:
-            raise InvalidArgument(
-                "restart_on_loss", "True and False", "the same value for all members"
-            )
+        for name in ("restart_on_loss", "restart_on_device_loss"):
+            if len({getattr(each, name) for each in self.specs}) > 1:
+                raise InvalidArgument(name, "True and False", "the same value for all members")
         for each in self.specs:
             if each.target_address:
                 expected = "empty: executors do not offer slots of gangs directly"

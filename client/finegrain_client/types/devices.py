@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from finegrain.devices.condition import DeviceCondition
 from finegrain.devices.device import Device, DeviceLink
 from finegrain.mapping.value import Value
+from finegrain.values.usage import DeviceUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class DeviceStatus(Value):
     allocated: Mapping[str, int]  # what slots have of it
     available: Mapping[str, int]  # what further slots could have; empty if it gets no new work
     uses: tuple[DeviceUse, ...]
+    condition: DeviceCondition | None = None  # None: as the executor announced it
+    usage: DeviceUsage | None = None  # None: its driver reports none
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN, CpuPolicy
+from finegrain.devices.condition import DeviceCondition
 from finegrain.errors import FinegrainError, Reason
 from finegrain.mapping.value import Value
 from finegrain.resources import ResourceProfile
@@ -68,6 +69,7 @@ class SlotStatus(Value):
     resize_number: int = 0  # number of the last requested resize
     resizes: tuple[SlotResize, ...] = ()
     assignment: CpuAssignment | None = None  # None: an LS slot in the whole shared pool
+    device_conditions: tuple[DeviceCondition, ...] = ()  # devices that are not healthy, or shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class RequestStatus(Value):
     gang: Gang | None = None
     count: int = 1
     range_id: str = ""
+    restart_on_device_loss: bool = False
     cpu_policy: CpuPolicy = PLAIN
 
 

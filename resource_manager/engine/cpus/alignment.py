@@ -85,7 +85,8 @@ class Case:
             return ()
         known = self._ledger.layout.nodes
         ids = None if nodes is None else {known[at].id for at in nodes}
-        return choose_devices(self._ledger.devices, self._request.devices, ids)
+        request = self._request
+        return choose_devices(self._ledger.devices, request.devices, ids, among=request.among)
 
     def _pinned(
         self, candidates: int, notes: tuple[str, ...], devices: tuple[DeviceShare, ...]

@@ -9,7 +9,7 @@ met, the assignment says so in a note.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -28,6 +28,7 @@ from resource_manager.engine.cpus.shortages import (
     without_topology,
 )
 from resource_manager.engine.devices.choose import choose_devices
+from resource_manager.engine.devices.together import gpus_together
 from resource_manager.engine.model.entities import SlotKey
 from resource_manager.engine.model.host_refusal import HostRefusal
 
@@ -69,7 +70,7 @@ def _with_devices(
     """Adds devices to an assignment that has no particular cpus or nodes."""
     if isinstance(found, HostRefusal) or not request.devices:
         return found
-    devices = choose_devices(ledger.devices, request.devices)
+    devices = choose_devices(ledger.devices, request.devices, among=request.among)
     if isinstance(devices, HostRefusal):
         return devices
     return replace(found, devices=devices)
@@ -91,6 +92,36 @@ def assign_many(
         # The next slot must find these cpus taken.
         scratch.add(_scratch_key(number), assignment)
     return found
+
+
+def assign_together(
+    ledger: CpuLedger, requests: Sequence[CpuRequest]
+) -> list[CpuAssignment] | None:
+    """Returns what the slots of a gang get on one host, if their GPUs are better chosen together
+    than by one slot after the other. Changes nothing.
+
+    Returns:
+        None if there is nothing to choose together, or if the set that is best connected would
+        cost a policy: `assign_many` gives the slots what they get then.
+    """
+    sets = gpus_together(ledger.devices, [each.devices for each in requests])
+    if sets is None:
+        return None
+    found = assign_many(
+        ledger, [replace(each, among=gpus) for each, gpus in zip(requests, sets, strict=True)]
+    )
+    given = [each for each in found if isinstance(each, CpuAssignment)]
+    if len(given) < len(requests):
+        return None
+    if any(each.notes for each in given):
+        in_turn = assign_many(ledger, requests)
+        if _note_count(in_turn) < _note_count(given):
+            return None
+    return given
+
+
+def _note_count(assignments: Iterable[CpuAssignment | HostRefusal]) -> int:
+    return sum(len(each.notes) for each in assignments if isinstance(each, CpuAssignment))
 
 
 def _scratch_key(number: int) -> SlotKey:

@@ -171,9 +171,16 @@ class CpuLedger:
             self._offline, self._kubelet, self._kubelet_memory = circumstances
             self._settings_changed()
 
-    def set_unusable_devices(self, unusable: Mapping[DeviceKey, str]) -> None:
-        """Sets which devices get no new work, and why. Slots keep what they hold."""
-        if self.devices.set_unusable(unusable):
+    def set_unusable_devices(
+        self, unusable: Mapping[DeviceKey, str], foreign: frozenset[DeviceKey]
+    ) -> None:
+        """Sets which devices get no new work, and why. Slots keep what they hold.
+
+        Args:
+            unusable: all of these devices.
+            foreign: those that others use.
+        """
+        if self.devices.set_unusable(unusable, foreign):
             self._changed()
 
     def _settings_changed(self) -> None:

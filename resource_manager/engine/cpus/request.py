@@ -19,6 +19,7 @@ class CpuRequest:
     amounts: tuple[tuple[str, int], ...]  # what it books, sorted; memory parts added up
     cpu_limit_milli: int = 0  # 0: it may use no more than it books
     devices: tuple[DeviceRequest, ...] = ()
+    among: int | None = None  # GPUs that whole ones must come from, as a set; None: any
 
     @classmethod
     def of(

@@ -106,6 +106,8 @@ def choose_devices(
     requests: Sequence[DeviceRequest],
     nodes: Collection[int] | None = None,
     preference: Preference = FULLEST_FIRST,
+    *,
+    among: int | None = None,
 ) -> tuple[DeviceShare, ...] | HostRefusal:
     """Returns the devices that one more slot gets. Changes nothing.
 
@@ -115,11 +117,19 @@ def choose_devices(
         nodes: ids of the NUMA nodes on which its devices must be; None: any. A device whose node is
             unknown may be used with all of them.
         preference: which device comes first among those that have enough left.
+        among: the set of GPUs that whole ones must come from; None: any.
     """
     given: dict[str, Given] = {}
     # First the types that others refer to.
     for request in sorted(requests, key=lambda each: (bool(each.near), each.type)):
-        found = _Choice(ledger, request, nodes, preference, given.get(request.near, [])).devices()
+        found = _Choice(
+            ledger,
+            request,
+            nodes=nodes,
+            preference=preference,
+            near=given.get(request.near, []),
+            among=among,
+        ).devices()
         if isinstance(found, HostRefusal):
             return found
         given[request.type] = found
@@ -131,6 +141,17 @@ def choose_devices(
     )
 
 
+def suited_devices(ledger: DeviceLedger, request: DeviceRequest) -> list[int]:
+    """Returns the positions of the devices that have enough left for a request."""
+    return _Choice(ledger, request).suited()
+
+
+def best_partition(ledger: DeviceLedger, request: DeviceRequest) -> list[int] | None:
+    """Returns the best partition for whole GPUs that is entirely free; None: there is none."""
+    choice = _Choice(ledger, request)
+    return choice.partition(choice.suited())
+
+
 class _Choice:
     """One request for devices of one type on one host."""
 
@@ -138,9 +159,11 @@ class _Choice:
         self,
         ledger: DeviceLedger,
         request: DeviceRequest,
-        nodes: Collection[int] | None,
-        preference: Preference,
-        near: Given,
+        *,
+        nodes: Collection[int] | None = None,
+        preference: Preference = FULLEST_FIRST,
+        near: Sequence[tuple[int, tuple[str, ...]]] = (),
+        among: int | None = None,
     ) -> None:
         self._ledger = ledger
         self._layout = ledger.layout
@@ -152,6 +175,8 @@ class _Choice:
             for at in self._layout.accepted(request)
             if nodes is None or devices[at].numa_node is None or devices[at].numa_node in nodes
         ]
+        if among is not None and request.type == GPU and not request.is_shared:
+            self._allowed = [at for at in self._allowed if among >> at & 1]
         # PCIe groups of the devices that these should be near to, in their order.
         self._groups = list(dict.fromkeys(devices[at].pcie_group for at, _ in near))
 
@@ -160,7 +185,7 @@ class _Choice:
         request = self._request
         if request.every:
             return self._all()
-        suited = [at for at in self._allowed if self._suits(at)]
+        suited = self.suited()
         if request.type == GPU and not request.is_shared and not request.near:
             return self._whole_gpus(suited)
         want, most = request.count, request.count
@@ -184,8 +209,12 @@ class _Choice:
         chosen = self._with_functions(self._allowed, len(self._allowed))
         short = len(chosen) < len(self._allowed) or not chosen
         if short or not all(self._suits(at) for at in self._allowed):
-            return self._short([at for at in self._allowed if self._suits(at)])
+            return self._short(self.suited())
         return chosen
+
+    def suited(self) -> list[int]:
+        """Returns the devices that have enough left."""
+        return [at for at in self._allowed if self._suits(at)]
 
     def _suits(self, position: int) -> bool:
         # A dimension that the device does not have counts as 0, so the device does not fit.
@@ -199,7 +228,7 @@ class _Choice:
         if len(suited) < request.count:
             return self._short(suited)
         if host.partitions:
-            partition = self._partition(suited)
+            partition = self.partition(suited)
             if partition is not None:
                 return [(at, ()) for at in partition]
             if host.partitions_only or request.best_partition:
@@ -224,7 +253,7 @@ class _Choice:
                 groups[key] = groups.get(key, 0) | 1 << at
         return tuple(groups[key] for key in sorted(groups, key=str))
 
-    def _partition(self, suited: list[int]) -> list[int] | None:
+    def partition(self, suited: list[int]) -> list[int] | None:
         """Returns the best partition that is entirely free; None: there is none."""
         request, layout = self._request, self._layout
         gpus = {layout.devices[at].minor: at for at in layout.of_type.get(GPU, ())}

@@ -98,16 +98,22 @@ class DeviceLayout:
         key = (free, count, groups)
         known = self._chosen.get(key)
         if known is None:
-            sets = [each for group in groups for each in self._sets(group, count)]
-            qualities = [self.quality(each) for each in sets]
-            best = max(qualities, default=(0, 0))
-            equal = [each for each, quality in zip(sets, qualities, strict=True) if quality == best]
             known = self._chosen[key] = min(
-                (positions_in(each) for each in equal),
-                key=lambda each: (self._loss(free & ~bits_of(each)), each),
+                (positions_in(each) for each in self._best_sets(groups, count)),
+                key=lambda each: (self.loss(free & ~bits_of(each)), each),
                 default=(),
             )
         return known
+
+    def best_sets(self, free: int, count: int) -> list[int]:
+        """Returns all sets of `count` GPUs than which none is better connected."""
+        return self._best_sets((free,), count)
+
+    def _best_sets(self, groups: tuple[int, ...], count: int) -> list[int]:
+        sets = [each for group in groups for each in self._sets(group, count)]
+        qualities = [self.quality(each) for each in sets]
+        best = max(qualities, default=(0, 0))
+        return [each for each, quality in zip(sets, qualities, strict=True) if quality == best]
 
     def quality(self, gpus: int) -> Quality:
         """Returns how well a set of GPUs is connected."""
@@ -139,7 +145,7 @@ class DeviceLayout:
         values = [self._pair_values.get((min(at, each), max(at, each)), 0) for each in chosen]
         return min(values), sum(values)
 
-    def _loss(self, left: int) -> tuple[tuple[int, int], ...]:
+    def loss(self, left: int) -> tuple[tuple[int, int], ...]:
         """Returns how badly connected the best sets are that are left; less is better."""
         count = left.bit_count()
         found = []

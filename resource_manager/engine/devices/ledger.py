@@ -21,16 +21,27 @@ class DeviceLedger:
     Attributes:
         layout: the devices.
         unusable: why a device gets no new work, by type and UUID.
+        foreign: devices among these that work, but that others use.
         used: what slots have, by type and UUID, then by dimension.
         functions: bus ids of virtual functions that slots have.
         tolerated: devices of which slots have more than there is since the device became smaller.
     """
 
-    __slots__ = ("_free", "_gpu_parts", "functions", "layout", "tolerated", "unusable", "used")
+    __slots__ = (
+        "_free",
+        "_gpu_parts",
+        "foreign",
+        "functions",
+        "layout",
+        "tolerated",
+        "unusable",
+        "used",
+    )
 
     def __init__(self, layout: DeviceLayout) -> None:
         self.layout = layout
         self.unusable: Mapping[DeviceKey, str] = {}
+        self.foreign: frozenset[DeviceKey] = frozenset()
         self.used: dict[DeviceKey, dict[str, int]] = {}
         self.functions: frozenset[str] = frozenset()
         self.tolerated: frozenset[DeviceKey] = frozenset()
@@ -38,15 +49,21 @@ class DeviceLedger:
         self._gpu_parts: tuple[int, ...] | None = None  # None: not computed since the last change
         self._derive()
 
-    def set_unusable(self, unusable: Mapping[DeviceKey, str]) -> bool:
+    def set_unusable(
+        self, unusable: Mapping[DeviceKey, str], foreign: frozenset[DeviceKey] = frozenset()
+    ) -> bool:
         """Sets which devices get no new work. Slots keep what they have.
+
+        Args:
+            unusable: why, by device.
+            foreign: devices among these that work, but that others use.
 
         Returns:
             False if nothing changed.
         """
-        if dict(unusable) == self.unusable:
+        if (dict(unusable), foreign) == (self.unusable, self.foreign):
             return False
-        self.unusable = dict(unusable)
+        self.unusable, self.foreign = dict(unusable), foreign
         self._derive()
         return True
 
@@ -85,6 +102,11 @@ class DeviceLedger:
         device = self.layout.devices[position]
         return self.unusable.get((device.type, device.uuid), "")
 
+    def is_foreign(self, position: int) -> bool:
+        """Returns True if a device gets no new work only because others use it."""
+        device = self.layout.devices[position]
+        return (device.type, device.uuid) in self.foreign
+
     def is_untouched(self, position: int) -> bool:
         """Returns True if no slot has a share of a device."""
         device = self.layout.devices[position]
@@ -102,7 +124,7 @@ class DeviceLedger:
         """Returns a copy, for trying things out."""
         copy = DeviceLedger.__new__(DeviceLedger)
         copy.layout, copy.unusable, copy.functions = self.layout, self.unusable, self.functions
-        copy.tolerated = self.tolerated
+        copy.tolerated, copy.foreign = self.tolerated, self.foreign
         # Amounts of a device are replaced and never changed in place, so they can be shared.
         copy.used, copy._free = dict(self.used), list(self._free)
         copy._gpu_parts = self._gpu_parts

@@ -21,7 +21,8 @@ class DeviceBlocker(HostBlocker):
     PARTITION_UNSUPPORTED = "PARTITION_UNSUPPORTED"  # no partition has this number of GPUs
 
     DEVICE_NOT_ENOUGH = "DEVICE_NOT_ENOUGH"  # too few have enough left
-    DEVICE_UNUSABLE = "DEVICE_UNUSABLE"  # too few get new work: unhealthy, cordoned, foreign use
+    DEVICE_UNUSABLE = "DEVICE_UNUSABLE"  # too few get new work: unhealthy or cordoned
+    FOREIGN_USE = "FOREIGN_USE"  # too few get new work, because others use them
     DEVICES_NOT_NEAR = "DEVICES_NOT_NEAR"  # not at the PCIe groups of the slot's other devices
     DEVICES_SPREAD = "DEVICES_SPREAD"  # not at one NUMA node or PCIe group
     PARTITION_IN_USE = "PARTITION_IN_USE"  # no partition is entirely free
@@ -83,8 +84,9 @@ def shortage(
     usable = [at for at in large if not ledger.problem(at)]
     if len(usable) < request.count:
         bad = next(at for at in large if ledger.problem(at))
+        is_foreign = ledger.is_foreign(bad)
         return HostRefusal(
-            DeviceBlocker.DEVICE_UNUSABLE,
+            DeviceBlocker.FOREIGN_USE if is_foreign else DeviceBlocker.DEVICE_UNUSABLE,
             f"{need}, and {len(usable)} get new work"
             f" ({layout.devices[bad].name}: {ledger.problem(bad)})",
             numbers,

@@ -34,7 +34,7 @@ def adopt_settings(context: EventContext, host: Host) -> None:
     host.operator_policy = set_for(state.host_settings, host.host_id)
     host.cluster_policy = set_for(state.host_settings, CLUSTER)
     host.cordons = cordons_for(state.host_settings, host.host_id)
-    _settle(context, host)
+    settle_host(context, host)
 
 
 def adopt_cpu_state(context: EventContext, host: Host, seen: CpuState | None) -> None:
@@ -50,7 +50,7 @@ def adopt_cpu_state(context: EventContext, host: Host, seen: CpuState | None) ->
     if seen == host.executor.cpu_state and not host.lost_cpus:
         return  # most reports end here
     host.executor.cpu_state = seen
-    _settle(context, host)
+    settle_host(context, host)
     report_lost_cpus(context.journal, host)
 
 
@@ -71,7 +71,8 @@ def policy_to_send(
     return setting.policy, setting.number
 
 
-def _settle(context: EventContext, host: Host) -> None:
+def settle_host(context: EventContext, host: Host) -> None:
+    """Updates all that depends on which cpus and devices of a host slots can get."""
     state = context.state
     if not host.settle_cpus():
         return  # capacity, queue and refusals need no update

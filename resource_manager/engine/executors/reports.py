@@ -40,7 +40,12 @@ from dataclasses import dataclass
 
 from finegrain.errors import FailedPrecondition, Reason
 from finegrain.values.states import ExecutorState, RequestState, SlotState
-from resource_manager.engine.executors.cpu_states import adopt_cpu_state, policy_to_send
+from resource_manager.engine.executors.cpu_states import (
+    adopt_cpu_state,
+    policy_to_send,
+    settle_host,
+)
+from resource_manager.engine.executors.device_states import DeviceReporter
 from resource_manager.engine.executors.reachability import (
     delivery_overdue,
     find_unreachable,
@@ -99,6 +104,7 @@ def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
     # An ignored report is older than the known usage figures.
     if taken.taken:
         executor.used = event.used
+        executor.device_usage = event.device_usage
     # Reports arrive, but commands do not reach the executor. Checked after the report was adopted,
     # because the report itself is valid.
     if delivery_overdue(context.journal, context.state.settings, host):
@@ -174,6 +180,17 @@ def adopt_report(
     # After the loop above, which has handled all slots in the report. Other slots may be missing.
     settle(context, host)
     adopt_cpu_state(context, host, report.cpu_state)
+    before = executor.device_conditions
+    if report.device_conditions != before:
+        executor.device_conditions = report.device_conditions
+        settle_host(context, host)
+    reporter = DeviceReporter(
+        context.journal,
+        context.state.requests,
+        context.state.gang_moves,
+        context.state.moves,
+    )
+    reporter.report(host, before)
     # Only now do the bookings and the report match, so the index may read the host's free capacity.
     context.state.hosts.touch(host)
     if host.refusals and host.end_refusals(context.now_ms):

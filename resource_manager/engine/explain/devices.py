@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from finegrain.devices.condition import DeviceCondition
 from finegrain.devices.device import Device, DeviceLink, DeviceShare
+from finegrain.values.usage import DeviceUsage
 from resource_manager.engine.explain.lists import Page
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host
@@ -28,6 +30,9 @@ class DeviceView:
         problem: why it gets no new work; empty: it does.
         allocated: what slots have of it, by dimension.
         available: what further slots could have; empty if it gets no new work.
+        uses: the slots that have it.
+        condition: as its executor last reported it; None: as it was announced.
+        usage: measured use; None: its driver reports none.
     """
 
     device: Device
@@ -36,6 +41,8 @@ class DeviceView:
     allocated: dict[str, int]
     available: dict[str, int]
     uses: list[DeviceUse]
+    condition: DeviceCondition | None = None
+    usage: DeviceUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,8 @@ def devices_of(host: Host) -> ExecutorDevices:
         for share in slot.assignment.devices if slot.assignment is not None else ():
             uses.setdefault((share.type, share.uuid), []).append(DeviceUse(slot, share))
     cordoned = {(each.type, each.uuid) for each in host.cordons}
+    conditions = {(each.type, each.uuid): each for each in host.executor.device_conditions}
+    usages = {(each.type, each.uuid): each for each in host.executor.device_usage}
     views = []
     for at, device in enumerate(ledger.layout.devices):
         key_of_device = (device.type, device.uuid)
@@ -97,6 +106,8 @@ def devices_of(host: Host) -> ExecutorDevices:
                 dict(ledger.used.get(key_of_device, {})),
                 {name: amount for name, amount in ledger.free(at).items() if amount},
                 uses.get(key_of_device, []),
+                conditions.get(key_of_device),
+                usages.get(key_of_device),
             )
         )
     return ExecutorDevices(host.host_id, views, ledger.layout.host.links, ledger.layout.host.fake)

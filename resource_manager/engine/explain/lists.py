@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
 
+from finegrain.devices.condition import DeviceCondition
 from finegrain.resources import total_of
 from finegrain.values.states import ExecutorState, RequestState
 from finegrain.values.usage import Usage
@@ -77,11 +78,14 @@ class ExecutorView:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot with the address of its executor, and why a resize of it waits."""
+    """A slot with the address of its executor, why a resize of it waits, and the conditions of its
+    devices that are not healthy or that others use.
+    """
 
     slot: Slot
     executor_address: str
     resize_message: str = ""
+    device_conditions: tuple[DeviceCondition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,12 +334,13 @@ def job_view(state: State, job: Job) -> JobView:
 
 
 def slot_view(state: State, slot: Slot) -> SlotView:
-    """Returns one slot with the address of its executor, and why a resize of it waits."""
-    address = state.hosts[slot.executor_id].executor.registration.address
+    """Returns one slot with what lists show beside it."""
+    host = state.hosts[slot.executor_id]
+    address, conditions = host.executor.registration.address, host.conditions_of(slot)
     if slot.wanted is None:
-        return SlotView(slot, address)
+        return SlotView(slot, address, device_conditions=conditions)
     # The last explanation is about the resize that still waits.
-    return SlotView(slot, address, explain_resizes(state, slot)[-1].summary)
+    return SlotView(slot, address, explain_resizes(state, slot)[-1].summary, conditions)
 
 
 def request_view(state: State, request: Request, count: int = 1) -> RequestView:

@@ -19,9 +19,16 @@ from typing import TYPE_CHECKING, Protocol
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN, QosClass
 from finegrain.cpuset import CpuSet
+from finegrain.devices.condition import DeviceCondition
 from finegrain.errors import InvalidArgument, InvariantBroken
 from finegrain.resources import BEST_EFFORT_CPU_MILLI
-from resource_manager.engine.cpus.assign import assign, assign_many, fits_empty, score
+from resource_manager.engine.cpus.assign import (
+    assign,
+    assign_many,
+    assign_together,
+    fits_empty,
+    score,
+)
 from resource_manager.engine.cpus.empty_hosts import HostKind
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of
 from resource_manager.engine.cpus.ledger import CpuLedger
@@ -34,6 +41,8 @@ from resource_manager.engine.model.scheduling_key import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from finegrain.resources import Amounts, ResourceProfile
     from resource_manager.engine.hosts.allowed_cpus import HostCpus
     from resource_manager.engine.model.entities import Cordon, Executor, Registration, Slot, SlotKey
@@ -178,22 +187,34 @@ class CpuAllocator:
         known = CpuSet.from_bits(ledger.reported_layout.cpus)
         offline, kubelet = seen.offline_cpus & known, seen.kubelet_cpus & known
         ledger.set_unavailable(offline=offline, kubelet=kubelet, kubelet_memory=seen.kubelet_memory)
-        problems = {
-            (each.type, each.uuid): each.problem
-            for each in ledger.devices.layout.devices
-            if each.problem
-        }
+        problems = {(each.type, each.uuid): each.problem for each in ledger.devices.layout.devices}
+        # What the executor sees now replaces what it announced when it registered.
+        now = {(each.type, each.uuid): each for each in self.executor.device_conditions}
+        problems |= {key: each.obstacle for key, each in now.items() if key in problems}
         cordoned = {
             (each.type, each.uuid): f"cordoned: {each.reason or 'no reason given'}"
             for each in self.cordons
         }
-        ledger.set_unusable_devices(problems | cordoned)
+        unusable = {key: problem for key, problem in (problems | cordoned).items() if problem}
+        foreign = (key for key, each in now.items() if not each.problem and each.foreign_uses)
+        ledger.set_unusable_devices(unusable, frozenset(foreign) - cordoned.keys())
         self.aligning = ledger.policy.alignment.aligns and not ledger.time_shared
         kind = HostKind.of(ledger)
         # Kinds are compared often, in caches of what fits; one shared object makes that cheap.
         if kind != self.cpu_kind:
             self.cpu_kind = _shared(kind)
         return ledger.version != version
+
+    def conditions_of(self, slot: Slot) -> tuple[DeviceCondition, ...]:
+        """Returns the conditions of a slot's devices that are not healthy, or that others use."""
+        if not self.executor.device_conditions or slot.assignment is None:
+            return ()
+        has = {(each.type, each.uuid) for each in slot.assignment.devices}
+        return tuple(
+            each
+            for each in self.executor.device_conditions
+            if (each.type, each.uuid) in has and each.obstacle
+        )
 
     # What slots can get.
 
@@ -277,6 +298,18 @@ class CpuAllocator:
             return [None] * count
         one = self.assign(request)
         return [_in_pools(request) if isinstance(one, HostRefusal) else one] * count
+
+    def assignments_together(
+        self, members: Sequence[tuple[ResourceRequest, int]]
+    ) -> list[CpuAssignment] | None:
+        """Returns what members of a gang get here whose GPUs are chosen together, in this order;
+        each request comes with its number. None: ask `assignments` for one after the other.
+        """
+        has_devices = any(each.profile is not None and each.profile.devices for each, _ in members)
+        if self.cpus is None or not has_devices:
+            return None
+        requests = [self._cpu_request(each) for each, count in members for _ in range(count)]
+        return assign_together(self.cpus, requests)
 
     def _cached_answer(self, ledger: CpuLedger, request: ResourceRequest, count: int) -> Answer:
         version, known = self.answers

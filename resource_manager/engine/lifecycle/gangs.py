@@ -34,6 +34,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from finegrain.cpu_assignment import CpuAssignment
 from finegrain.errors import Reason
 from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState
@@ -155,12 +156,33 @@ class GangMoves:
         # Members with equal requests are interchangeable, so each share takes the next ones.
         groups = self._by_request(waiting)
         members = [iter(groups[request_kind]) for request_kind in requests]
-        for share in found:
+        shares = list(found)
+        chosen = self._chosen_together(requests, shares)
+        for share in shares:
             some = list(islice(members[share.request_index], share.count))
-            self.moves.place(some, self.hosts[share.host_id])
+            here = chosen.get(share.host_id)
+            its = list(islice(here, share.count)) if here is not None else None
+            self.moves.place(some, self.hosts[share.host_id], its)
         self.transitions.move_gang(waiting.gang, GangInput.PLACE)
         self.gangs.unconfirmed[waiting.gang.gang_id] = len(waiting.members)
         self.gangs.stop_waiting(waiting.gang, self.queue.non_batchables)
+
+    def _chosen_together(
+        self, requests: Sequence[MemberRequest], shares: Iterable[Share]
+    ) -> dict[str, Iterator[CpuAssignment]]:
+        """Returns what members get that are placed on one host and whose GPUs are chosen together,
+        by host, in the order of their shares.
+        """
+        by_host: dict[str, list[tuple[MemberRequest, int]]] = {}
+        for share in shares:
+            by_host.setdefault(share.host_id, []).append(
+                (requests[share.request_index], share.count)
+            )
+        found = {
+            host_id: self.hosts[host_id].assignments_together(here)
+            for host_id, here in by_host.items()
+        }
+        return {host_id: iter(each) for host_id, each in found.items() if each is not None}
 
     def confirm(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
         """Records that the executor has carved the slot. The last slot of a gang grants the gang.

@@ -85,7 +85,12 @@ class RequestMoves:
     resizes: ResizeMoves
     usage: UsageAccounting
 
-    def place(self, requests: Sequence[Request], host: Host) -> None:
+    def place(
+        self,
+        requests: Sequence[Request],
+        host: Host,
+        chosen: Iterable[CpuAssignment] | None = None,
+    ) -> None:
         """Books slots for queued requests on a host, and queues the orders to its executor.
 
         The caller has checked that all of them fit on the host. It also removes the requests from
@@ -93,7 +98,8 @@ class RequestMoves:
 
         Args:
             requests: requests of one job and one scheduling class.
-            host: the host; it also chooses the cpus and NUMA nodes of the slots.
+            host: the host; it also chooses the cpus, NUMA nodes and devices of the slots.
+            chosen: these, if they are chosen already.
 
         Raises:
             InvariantBroken: the host's cpus or NUMA nodes do not suit all of the requests; see
@@ -107,7 +113,9 @@ class RequestMoves:
         assignments: Iterable[CpuAssignment | None] = repeat(None)
         # Cpus and NUMA nodes are chosen for all slots together, before the loop changes the ledger
         # of cpus.
-        if host.aligning or policy is not PLAIN or profile.devices:
+        if chosen is not None:
+            assignments = chosen
+        elif host.aligning or policy is not PLAIN or profile.devices:
             scheduling_class = self.queue.class_of(requests[0].spec)
             assignments = host.assignments(scheduling_class, len(requests))
         # A host without slots gets its first slot, so it counts as in use from now on.

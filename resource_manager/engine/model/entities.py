@@ -14,6 +14,7 @@ from enum import StrEnum
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN, CpuPolicy, HostPolicy, QosClass
 from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.devices.condition import DeviceCondition
 from finegrain.intervals import IntervalSet
 from finegrain.resources import Amounts, ResourceProfile
 from finegrain.values.isolation import NOTHING_REPORTED, Isolation
@@ -24,7 +25,7 @@ from finegrain.values.states import (
     RequestState,
     SlotState,
 )
-from finegrain.values.usage import NO_USAGE, Usage
+from finegrain.values.usage import NO_USAGE, DeviceUsage, Usage
 from resource_manager.engine.model.durations import Durations
 
 SlotKey = tuple[str, int]
@@ -69,6 +70,7 @@ class RequestSpec:
     restart_on_loss: bool = False
     gang_id: str = ""
     cpu_policy: CpuPolicy = PLAIN
+    restart_on_device_loss: bool = False
 
 
 class GangState(StrEnum):
@@ -89,6 +91,10 @@ class GangSpec:
     placement: GangPlacement = GangPlacement.ANYWHERE
     label: str = ""
     timeout_ms: int | None = None  # None: it waits indefinitely
+
+
+EQUAL_IN_GANG = ("restart_on_loss", "restart_on_device_loss")
+"""Attributes of requests, and fields of their messages, that all members of a gang must share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +385,9 @@ class Executor:
     report_time_ms: int = 0
     reported_available: Amounts | None = None
     cpu_state: CpuState = NO_CPU_STATE
+    device_conditions: tuple[DeviceCondition, ...] = ()  # of the last full report
     used: Usage = NO_USAGE
+    device_usage: tuple[DeviceUsage, ...] = ()
     command_number: int = 0
     drain_deadline_at_ms: int | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from finegrain.cpu_assignment import CpuAssignment
+from finegrain.devices.condition import DeviceCondition
 from finegrain.resources import Amounts, ResourceProfile
 from finegrain.values.isolation import Isolation
 from finegrain.values.states import SlotState
@@ -50,3 +51,5 @@ class Report:
     available: Amounts = field(default_factory=dict)
     ended: tuple[EndedSlot, ...] = ()
     cpu_state: CpuState | None = None  # None: nothing to report, or unchanged
+    # devices that are not as they were announced; empty also if unchanged
+    device_conditions: tuple[DeviceCondition, ...] = ()

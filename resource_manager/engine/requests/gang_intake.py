@@ -16,7 +16,14 @@ from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.lifecycle.known import taken
 from resource_manager.engine.lifecycle.waiting import WaitingReasons
-from resource_manager.engine.model.entities import Gang, GangSpec, Job, Request, RequestSpec
+from resource_manager.engine.model.entities import (
+    EQUAL_IN_GANG,
+    Gang,
+    GangSpec,
+    Job,
+    Request,
+    RequestSpec,
+)
 from resource_manager.engine.placement.feasibility import Feasibility
 from resource_manager.engine.queue.gangs import (
     GangLedger,
@@ -206,12 +213,14 @@ def _problem(
         message = "a member of a gang has no target_address: a gang is offered as a whole"
         return _invalid(name, "target_address", spec.target_address, message)
     # Members are queued again together after a loss, so all must have the same value.
-    if spec.restart_on_loss != first.restart_on_loss:
-        message = (
-            f"restart_on_loss is {spec.restart_on_loss}, and {first.restart_on_loss} for"
-            f" {first.allocation_id} of the same gang; expected the same for all of them"
-        )
-        return _invalid(name, "restart_on_loss", str(spec.restart_on_loss), message)
+    for flag in EQUAL_IN_GANG:
+        value, expected = getattr(spec, flag), getattr(first, flag)
+        if value != expected:
+            message = (
+                f"{flag} is {value}, and {expected} for {first.allocation_id} of the same gang;"
+                " expected the same for all of them"
+            )
+            return _invalid(name, flag, str(value), message)
     return waiting_reasons.refusal(spec)
 
 

@@ -167,6 +167,7 @@ def _ask_for_the_same(request: Request, waiting: Request) -> bool:
         allocation_id=request.allocation_id,
         allow_pending=request.spec.allow_pending,
         restart_on_loss=request.spec.restart_on_loss,
+        restart_on_device_loss=request.spec.restart_on_device_loss,
     )
     return like == request.spec
 

@@ -26,6 +26,7 @@ from finegrain.rpc.wire import (
     topology_from_proto,
 )
 from finegrain.rpc.wire_cpus import assignment_from_proto, host_cpus_from_proto
+from finegrain.rpc.wire_devices import conditions_from_proto
 from finegrain.rpc.wire_topology import check_cpu_list
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
@@ -125,6 +126,7 @@ def slot_request(message: slots_pb2.SlotRequest, field: str) -> RequestSpec:
         target_address=target_address,
         allow_pending=message.allow_pending,
         restart_on_loss=message.restart_on_loss,
+        restart_on_device_loss=message.restart_on_device_loss,
         gang_id=gang_id,
         cpu_policy=request_policy(message, profile, field),
     )
@@ -284,6 +286,9 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
         cpu_state=cpu_state_from_proto(message.cpu_state, f"{field}.cpu_state")
         if message.HasField("cpu_state")
         else None,
+        device_conditions=conditions_from_proto(
+            message.device_conditions, f"{field}.device_conditions"
+        ),
     )
 
 

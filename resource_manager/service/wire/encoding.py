@@ -7,8 +7,10 @@ Where message and value use different names, the tables in `listed.py`, `explain
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from finegrain.cpuset import CpuSet
+from finegrain.devices.condition import DeviceCondition
 from finegrain.rpc.mapping.writer import As, FromValue, Writer, Writing
 from finegrain.rpc.wire import (
     amounts_to_proto,
@@ -25,6 +27,7 @@ from finegrain.rpc.wire_cpus import (
     host_cpus_to_proto,
     host_policy_to_proto,
 )
+from finegrain.rpc.wire_devices import condition_to_proto
 from finegrain.v1 import cluster_pb2, cpus_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.explain.groups import FlowView, GroupView
@@ -51,7 +54,10 @@ ORDERED, WAITING = slots_pb2.SLOT_RESIZE_STATE_ORDERED, slots_pb2.SLOT_RESIZE_ST
 
 
 def slot_status(
-    slot: Slot, executor_address: str = "", resize_message: str = ""
+    slot: Slot,
+    executor_address: str = "",
+    resize_message: str = "",
+    conditions: Sequence[DeviceCondition] = (),
 ) -> slots_pb2.SlotStatus:
     """Returns a slot with its resizes in progress.
 
@@ -59,6 +65,7 @@ def slot_status(
         slot: the slot.
         executor_address: where job masters reach its executor.
         resize_message: why a resize waits, for people.
+        conditions: of its devices, as far as they are not healthy or others use them.
     """
     under_way = []
     # The ordered resize comes first: it ends before the one that waits.
@@ -68,12 +75,19 @@ def slot_status(
         under_way.append(resize_status(slot.wanted, ordered=False, message=resize_message))
     # Called directly, not through `write`, because slots are written most often.
     function = write.function(Slot, slots_pb2.SlotStatus)
-    return function(slot, executor_address=executor_address, resizes=under_way)
+    return function(
+        slot,
+        executor_address=executor_address,
+        resizes=under_way,
+        device_conditions=[condition_to_proto(each) for each in conditions],
+    )
 
 
 def slot_status_of_view(view: SlotView) -> slots_pb2.SlotStatus:
     """Returns a slot with the address of its executor."""
-    return slot_status(view.slot, view.executor_address, view.resize_message)
+    return slot_status(
+        view.slot, view.executor_address, view.resize_message, view.device_conditions
+    )
 
 
 def resize_status(resize: Resize, *, ordered: bool, message: str = "") -> slots_pb2.SlotResize:

@@ -14,7 +14,7 @@ from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import slots_pb2
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import GangPlacement
-from resource_manager.engine.model.entities import GangSpec, RequestSpec
+from resource_manager.engine.model.entities import EQUAL_IN_GANG, GangSpec, RequestSpec
 
 _PLACEMENTS = members_of(GangPlacement, slots_pb2.GangPlacement.DESCRIPTOR) | {
     slots_pb2.GANG_PLACEMENT_UNSPECIFIED: GangPlacement.ANYWHERE
@@ -114,7 +114,8 @@ def _members(
         others = members.setdefault(gang_id, [])
         others.append(at)
         first = others[0]
-        if request.restart_on_loss != requests[first].restart_on_loss:
-            expected = f"the same as in requests[{first}], which belongs to the same gang"
-            raise InvalidArgument(f"{field}.restart_on_loss", request.restart_on_loss, expected)
+        for name in EQUAL_IN_GANG:
+            if (value := getattr(request, name)) != getattr(requests[first], name):
+                expected = f"the same as in requests[{first}], which belongs to the same gang"
+                raise InvalidArgument(f"{field}.{name}", value, expected)
     return members

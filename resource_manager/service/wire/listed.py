@@ -14,7 +14,7 @@ from finegrain.rpc.wire_cpus import POOL_NAME
 from finegrain.v1 import cluster_pb2, cpus_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.usage import Zone
+from finegrain.values.usage import Usage, Zone
 from resource_manager.engine.executors.host_settings import HostPolicyView
 from resource_manager.engine.explain.groups import GroupView
 from resource_manager.engine.explain.lists import (
@@ -66,7 +66,7 @@ WRITINGS = (
         Slot,
         slots_pb2.SlotStatus,
         {"memory_bytes": BOOKED, "cpus": FromValue(_cpus)},
-        given="executor_address resizes",
+        given="executor_address resizes device_conditions",
         kept=(
             "cpus ordered wanted booked cost placed_with_command grace_ms thread_since_ms works_for"
         ),
@@ -130,7 +130,8 @@ WRITINGS = (
         given="topology",
         kept=(
             "executor.first_seen_time_ms executor.lost executor.report_at_ms "
-            "executor.reported_available executor.cpu_state executor.command_number "
+            "executor.reported_available executor.cpu_state executor.device_conditions "
+            "executor.device_usage executor.command_number "
             "executor.drain_deadline_at_ms executor.registration.executor_id "
             "executor.registration.total executor.registration.topology "
             "executor.registration.boot_id executor.registration.protocol_version "
@@ -143,6 +144,8 @@ WRITINGS = (
         given="rm_epoch software_version start_time protocol_version",
     ),
     Writing(ItemOutcome, slots_pb2.ItemResult, ITEM_ERROR),
+    # Lists of devices have the use of each device.
+    Writing(Usage, slots_pb2.UsageReport, given="devices"),
     Writing(
         GroupView,
         cluster_pb2.GroupStatus,

@@ -10,6 +10,12 @@ Known forms of `cpu_manager_state`:
 
 `memory_manager_state` exists since 1.21 and changed in the same way.
 
+`kubelet_internal_checkpoint`, of the device manager, exists since 1.8:
+
+    1.8 to 1.9    `PodDeviceEntries`: pod, container, resource, and a list of device ids
+    1.10 to 1.19  the same within `Data`, beside a checksum
+    1.20 on       device ids by NUMA node
+
 Checksums are not verified. They are computed over the printed form of Go structures, which differs
 between versions that write the same file. A kubelet replaces its files as a whole (except 1.8 and
 1.9), so a file that can be parsed and is consistent is taken as complete.
@@ -24,6 +30,7 @@ from typing import Any
 
 from finegrain.cpuset import MAX_ID, CpuSet
 from finegrain.errors import InvalidArgument
+from task_executor.host.kubelet.state import KubeletDevices
 
 _DEPTH_OF_DATA = 1  # no kubelet nests `data` within `data`
 
@@ -113,6 +120,30 @@ def parse_memory_checkpoint(text: str) -> MemoryCheckpoint:
     )
 
 
+def parse_device_checkpoint(text: str) -> tuple[KubeletDevices, ...]:
+    """Parses `kubelet_internal_checkpoint`.
+
+    Raises:
+        Damaged: the text is not a valid checkpoint.
+    """
+    fields = _json_object(text)
+    content = fields.get("data")
+    fields = fields if content is None else _lowered(_mapping(content, "data"))
+    found = []
+    for each in _list(fields.get("poddeviceentries") or [], "podDeviceEntries"):
+        entry = _lowered(_mapping(each, "an entry"))
+        pod, container, resource = (
+            str(entry.get(name, "")) for name in ("poduid", "containername", "resourcename")
+        )
+        listed = entry.get("deviceids") or []
+        by_node = listed.values() if isinstance(listed, dict) else [listed]
+        ids = [one for some in by_node for one in _list(some or [], "deviceIDs")]
+        # A plug-in that lets containers share a GPU numbers the shares: "GPU-...::3".
+        plain = frozenset(str(one).partition("::")[0] for one in ids)
+        found.append(KubeletDevices(pod, container, resource, plain))
+    return tuple(sorted(found, key=lambda one: (one.pod_uid, one.container, one.resource)))
+
+
 def _without_zeros(sizes: Mapping[tuple[int, str], int]) -> dict[tuple[int, str], int]:
     return {key: size for key, size in sizes.items() if size}
 
@@ -129,14 +160,8 @@ def _blocks(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], dict[s
 
 
 def _fields(text: str, depth: int = _DEPTH_OF_DATA) -> dict[str, Any]:
-    """Returns the outermost object, names in lower case: kubelets ignore case and wrote both."""
-    try:
-        fields = _lowered(_mapping(json.loads(text), "the file"))
-    except (ValueError, RecursionError) as error:
-        # `Damaged` is a ValueError too. It has the better message already.
-        if isinstance(error, Damaged):
-            raise
-        raise Damaged(f"it is not JSON ({str(error)[:80]})") from None
+    """Returns the fields of a checkpoint of the cpu or memory manager."""
+    fields = _json_object(text)
     # A newer form has the whole content again as text in `data`, which then counts.
     data = fields.get("data")
     if isinstance(data, str) and data and depth:
@@ -144,6 +169,17 @@ def _fields(text: str, depth: int = _DEPTH_OF_DATA) -> dict[str, Any]:
     if "policyname" not in fields:
         raise Damaged("it has no policyName")
     return fields
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """Returns the outermost object, names in lower case: kubelets ignore case and wrote both."""
+    try:
+        return _lowered(_mapping(json.loads(text), "the file"))
+    except (ValueError, RecursionError) as error:
+        # `Damaged` is a ValueError too. It has the better message already.
+        if isinstance(error, Damaged):
+            raise
+        raise Damaged(f"it is not JSON ({str(error)[:80]})") from None
 
 
 def _policy(fields: Mapping[str, Any]) -> str:

@@ -17,13 +17,20 @@ from task_executor.host.kubelet.checkpoints import (
     Damaged,
     MemoryCheckpoint,
     parse_cpu_checkpoint,
+    parse_device_checkpoint,
     parse_memory_checkpoint,
 )
 from task_executor.host.kubelet.configuration import KubeletConfiguration, read_configuration
-from task_executor.host.kubelet.state import STATIC, KubeletContainer, KubeletState
+from task_executor.host.kubelet.state import (
+    STATIC,
+    KubeletContainer,
+    KubeletDevices,
+    KubeletState,
+)
 
 CPU_STATE: Final = "cpu_manager_state"
 MEMORY_STATE: Final = "memory_manager_state"
+DEVICE_STATE: Final = "device-plugins/kubelet_internal_checkpoint"
 CONFIG: Final = "config"
 NOTES_MAX: Final = 10
 NOTE_LENGTH_MAX: Final = 300
@@ -33,8 +40,9 @@ NOTE_LENGTH_MAX: Final = 300
 class KubeletTexts:
     """The texts that were read at one time.
 
-    `texts` by name: "cpu_manager_state", "memory_manager_state", "config", and "config/NAME" for
-    drop-in files, in their order. `failures`: why a file that exists could not be read.
+    `texts` by name: "cpu_manager_state", "memory_manager_state",
+    "device-plugins/kubelet_internal_checkpoint", "config", and "config/NAME" for drop-in files, in
+    their order. `failures`: why a file that exists could not be read.
     """
 
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -52,6 +60,7 @@ class _Known:
     cpus: CpuCheckpoint | None = None
     memory: MemoryCheckpoint | None = None
     configuration: KubeletConfiguration = _NOTHING_SAID
+    devices: tuple[KubeletDevices, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,7 @@ def read_kubelet(
         cpus=_cpu_checkpoint(found, before, notes),
         memory=_memory_checkpoint(found, before, notes),
         configuration=_configuration(found, before, notes),
+        devices=_devices(found, before, notes),
     )
     state = _state(known, topology, notes)
     kept = tuple(printable(note)[:NOTE_LENGTH_MAX] for note in notes[:NOTES_MAX])
@@ -118,6 +128,19 @@ def _memory_checkpoint(
     return None  # older kubelets have no such file; without it no memory is allocated
 
 
+def _devices(found: KubeletTexts, before: _Known, notes: list[str]) -> tuple[KubeletDevices, ...]:
+    if DEVICE_STATE in found.texts:
+        try:
+            return parse_device_checkpoint(found.texts[DEVICE_STATE])
+        except Damaged as error:
+            notes.append(f"the kubelet's {DEVICE_STATE} is damaged: {error}")
+            return before.devices
+    if DEVICE_STATE in found.failures:
+        notes.append(f"the kubelet's {found.failures[DEVICE_STATE]}")
+        return before.devices
+    return ()  # a kubelet without plug-ins for devices has no such file
+
+
 def _configuration(found: KubeletTexts, before: _Known, notes: list[str]) -> KubeletConfiguration:
     if CONFIG in found.failures:
         notes.append(f"the kubelet's configuration: {found.failures[CONFIG]}")
@@ -155,6 +178,7 @@ def _state(known: _Known, topology: HostTopology, notes: list[str]) -> KubeletSt
         containers=containers,
         given=_listed(memory.given if memory else {}),
         # The memory manager's own numbers are preferred: they are what it really keeps back.
+        devices=known.devices,
         kept=_listed(memory.kept) if memory and memory.kept else configured.reserved_memory,
     )
 

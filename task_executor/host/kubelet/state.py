@@ -33,6 +33,19 @@ class KubeletContainer:
 
 
 @dataclass(frozen=True, slots=True)
+class KubeletDevices:
+    """Devices of one resource that a kubelet has given to a container.
+
+    `ids` are as the vendor's plug-in names them: UUIDs of GPUs, or PCI addresses.
+    """
+
+    pod_uid: str
+    container: str
+    resource: str  # such as nvidia.com/gpu
+    ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class KubeletState:
     """A kubelet's settings and allocations, as read from its files.
 
@@ -50,6 +63,7 @@ class KubeletState:
     containers: tuple[KubeletContainer, ...] = ()  # sorted by pod and container
     given: tuple[tuple[int, str, int], ...] = ()  # sorted
     kept: tuple[tuple[int, str, int], ...] = ()
+    devices: tuple[KubeletDevices, ...] = ()  # sorted by pod, container and resource
     notes: tuple[str, ...] = ()
 
     @property

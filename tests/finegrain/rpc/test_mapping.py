@@ -73,7 +73,10 @@ class Verdict:
     message: str = ""
 
 
-REQUEST_UNREAD = "cpu_limit_milli target_address allow_pending restart_on_loss gang_id cpu_policy"
+REQUEST_UNREAD = (
+    "cpu_limit_milli target_address allow_pending restart_on_loss restart_on_device_loss gang_id "
+    "cpu_policy"
+)
 EVENT_UNREAD = "kind executor_id job_id allocation_id reason message"
 
 
@@ -191,7 +194,7 @@ def test_parts_paths_properties_and_functions_when_writing() -> None:
                 "cpu_limit_milli": FromValue(lambda view: view.spec.pids_max + 1),
             },
             parts="spec",
-            unset="allow_pending restart_on_loss cpu_policy",
+            unset="allow_pending restart_on_loss restart_on_device_loss cpu_policy",
         )
     )
     message = write(slots_pb2.SlotRequest, View(Request("a", pids_max=4), "job"))

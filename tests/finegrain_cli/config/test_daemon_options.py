@@ -186,6 +186,7 @@ best_effort_squeeze_minimum = 10
 kubelet_dir = "none"
 devices = "none"
 fake_gpus = "dgx-a100"
+foreign_gpu_use = "ignore"
 kubelet_config = "/etc/kubelet.yaml"
 cpus = "1-3"
 cpu = 2

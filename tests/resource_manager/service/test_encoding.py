@@ -9,6 +9,7 @@ import pytest
 from google.protobuf.message import Message
 
 from finegrain.cpuset import CpuSet
+from finegrain.devices.condition import DeviceCondition
 from finegrain.rpc.mapping.fields import fields_of
 from finegrain.v1 import slots_pb2
 from finegrain.values.states import SlotState
@@ -56,8 +57,9 @@ def test_a_request_and_a_slot_with_its_changes_are_whole() -> None:
     asked = write(slots_pb2.SlotRequest, full_value(RequestSpec, SPECIAL))
     assert len(asked.ListFields()) == len(fields_of(slots_pb2.SlotRequest))
     slot = full_value(Slot, SPECIAL)
-    shown = slot_status(slot, "7", "no room")
+    shown = slot_status(slot, "7", "no room", [full_value(DeviceCondition, SPECIAL)])
     assert len(shown.ListFields()) == len(fields_of(slots_pb2.SlotStatus))
     assert [each.message for each in shown.resizes] == ["", "no room"]
     shown.resizes[1].message = ""  # events have no reason here
+    shown.ClearField("device_conditions")  # events have those of their devices in the message
     assert slot_status_of_event(slot_to_dict(slot, "7")) == shown

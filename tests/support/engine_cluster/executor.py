@@ -11,6 +11,7 @@ from typing import Any
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import HostPolicy, QosClass
+from finegrain.devices.condition import DeviceCondition
 from finegrain.resources import (
     Amounts,
     ResourceProfile,
@@ -83,6 +84,7 @@ class FakeExecutor:
     topology: str = "{}"
     host_cpus: str = "{}"
     cpu_state: CpuState = NO_CPU_STATE
+    device_conditions: tuple[DeviceCondition, ...] = ()
     host_policy: HostPolicy | None = None
 
     def registration(self) -> Registration:
@@ -125,11 +127,17 @@ class FakeExecutor:
             available=self.available(),
             ended=tuple(self.ended),
             cpu_state=self.cpu_state,
+            device_conditions=self.device_conditions,
         )
 
     def content(self) -> Any:
         """Returns the content of a report; two equal contents may be reported as unchanged."""
-        return tuple(self.slots.items()), tuple(sorted(self.available().items())), self.cpu_state
+        return (
+            tuple(self.slots.items()),
+            tuple(sorted(self.available().items())),
+            self.cpu_state,
+            self.device_conditions,
+        )
 
     def short_report(self) -> Report:
         """Returns the next numbered report, as "unchanged since the last acknowledged one"."""

@@ -1,0 +1,115 @@
+"""Tells which slot a process belongs to, and who runs it, from /proc.
+
+With control groups, the group of a process names its slot. Without them, its ancestors do: they
+include a task of the slot.
+"""
+
+from __future__ import annotations
+
+import pwd
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from finegrain.topology import printable
+from task_executor.engine.slots import SlotKey
+
+NAME_LENGTH_MAX: Final = 64
+_ANCESTORS_MAX: Final = 64
+_HOST_PID_NAMESPACE: Final = "pid:[4026531836]"  # the kernel's constant for the first one
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOwner:
+    """Who runs a process.
+
+    Attributes:
+        slot: its slot; None: it belongs to none of this executor.
+        is_own: it is one of the executor's own processes, or a descendant of one.
+        user: name or number of its user.
+        command: name of its program, cut.
+    """
+
+    slot: SlotKey | None = None
+    is_own: bool = False
+    user: str = ""
+    command: str = ""
+
+
+class ProcessOwners:
+    """Looks up processes.
+
+    Args:
+        proc: where the kernel shows processes; tests pass another folder.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+
+    @property
+    def sees_host(self) -> bool:
+        """True if process ids here are those of the host, as drivers report them.
+
+        In a container, another process may have the same number.
+        """
+        try:
+            return str((self._proc / "self/ns/pid").readlink()) == _HOST_PID_NAMESPACE
+        except OSError:
+            return False
+
+    def find(
+        self,
+        pid: int,
+        *,
+        groups: Mapping[str, SlotKey],
+        tasks: Mapping[int, SlotKey],
+        own: Iterable[int] = (),
+    ) -> ProcessOwner | None:
+        """Returns the owner of a process; None if it has ended, or is in another namespace.
+
+        Args:
+            pid: the process.
+            groups: names of the control groups of slots.
+            tasks: processes of tasks.
+            own: the executor's own processes.
+        """
+        folder = self._proc / str(pid)
+        try:
+            user = _user_name(folder.stat().st_uid)
+            names = set((folder / "cgroup").read_text().replace("\n", "/").split("/"))
+        except OSError:
+            return None
+        for name in names & groups.keys():
+            return ProcessOwner(groups[name], user=user)
+        ancestors = self._ancestors(pid)
+        for each in ancestors:
+            if each in tasks:
+                return ProcessOwner(tasks[each], user=user)
+        is_own = not set(own).isdisjoint(ancestors)
+        return ProcessOwner(None, is_own, user, self._command(folder))
+
+    def _ancestors(self, pid: int) -> list[int]:
+        """Returns a process and its ancestors, as far as they can be read."""
+        found: list[int] = []
+        while pid > 1 and len(found) < _ANCESTORS_MAX:
+            found.append(pid)
+            try:
+                # The name in parentheses can contain spaces, so splitting starts after it.
+                pid = int((self._proc / f"{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                break
+        return found
+
+    def _command(self, folder: Path) -> str:
+        try:
+            return printable((folder / "comm").read_text().strip())[:NAME_LENGTH_MAX]
+        except OSError:
+            return ""
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name[:NAME_LENGTH_MAX]
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,309 @@
+"""Watches devices while the executor runs: health, use by others than slots, measured use.
+
+About once a second it reads the GPUs, and now and then the ports of NICs. What differs from the
+announced devices goes into reports as conditions. Devices that recover are probed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from finegrain.cpuset import EMPTY
+from finegrain.devices.condition import DeviceCondition, DeviceHealth, ForeignUse
+from finegrain.devices.device import GPU, RDMA, Device, HostDevices
+from finegrain.devices.names import MIG_PREFIX
+from finegrain.logs import get_logger
+from finegrain.values.usage import DeviceUsage
+from task_executor.engine.device_health import WORKS, HealthRecord, Observation
+from task_executor.host.detection.pci import read_pci
+from task_executor.host.detection.reader import TreeReader
+from task_executor.host.gpu_monitor import READ_EVERY_S, GpuMonitor, GpuReading, GpuSample
+from task_executor.host.kubelet.state import KubeletState
+from task_executor.host.process_owners import ProcessOwners
+from task_executor.service.device_probe import DeviceProbe
+from task_executor.service.device_use import DeviceUses, ProcessSorter
+from task_executor.service.slot_keeper import SlotKeeper
+
+NICS_EVERY_S: Final = 5.0
+XID_WAIT_MS: Final = 60_000
+"""How long a GPU stays out after a critical XID, if the driver reports no recovery action."""
+
+FOREIGN_AUTO: Final = "auto"
+FOREIGN_AVOID: Final = "avoid"
+FOREIGN_IGNORE: Final = "ignore"
+
+CRITICAL_XIDS: Final = {
+    46: "the GPU has stopped processing",
+    48: "an uncorrectable memory error",
+    62: "its micro-controller has halted",
+    64: "a memory row could not be remapped",
+    74: "an NVLink error",
+    79: "the GPU has fallen off the bus",
+    95: "an uncontained memory error",
+    119: "its system processor does not answer",
+    120: "an error of its system processor",
+    140: "an unrecovered memory error",
+}
+"""XIDs after which a GPU is not used, where the driver reports no recovery action. Errors that a
+program can cause (13, 31, 43, 45 and others) are not among them.
+"""
+
+DeviceKey = tuple[str, str]
+
+log = get_logger(__name__)
+
+
+class DeviceWatch:
+    """Passes conditions of devices to the slot table, and keeps their measured use.
+
+    Args:
+        keeper: the slots.
+        monitor: reads NVIDIA GPUs; None: there are none.
+        probe: tests devices that have recovered.
+        kubelet: returns the last known state of a kubelet.
+        own_pids: returns the executor's own processes.
+        foreign_use: what to do about strangers' uses: "auto", "avoid" or "ignore".
+        moved: called with the devices if one has another minor number or PCI address.
+        root: root of the file system, for tests.
+    """
+
+    def __init__(
+        self,
+        keeper: SlotKeeper,
+        monitor: GpuMonitor | None,
+        probe: DeviceProbe,
+        *,
+        kubelet: Callable[[], KubeletState | None],
+        own_pids: Callable[[], Iterable[int]],
+        foreign_use: str = FOREIGN_AUTO,
+        moved: Callable[[HostDevices], None] = lambda _host: None,
+        root: Path = Path("/"),
+    ) -> None:
+        self._keeper = keeper
+        self._monitor = monitor
+        self._probe = probe
+        self._kubelet = kubelet
+        self._own_pids = own_pids
+        self._moved = moved
+        self._root = root
+        owners = ProcessOwners(root / "proc")
+        # In a container, a process may have the number of another one of the host.
+        trusts_pids = foreign_use == FOREIGN_AVOID or owners.sees_host
+        self._sorter = ProcessSorter(owners, trusts_pids=trusts_pids)
+        self._avoid = foreign_use != FOREIGN_IGNORE
+        self._announced: Mapping[DeviceKey, str] = {
+            (each.type, each.uuid): each.problem for each in self._devices
+        }
+        self._health = {
+            key: HealthRecord(DeviceHealth.UNHEALTHY if problem else DeviceHealth.HEALTHY, problem)
+            for key, problem in self._announced.items()
+        }
+        self._nics: dict[str, str] = {}
+        self._nics_at_s = 0.0
+        self._uses = DeviceUses()
+        self._probing: dict[DeviceKey, asyncio.Task[None]] = {}
+        self._silence = ""
+
+    @property
+    def has_work(self) -> bool:
+        """True if there is a device whose state can be watched."""
+        return any(_is_gpu(each) or each.type == RDMA for each in self._devices)
+
+    @property
+    def usages(self) -> tuple[DeviceUsage, ...]:
+        """Measured use of devices at the last reading."""
+        return self._uses.usages
+
+    @property
+    def conditions(self) -> tuple[DeviceCondition, ...]:
+        """The conditions that are reported."""
+        return self._keeper.table.devices.conditions
+
+    @property
+    def _devices(self) -> tuple[Device, ...]:
+        return self._keeper.table.devices.host.devices
+
+    async def run(self) -> None:
+        """Watches until cancelled."""
+        try:
+            while True:
+                started_s = time.monotonic()
+                await self.refresh()
+                await asyncio.sleep(max(READ_EVERY_S - (time.monotonic() - started_s), 0.1))
+        finally:
+            for task in self._probing.values():
+                task.cancel()
+            await asyncio.gather(*self._probing.values(), return_exceptions=True)
+            if self._monitor is not None:
+                self._monitor.close()
+
+    async def refresh(self) -> None:
+        """Reads everything once, and passes on what has changed."""
+        reading = await self._monitor.read() if self._monitor is not None else None
+        now_ms = time.monotonic_ns() // 1_000_000
+        if reading is not None:
+            self._log_silence(reading)
+            self._follow_moves(reading)
+            if not reading.problem:
+                self._uses = self._sort(reading)
+        if time.monotonic() - self._nics_at_s >= NICS_EVERY_S:
+            self._nics_at_s = time.monotonic()
+            self._nics = await asyncio.to_thread(self._nic_problems)
+        for device in self._devices:
+            record = self._health[device.type, device.uuid]
+            record.observe(now_ms, self._observed(device, reading))
+            if record.must_be_probed(now_ms):
+                self._begin_probe(device, record)
+        self.pass_on(now_ms)
+
+    def pass_on(self, now_ms: int) -> None:
+        """Gives the present conditions to the slot table, which reports them if they changed."""
+        conditions = tuple(
+            condition
+            for device in sorted(self._devices, key=lambda each: (each.type, each.uuid))
+            if (condition := self._condition(device, now_ms)) is not None
+        )
+        before = {(each.type, each.uuid): each.health for each in self.conditions}
+        if self._keeper.table.update_device_conditions(conditions):
+            for each in conditions:
+                if each.health is not before.get((each.type, each.uuid), DeviceHealth.HEALTHY):
+                    log.warning(
+                        "device_condition",
+                        type=each.type,
+                        uuid=each.uuid,
+                        health=each.health.value,
+                        problem=each.problem,
+                    )
+            self._keeper.on_change()
+
+    # -- health ----------------------------------------------------------------------------------
+
+    def _observed(self, device: Device, reading: GpuReading | None) -> Observation:
+        if device.type == RDMA and (problem := self._nics.get(device.uuid, "")):
+            return Observation(DeviceHealth.UNHEALTHY, problem)
+        if reading is None or not _is_gpu(device) or device.vendor not in ("", "nvidia"):
+            # Without further news, a problem that was found at the start stays.
+            problem = self._announced[device.type, device.uuid]
+            is_known = device.type == RDMA or not problem
+            return WORKS if is_known else Observation(DeviceHealth.UNHEALTHY, problem)
+        if reading.problem:
+            return Observation(DeviceHealth.UNKNOWN, reading.problem)
+        sample = reading.gpus.get(device.uuid)
+        if sample is None:
+            problem = "the driver no longer lists it"
+            return Observation(DeviceHealth.GONE, problem, work_lost=True)
+        if sample.problem:
+            return Observation(DeviceHealth.UNHEALTHY, sample.problem, sample.work_lost)
+        return _by_xids(sample)
+
+    def _begin_probe(self, device: Device, record: HealthRecord) -> None:
+        key = (device.type, device.uuid)
+        if key in self._probing:
+            return
+        # The driver's word is all there is for other devices.
+        if not _is_gpu(device) or self._monitor is None:
+            record.probed(time.monotonic_ns() // 1_000_000, "")
+            return
+        self._probing[key] = asyncio.create_task(self._run_probe(device, record))
+
+    async def _run_probe(self, device: Device, record: HealthRecord) -> None:
+        try:
+            problem = await self._probe.run(device)
+            now_ms = time.monotonic_ns() // 1_000_000
+            record.probed(now_ms, problem)
+            self.pass_on(now_ms)
+        finally:
+            del self._probing[device.type, device.uuid]
+
+    def _condition(self, device: Device, now_ms: int) -> DeviceCondition | None:
+        """Returns the condition of a device; None if it is as it was announced."""
+        record = self._health[device.type, device.uuid]
+        foreign = self._foreign_uses(device) if self._avoid else ()
+        if record.health is DeviceHealth.HEALTHY and not foreign:
+            # A problem that was announced, and has ended since, must be taken back.
+            is_announced = bool(self._announced[device.type, device.uuid])
+            return DeviceCondition(device.type, device.uuid) if is_announced else None
+        is_healthy = record.health is DeviceHealth.HEALTHY
+        return DeviceCondition(
+            device.type,
+            device.uuid,
+            record.health,
+            record.problem,
+            record.work_is_lost(now_ms),
+            0 if is_healthy else record.failures(now_ms),
+            foreign,
+        )
+
+    def _nic_problems(self) -> dict[str, str]:
+        found = read_pci(TreeReader(self._root), EMPTY, ()) or ()
+        return {each.bus_id: each.problem for each in found if each.problem}
+
+    def _log_silence(self, reading: GpuReading) -> None:
+        if reading.problem != self._silence:
+            log.warning("gpu_driver", problem=reading.problem or "it answers again")
+        self._silence = reading.problem
+
+    def _follow_moves(self, reading: GpuReading) -> None:
+        """Takes in GPUs that have another minor number or PCI address since a reset."""
+        moved = [_moved(each, reading.gpus.get(each.uuid)) for each in self._devices]
+        if tuple(moved) == self._devices:
+            return
+        host = replace(self._keeper.table.devices.host, devices=tuple(moved))
+        log.warning("devices_moved", devices=[each.name for each in moved])
+        self._moved(host)
+
+    # -- uses ------------------------------------------------------------------------------------
+
+    def _sort(self, reading: GpuReading) -> DeviceUses:
+        table = self._keeper.table
+        groups = {f"{slot.key.allocation_id}.{slot.key.generation}": slot.key for slot in table}
+        tasks = {task.pid: task.key for task in self._keeper.tasks if task.pid}
+        gpus = [each for each in self._devices if _is_gpu(each)]
+        return self._sorter.sort(reading, gpus, groups=groups, tasks=tasks, own=self._own_pids())
+
+    def _foreign_uses(self, device: Device) -> tuple[ForeignUse, ...]:
+        pods = self._pods_with(device)
+        return (*pods, *self._uses.foreign.get(device.uuid, ()))
+
+    def _pods_with(self, device: Device) -> tuple[ForeignUse, ...]:
+        state = self._kubelet()
+        functions = (each.bus_id for each in device.functions)
+        ids = {device.uuid, device.pci_address, *functions} - {""}
+        return tuple(
+            ForeignUse("pod", f"{each.pod_uid}/{each.container}")
+            for each in (state.devices if state is not None else ())
+            if ids & each.ids
+        )
+
+
+def gpu_monitor(host: HostDevices) -> GpuMonitor | None:
+    """Returns a monitor of the NVIDIA GPUs of a host; None if it has none that are real."""
+    has_gpus = any(_is_gpu(each) and each.vendor in ("", "nvidia") for each in host.devices)
+    return GpuMonitor() if has_gpus and not host.fake else None
+
+
+def _by_xids(sample: GpuSample) -> Observation:
+    """Returns what XIDs say, if the driver does not report recovery actions."""
+    critical = [each for each in sample.xids if each in CRITICAL_XIDS]
+    if sample.recovery_known or not critical:
+        return WORKS
+    xid = critical[0]
+    problem = f"the driver reported XID {xid}: {CRITICAL_XIDS[xid]}"
+    return Observation(DeviceHealth.UNHEALTHY, problem, wait_ms=XID_WAIT_MS)
+
+
+def _moved(device: Device, sample: GpuSample | None) -> Device:
+    """Returns a GPU with its present minor number and PCI address."""
+    if sample is None or sample.minor is None or device.parent_uuid or device.type != GPU:
+        return device
+    address = sample.pci_address or device.pci_address
+    return replace(device, minor=sample.minor, pci_address=address)
+
+
+def _is_gpu(device: Device) -> bool:
+    return device.type == GPU or device.type.startswith(MIG_PREFIX)
