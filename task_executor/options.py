@@ -59,6 +59,7 @@ class TaskExecutorOptions:
     memory_pools: tuple[tuple[str, int], ...] = ()  # a separate pool for each memory part, in bytes
     extended: tuple[tuple[str, int], ...] = ()  # countable resources by name
     devices: str = "auto"  # auto: all devices, unless `cpus` is a share of the host; all; none
+    open_devices: tuple[str, ...] = ()  # types of devices that every task can open
     device_types: tuple[DeviceType, ...] = ()  # besides those that are detected
     foreign_gpu_use: str = "auto"  # of GPUs that others use: avoid, ignore; auto: avoid where seen
     fake_gpus: str = ""  # name of a machine whose GPUs are played; empty: the real ones

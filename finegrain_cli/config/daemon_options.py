@@ -103,6 +103,7 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         memory_pools=tuple(sorted(own.memory_pools.items())),
         extended=tuple(sorted(own.extended.items())),
         devices=own.devices,
+        open_devices=tuple(own.open_devices),
         device_types=_device_types(settings),
         foreign_gpu_use=own.foreign_gpu_use,
         fake_gpus=own.fake_gpus,

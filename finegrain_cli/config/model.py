@@ -344,6 +344,9 @@ class ExecutorSection(ListenSection):
         "meanwhile), ignore, or auto (avoid; in a container of its own only what pods use, because "
         "process numbers are not those of the host)",
     )
+    open_devices: Words = Field(
+        [], description="types of devices that every task can open, such as rdma; default: none"
+    )
     fake_gpus: str = Field(
         "", description="play the GPUs of this machine, for trying out; default: the real ones"
     )

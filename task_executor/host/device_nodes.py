@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,6 +21,7 @@ from task_executor.host.detection.fpgas import REGIONS
 from task_executor.host.detection.pci import PCI
 from task_executor.host.detection.reader import TreeReader
 
+_DRM: Final = ("c", 226)  # closed even if the module for graphics is loaded later
 _NVIDIA_MAJOR: Final = 195
 _NVIDIA_CONTROL: Final = (254, 255)  # minors: nvidia-modeset, nvidiactl
 _NVIDIA_UVM: Final = (0, 1)  # minors: nvidia-uvm, nvidia-uvm-tools
@@ -32,6 +33,7 @@ _NVIDIA_MAJORS: Final = (
     "nvidia-nvswitch",
 )
 """Names in /proc/devices of majors that have dynamic numbers."""
+_GPUS: Final = "proc/driver/nvidia/gpus"
 _CAPABILITIES: Final = "proc/driver/nvidia/capabilities"
 
 DeviceKey = tuple[str, str]
@@ -63,12 +65,14 @@ class DeviceNodes:
         drivers: the driver of a device, a key of `common`.
         common: the files that all devices of a driver share.
         majors: kinds and majors that are closed as a whole.
+        open_types: types of devices that every task can open; their files are not here.
     """
 
     own: Mapping[DeviceKey, frozenset[Node]] = field(default_factory=dict)
     drivers: Mapping[DeviceKey, str] = field(default_factory=dict)
     common: Mapping[str, frozenset[Node]] = field(default_factory=dict)
     majors: frozenset[tuple[str, int]] = frozenset()
+    open_types: frozenset[str] = frozenset()
 
     @property
     def are_known(self) -> bool:
@@ -110,6 +114,7 @@ def read_device_nodes(
     devices: HostDevices,
     files: Mapping[DeviceKey, tuple[str, ...]],
     root: Path = Path("/"),
+    open_types: Iterable[str] = (),
 ) -> DeviceNodes:
     """Returns the device files of the devices that have capacity; never raises.
 
@@ -118,12 +123,14 @@ def read_device_nodes(
         devices: those that slots can have.
         files: paths of configured devices.
         root: of the file system.
+        open_types: types of devices that every task can open.
     """
     if devices.fake:
         return NO_NODES
-    return _Search(TreeReader(root), root, topology).found(
-        [each for each in devices.devices if each.capacity], files
-    )
+    left_open = frozenset(open_types)
+    guarded = [each for each in devices.devices if each.capacity and each.type not in left_open]
+    found = _Search(TreeReader(root), root, topology).found(guarded, files)
+    return replace(found, open_types=left_open)
 
 
 class _Search:
@@ -187,14 +194,16 @@ class _Search:
             yield Node("c", int(major), int(minor))
 
     def _gpu(self, device: Device, gpu: Gpu) -> None:
-        nodes = set(self._below(f"{PCI}/{gpu.pci_bus_id}/drm"))
+        nodes = set(self._below(f"{PCI}/{device.pci_address}/drm"))
         driver = gpu.vendor
         if driver == "nvidia":
+            minor = self._nvidia_minor(device.pci_address, gpu)
             if device.parent_uuid:  # an instance has no graphics
-                nodes = self._capabilities(device.uuid, gpu)
-            if gpu.minor is not None:
-                nodes.add(Node("c", _NVIDIA_MAJOR, gpu.minor))
+                nodes = self._capabilities(device.uuid, gpu, minor)
+            if minor is not None:
+                nodes.add(Node("c", _NVIDIA_MAJOR, minor))
         self._keep((device.type, device.uuid), nodes, driver)
+        self._majors.add(_DRM)
         if driver in self._common:
             return
         if driver == "nvidia":
@@ -204,6 +213,11 @@ class _Search:
         else:
             return
         self._majors |= {node[:2] for node in self._common[driver]}
+
+    def _nvidia_minor(self, pci_address: str, gpu: Gpu) -> int | None:
+        """Returns the minor now. It may be another one than at the start, after a reset."""
+        minor = self._number(f"{_GPUS}/{pci_address}/information", "Device Minor")
+        return gpu.minor if minor is None else minor
 
     def _nvidia(self) -> Iterator[Node]:
         """Yields the common files of NVIDIA GPUs, and closes all majors of the driver."""
@@ -219,21 +233,22 @@ class _Search:
             channels = self._reader.numbered("dev/nvidia-caps-imex-channels", "channel")
             yield from (Node("c", number, minor) for minor in channels)
 
-    def _capabilities(self, uuid: str, gpu: Gpu) -> set[Node]:
+    def _capabilities(self, uuid: str, gpu: Gpu, minor: int | None) -> set[Node]:
         """Returns the two files that give access to a MIG instance."""
         number = next(iter(self._numbers.get("nvidia-caps", ())), None)
         instance = next((each for each in gpu.mig_instances if each.uuid == uuid), None)
         if number is None or instance is None:
             return set()
-        folder = f"{_CAPABILITIES}/gpu{gpu.minor}/mig/gi{instance.gpu_instance}"
+        folder = f"{_CAPABILITIES}/gpu{minor}/mig/gi{instance.gpu_instance}"
         places = (f"{folder}/access", f"{folder}/ci{instance.compute_instance}/access")
-        minors = (self._capability(path) for path in places)
-        return {Node("c", number, minor) for minor in minors if minor is not None}
+        minors = (self._number(path, "DeviceFileMinor") for path in places)
+        return {Node("c", number, each) for each in minors if each is not None}
 
-    def _capability(self, path: str) -> int | None:
+    def _number(self, path: str, wanted: str) -> int | None:
+        """Returns the number in the line "wanted: number" of a file; None without one."""
         for line in self._reader.lines(path):
             name, _, number = line.partition(":")
-            if name == "DeviceFileMinor" and number.strip().isdecimal():
+            if name == wanted and number.strip().isdecimal():
                 return int(number.strip()[:9])
         return None
 

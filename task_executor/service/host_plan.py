@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from finegrain.capacity import Capacity
 from finegrain.cpuset import CpuSet
-from finegrain.devices.device import NO_DEVICES, HostDevices
+from finegrain.devices.device import FPGA, GPU, NO_DEVICES, RDMA, HostDevices
+from finegrain.devices.names import MIG_PREFIX
 from finegrain.errors import InvalidArgument
 from finegrain.hugepages import page_bytes
 from finegrain.resources import (
@@ -131,6 +132,11 @@ def _devices(
     """Returns the host's devices; without capacity if they are not offered."""
     if options.devices not in DEVICE_OPTIONS:
         raise InvalidArgument("devices", options.devices, "one of " + ", ".join(DEVICE_OPTIONS))
+    known = (GPU, RDMA, FPGA, *(each.name for each in options.device_types))
+    for type_ in options.open_devices:
+        if type_ not in known and not type_.startswith(MIG_PREFIX):
+            expected = f"{', '.join(known)}, or {MIG_PREFIX}PROFILE"
+            raise InvalidArgument("open_devices", type_, expected)
     found = devices_of(topology, configured=configured.devices, fake=bool(options.fake_gpus))
     # Executors that divide a host would all offer the same devices.
     is_share = bool(options.cpus) and not options.fake_gpus

@@ -51,6 +51,9 @@ FILES_UNKNOWN = (
     "tasks of other slots can open {names}: the executor does not know the device files; name them"
     " in the configuration of the type (paths, or files in the output of its command)"
 )
+LEFT_OPEN = (
+    "tasks of other slots can open {names}: the setting open_devices of the executor says so"
+)
 HOST_MEMORY = {
     "amd": "host memory that tasks take through the AMD driver (GTT) is not counted in the memory"
     " of their slot",
@@ -122,10 +125,14 @@ def _access(
     if nodes.are_known and report.devices != ACCESS:
         problem = report.devices_problem or "the helper does not close them"
         return "none", [OPEN_DEVICES.format(problem=problem)]
-    unknown = [f"{each.type}{each.minor}" for each in shares if not nodes.of(each)]
-    if unknown:
-        return "none", [FILES_UNKNOWN.format(names=", ".join(unknown))]
-    return ACCESS, []
+    notes = []
+    left_open = [each for each in shares if each.type in nodes.open_types]
+    unknown = [each for each in shares if each not in left_open and not nodes.of(each)]
+    for found, note in ((left_open, LEFT_OPEN), (unknown, FILES_UNKNOWN)):
+        if found:
+            names = ", ".join(f"{each.type}{each.minor}" for each in found)
+            notes.append(note.format(names=names))
+    return "none" if notes else ACCESS, notes
 
 
 def _devices(

@@ -109,7 +109,9 @@ def _resolve(options: TaskExecutorOptions, directory: StateDirectory, join_token
         directory=directory,
         saved=saved,
         plan=plan,
-        device_nodes=read_device_nodes(topology, plan.devices, configured.files),
+        device_nodes=read_device_nodes(
+            topology, plan.devices, configured.files, open_types=options.open_devices
+        ),
         users=users,
         cluster_token=cluster_token(
             join_token,

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.systemd_host import installation, reboot, sizes
+from tests.systemd_host import device_files, installation, reboot, sizes
 from tests.systemd_host.machine import FRONT, HELPER, RM, journal, sh
 from tests.systemd_host.stories import STORIES
 
@@ -63,9 +63,8 @@ def _plot(told: argparse.Namespace, program: Path) -> list[tuple[str, Callable[[
         return [*plot, ("before the reboot", reboot.before)]
     if told.after_reboot:
         return [*plot, ("after the reboot", reboot.after)]
-    wanted = [
-        s for s in (*STORIES, *sizes.STORIES) if not told.stories or s.__name__ in told.stories
-    ]
+    every = (*STORIES, *sizes.STORIES, *device_files.STORIES)
+    wanted = [s for s in every if not told.stories or s.__name__ in told.stories]
     named = [(s.__name__.replace("_", " "), lambda s=s: s(program)) for s in wanted]
     return [*plot, *named]
 

@@ -185,6 +185,7 @@ best_effort_squeeze_threshold = 80
 best_effort_squeeze_minimum = 10
 kubelet_dir = "none"
 devices = "none"
+open_devices = ["rdma"]
 fake_gpus = "dgx-a100"
 foreign_gpu_use = "ignore"
 kubelet_config = "/etc/kubelet.yaml"

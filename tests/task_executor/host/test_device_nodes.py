@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from finegrain.devices.device import GPU, RDMA, DeviceShare, HostDevices
+from finegrain.errors import InvalidArgument
 from finegrain.topology import Gpu, HostTopology, MigInstance
 from task_executor.host.configured_devices import discover
 from task_executor.host.detection import detect
@@ -18,8 +19,10 @@ from task_executor.host.device_nodes import NO_NODES, DeviceNodes, DeviceRules, 
 from task_executor.host.devices import devices_of
 from task_executor.host.nvml import NoNvml
 from task_executor.options import DeviceType
+from task_executor.service.host_plan import plan_host
 from tests.task_executor.host.detection.test_amd_gpus import HOST, card
 from tests.task_executor.host.detection.test_nics_and_fpgas import NIC
+from tests.task_executor.service.test_start import options
 
 Machine = Callable[[Mapping[str, str]], Path]
 PCI = "sys/bus/pci/devices"
@@ -82,6 +85,20 @@ def test_a_slot_opens_its_gpus_and_what_all_gpus_share(machine: Machine) -> None
     }
     assert nodes.rules(shares(devices, "gpu0", "gpu1")).open["c 195"] == (0, 1, 254, 255)
     assert nodes.rules([]) == DeviceRules(ALL_OF_NVIDIA, {})
+
+
+def test_a_gpu_that_returned_under_another_minor_is_found_by_its_address(machine: Machine) -> None:
+    information = "Model: \t NVIDIA H100\nDevice Minor: \t 5\nGPU UUID: GPU-1\n"
+    files = {"proc/driver/nvidia/gpus/0000:09:00.0/information": information}
+    root = machine(HOST | {"proc/devices": NUMBERS} | files)
+    topology = nvidia(root, gpu(0), gpu(1))
+    devices = devices_of(topology)
+    moved = tuple(
+        replace(each, minor=5, pci_address="0000:09:00.0") if each.uuid == "GPU-1" else each
+        for each in devices.devices
+    )
+    nodes = read_device_nodes(topology, HostDevices(moved), {}, root)
+    assert nodes.rules(shares(devices, "gpu1")).open["c 195"] == (5, 254, 255)
 
 
 def test_a_slot_of_a_mig_instance_opens_its_capabilities_and_no_other(machine: Machine) -> None:
@@ -180,6 +197,28 @@ def test_devices_that_are_not_given_out_stay_open(machine: Machine) -> None:
     assert not read_device_nodes(topology, kept, {}, root).are_known
     fake = replace(offered, fake=True)
     assert read_device_nodes(topology, fake, {}, root) == NO_NODES
+
+
+def test_types_that_the_operator_leaves_open(machine: Machine) -> None:
+    root = machine(
+        HOST
+        | NIC
+        | {"proc/devices": NUMBERS}
+        | {f"{PCI}/0000:5e:00.0/infiniband_verbs/uverbs0/dev": "231:192"}
+    )
+    topology = nvidia(root, gpu(0))
+    devices = devices_of(topology)
+    nodes = read_device_nodes(topology, devices, {}, root, open_types=["rdma"])
+    assert nodes.rules([]) == DeviceRules(ALL_OF_NVIDIA, {})
+    assert nodes.open_types == {"rdma"}
+
+
+def test_a_type_that_no_host_can_have_is_refused_as_open(machine: Machine) -> None:
+    topology = detect(machine(HOST))
+    told = options(open_devices=("rdma", "mig-1g.10gb", "npu"))
+    with pytest.raises(InvalidArgument, match=r"open_devices is 'npu'; expected gpu, rdma, fpga"):
+        plan_host(told, topology)
+    plan_host(replace(told, device_types=(DeviceType("npu", ("/dev/npu0",)),)), topology)
 
 
 @pytest.mark.parametrize("text", ["", "x:1", "226", "226:-1", "226:" + "9" * 30])

@@ -91,6 +91,13 @@ def test_a_device_whose_files_are_not_known_is_open_to_others() -> None:
     assert isolation.notes[1] == DEVICES_VISIBLE_ONLY
 
 
+def test_a_type_that_is_left_open_is_said() -> None:
+    left_open = DeviceNodes(open_types=frozenset({"gpu"}))
+    isolation = stated(CLOSED, gpu(), nodes=left_open)
+    assert isolation.device_access == "none"
+    assert "open_devices" in isolation.notes[0]
+
+
 @pytest.mark.parametrize("vendor", ["AMD", "intel", "nvidia"])
 def test_host_memory_that_no_limit_counts_is_said(vendor: str) -> None:
     host = HostDevices((replace(HOST.devices[0], vendor=vendor),))
