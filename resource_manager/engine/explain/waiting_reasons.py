@@ -27,17 +27,19 @@ from resource_manager.engine.state import State
 def pending_by_reason(state: State) -> dict[str, int]:
     """Returns the number of queued requests by primary reason."""
     counts: dict[str, int] = {}
+    # Both are asked once, since there may be 10,000 classes. Without newer requests, none is new.
+    newer = state.considered_arrival < state.numbers.arrival
+    limits = any(flow.maximum for flow in state.flows.groups.values())
     for scheduling_class in state.queue.classes():
         new = 0
-        # If no request arrived after the last cycle, none is new, and nothing must be counted.
-        if state.considered_arrival < state.numbers.arrival:
+        if newer:
             new = scheduling_class.waiting - scheduling_class.count_before(
                 state.considered_arrival + 1
             )
         if new:
             reason = str(Reason.NOT_YET_CONSIDERED)
             counts[reason] = counts.get(reason, 0) + new
-        blocked = _blocked_by_quota(state, scheduling_class)
+        blocked = _blocked_by_quota(state, scheduling_class) if limits else 0
         if blocked:
             reason = str(Reason.WAITING_GROUP_LIMIT)
             counts[reason] = counts.get(reason, 0) + blocked
@@ -91,8 +93,6 @@ def waiting_block(
 
 def _blocked_by_quota(state: State, scheduling_class: SchedulingClass) -> int:
     """Returns how many queued requests of a class are blocked by the maximum of a group."""
-    if not any(flow.maximum for flow in state.flows.groups.values()):
-        return 0
     # by the group of the job: all jobs of a group have the same limits
     blocked: dict[Flow | None, bool] = {}
     count = 0

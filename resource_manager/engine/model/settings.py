@@ -102,7 +102,7 @@ class EngineSettings:
     pack_candidates: int = 8  # most hosts that "pack" compares; 1 is first fit
     label_indexes_max: int = 64  # most label selectors with an index of their own
     # failed tries per `Decide`; the next `Decide` continues with the next class
-    classes_tried_max: int = 1_000
+    classes_tried_max: int = 300
     # hosts per `Decide` whose cpus and NUMA nodes are checked without success
     hosts_asked_max: int = 256
 
