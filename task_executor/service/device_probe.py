@@ -10,7 +10,7 @@ import itertools
 import sys
 from typing import Final
 
-from finegrain.devices.device import Device
+from finegrain.devices.device import Device, DeviceShare
 from finegrain.errors import FinegrainError
 from finegrain.logs import get_logger
 from finegrain.topology import printable
@@ -68,7 +68,18 @@ class DeviceProbe:
     async def _test(self, key: SlotKey, device: Device) -> tuple[ExitRecord | None, str]:
         """Runs the program; returns how it ended (None: not in time) and what it said."""
         helper = self._keeper.helper
-        await helper.create_slot(SlotLimits(key.allocation_id, key.generation, 1_000, MEMORY_BYTES))
+        share = DeviceShare(device.type, device.uuid, device.minor, device.capacity)
+        rules = self._keeper.device_nodes.rules([share])
+        await helper.create_slot(
+            SlotLimits(
+                key.allocation_id,
+                key.generation,
+                1_000,
+                MEMORY_BYTES,
+                devices_open=rules.open,
+                devices_closed=rules.closed,
+            )
+        )
         task_id = f"{key.allocation_id}-{key.generation}"
         spec = TaskSpec(
             task_id,

@@ -110,7 +110,7 @@ class Front:
             helper,
             prepared.directory,
             default_grace_ms=options.task_kill_grace_ms,
-            device_nodes=prepared.device_nodes,
+            device_nodes=prepared.find_nodes(plan.devices),
         )
         # Stage 2: measurements and tasks.
         self.metrics = ExecutorMetrics(software_version())
@@ -359,6 +359,13 @@ class Front:
         """Announces devices again, after one has got another minor number or PCI address."""
         self.keeper.table.devices.replace_host(host)
         self.agent.register_again()
+        self.keeper.run_in_background(self._close_moved(host))
+
+    async def _close_moved(self, host: HostDevices) -> None:
+        """Closes and opens the files that the devices have now."""
+        # A driver with a broken GPU may let a reader of its files wait.
+        self.keeper.device_nodes = await asyncio.to_thread(self._prepared.find_nodes, host)
+        await self.sync.compare()
 
     async def _start_metrics(self) -> None:
         listen = self._options.listen

@@ -10,9 +10,11 @@ import hashlib
 import os
 import socket
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from finegrain.devices.device import HostDevices
 from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.ids import ID_PATTERN, check_id
 from finegrain.rpc.tokens import CLUSTER_TOKEN_FILE
@@ -48,7 +50,8 @@ class Prepared:
     cluster_token: str
     helper: HelperConfig
     provided_as: str = ""
-    device_nodes: DeviceNodes = NO_NODES  # what slots are kept from
+    # Finds the files of devices, which slots of others are kept from; reads /proc and /sys.
+    find_nodes: Callable[[HostDevices], DeviceNodes] = lambda _devices: NO_NODES
 
     @property
     def helper_is_ours(self) -> bool:
@@ -109,8 +112,8 @@ def _resolve(options: TaskExecutorOptions, directory: StateDirectory, join_token
         directory=directory,
         saved=saved,
         plan=plan,
-        device_nodes=read_device_nodes(
-            topology, plan.devices, configured.files, open_types=options.open_devices
+        find_nodes=lambda devices: read_device_nodes(
+            topology, devices, configured.files, open_types=options.open_devices
         ),
         users=users,
         cluster_token=cluster_token(

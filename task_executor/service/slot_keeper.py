@@ -191,7 +191,7 @@ class SlotKeeper:
             log.info("host_policy", number=number, **STORED.to_json(policy))
             self.table.update_conditions(operator_policy=policy, policy_number=number)
             self.on_change()
-            self._run_in_background(self.cpu_bindings.sync_or_log())
+            self.run_in_background(self.cpu_bindings.sync_or_log())
             await self.save()
 
     # -- what the helper enforces ------------------------------------------------------------
@@ -202,7 +202,7 @@ class SlotKeeper:
 
     def isolation_of(self, report: IsolationReport, spec: SlotSpec | None = None) -> Isolation:
         """Returns the isolation of a slot, or of the host."""
-        return isolation_of(report, spec, self.table.share.devices, self.device_nodes)
+        return isolation_of(report, spec, self.table.devices.host, self.device_nodes)
 
     # -- carving -----------------------------------------------------------------------------
 
@@ -389,9 +389,9 @@ class SlotKeeper:
             self._teardowns[key] = asyncio.create_task(self._tear_down(key, grace_ms))
         elif grace_ms < self._grace_ms[key]:
             self._grace_ms[key] = grace_ms
-            self._run_in_background(self._shorten_grace(key, grace_ms))
+            self.run_in_background(self._shorten_grace(key, grace_ms))
 
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)

@@ -20,6 +20,7 @@ from task_executor.engine.cpu_ledger import HostCpus
 from task_executor.engine.slot_table import HostShare
 from task_executor.helper.launch import HelperConfig
 from task_executor.host.detection import detect
+from task_executor.host.device_nodes import NO_NODES, DeviceNodes
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.checkpoint import StateDirectory
 from task_executor.service.front import Front
@@ -55,6 +56,7 @@ class Executor:
     helper: FakeHelper
     options: TaskExecutorOptions
     host_cpus: HostCpus | None = None
+    nodes: DeviceNodes = NO_NODES
     front: Front = field(init=False)
     directory: StateDirectory = field(init=False)
     running: asyncio.Task[None] = field(init=False)
@@ -77,6 +79,7 @@ class Executor:
             users=user_policy(options),
             cluster_token=CLUSTER_TOKEN,
             helper=HelperConfig(str(self.folder / "helper"), "", options.executor_id, 0, 0),
+            find_nodes=lambda _devices: self.nodes,
         )
         self.front = Front(prepared, self.helper, await self.helper.hello())
         self.front.watch.root = self.folder / "machine"

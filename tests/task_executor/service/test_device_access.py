@@ -12,7 +12,7 @@ from finegrain.devices.device import Device, DeviceShare, HostDevices
 from finegrain.resources import ResourceProfile
 from finegrain.values.isolation import Isolation
 from task_executor.engine.cpu_ledger import CpuBinding
-from task_executor.engine.slots import SlotSpec
+from task_executor.engine.slots import SlotKey, SlotSpec
 from task_executor.host.device_nodes import NO_NODES, DeviceNodes, Node
 from task_executor.host.helper_messages import IsolationReport
 from task_executor.service.isolation import (
@@ -22,6 +22,8 @@ from task_executor.service.isolation import (
     isolation_of,
 )
 from task_executor.service.limits import limits_of
+from tests.task_executor.service.conftest import Executor
+from tests.task_executor.service.scripted_rm import ScriptedRM, allocation, eventually
 
 CLOSED = IsolationReport(
     "v1", "quota", "cgroup", "hard", "hard", "freezer", hugepages="hard", devices="cgroup"
@@ -109,6 +111,27 @@ def test_fake_devices_have_no_files_and_no_driver() -> None:
     isolation = stated(CLOSED, gpu(), host=replace(HOST, fake=True), nodes=NO_NODES)
     assert (isolation.device_access, isolation.gpu_core) == ("", "none")
     assert not set(isolation.notes) & set(HOST_MEMORY.values())
+
+
+async def test_a_device_with_another_minor_is_closed_to_the_slots_that_run(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    """As after a reset of GPUs, or at a start with devices that were not given out before."""
+    await rm.allocate(allocation())
+    ((key, limits),) = executor.helper.slots.items()
+    assert limits.devices_open == {}
+    executor.nodes = NODES
+    executor.front._devices_moved(executor.front.keeper.table.devices.host)
+    await eventually(
+        lambda: executor.helper.slots[key].devices_open == {"c 195": ()}, "the files are closed"
+    )
+    slot = executor.front.keeper.table.get(SlotKey(*key))
+    assert slot is not None
+    assert slot.isolation.device_access == "none"  # the helper here closes nothing
+    await executor.crash()
+    executor.nodes = replace(NODES, majors=NODES.majors | {("c", 226)})
+    await executor.start()
+    assert executor.helper.slots[key].devices_open == {"c 195": (), "c 226": ()}
 
 
 def test_the_limits_of_a_slot_say_what_it_can_open() -> None:
