@@ -43,7 +43,7 @@ print(json.dumps(detect(Path(sys.argv[1]), PynvmlSource()).to_dict()))
 
 
 class FakeDriver:
-    """The library, in a folder of its own."""
+    """The library, in a folder of its own: `folder`, for LD_LIBRARY_PATH."""
 
     def __init__(self, folder: Path) -> None:
         """Compiles it.
@@ -57,7 +57,7 @@ class FakeDriver:
         compiler = shutil.which("gcc") or shutil.which("cc")
         if compiler is None:
             raise RuntimeError("the driver for tests needs a C compiler: apt-get install gcc")
-        self._folder = folder
+        self.folder = folder
         library = folder / "libnvidia-ml.so.1"
         command = [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
         done = subprocess.run(
@@ -74,9 +74,9 @@ class FakeDriver:
             program: its source.
             arguments: of the program.
         """
-        path = self._folder / "profile"
+        path = self.folder / "profile"
         path.write_text(profile)
-        mine = {"LD_LIBRARY_PATH": str(self._folder), "FAKE_NVML_PROFILE": str(path)}
+        mine = {"LD_LIBRARY_PATH": str(self.folder), "FAKE_NVML_PROFILE": str(path)}
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments],
             env=os.environ | mine,
