@@ -63,7 +63,8 @@ def plan(
     if draw is not None and as_json:
         raise InvalidArgument("--draw", str(draw), f"no --draw together with -o {output}")
     compiled = load_graph(graph).compile()
-    text = describe(compiled) if draw is None else drawn(compiled, draw).rstrip("\n")
+    wide = output is OutputFormat.WIDE
+    text = describe(compiled, wide=wide) if draw is None else drawn(compiled, draw).rstrip("\n")
     if not out:
         print_object("JobPlan", plan_to_json(compiled), output, text)
         return

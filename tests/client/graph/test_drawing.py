@@ -62,7 +62,9 @@ def test_the_svg_shows_regions_chains_and_edges(plan: Plan) -> None:
     words = {each.text for each in root.iter(f"{SVG}text")}
 
     assert (kinds.count("region"), kinds.count("chain")) == (2, 3)
-    assert (kinds.count("edge"), kinds.count("edge blocking")) == (1, 1)
+    edges = {each.findtext(f"{SVG}title"): each.get("class") for each in root.iter(f"{SVG}path")}
+    assert edges["parse -> count: blocking, all-to-all"] == "edge blocking"
+    assert edges["sort -> write: pipelined, all-to-all"] == "edge"
     assert {"read + parse x4", "group region-2", "region 2, after region 1, 2 slots"} <= words
 
 
@@ -129,6 +131,16 @@ def test_the_description_names_chains_that_a_group_broke() -> None:
         "not chained, because slot sharing groups differ:\n"
         "  a -> b: a is in group heavy, b in group default"
     )
+
+
+def test_of_many_slots_only_some_are_listed() -> None:
+    graph = fg.JobGraph("job", "streaming")
+    graph.operator("wide", parallelism=30)
+    graph.operator("narrow", parallelism=10)
+
+    lines = [" ".join(line.split()) for line in describe(graph.compile()).splitlines()]
+    assert "wide wide 30 all 0 0" in lines
+    assert "narrow narrow 10 0,3,6,9,12,15,18,21,... 0 0" in lines
 
 
 def test_a_default_slot_and_ports_are_described() -> None:

@@ -50,6 +50,15 @@ def test_a_plan_is_shown_as_text(finegrain: Finegrain) -> None:
     assert "EACH SLOT" in shown.stdout
 
 
+def test_wide_adds_output_and_programs(finegrain: Finegrain) -> None:
+    lines = finegrain("job", "plan", REPORT, "-o", "wide").stdout.splitlines()
+
+    rows = {line.split()[0]: line.split()[-2:] for line in lines if line.endswith(" ./report")}
+    # Only parse has output for a blocking edge; ports and co-location groups are not used.
+    assert rows["parse"] == ["host", "./report"]
+    assert rows["write"] == ["384Ki", "./report"]
+
+
 def test_its_json_is_as_recorded_and_can_be_read_back(finegrain: Finegrain) -> None:
     shown = finegrain("job", "plan", REPORT, "-o", "json")
 

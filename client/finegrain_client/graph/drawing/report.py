@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from finegrain.units import format_bytes_exactly
 from finegrain_client.graph.drawing.labels import OBSTACLES, counted, profile_text
 from finegrain_client.graph.drawing.text import picture
 from finegrain_client.graph.plan import ChainPlan, OperatorPlan, Plan
+from finegrain_client.graph.values import Exchange
 
 
-def describe(plan: Plan) -> str:
-    """Returns the whole plan as text: a picture, and tables of groups, operators and edges."""
+def describe(plan: Plan, *, wide: bool = False) -> str:
+    """Returns the whole plan as text: a picture, and tables of groups, operators and edges.
+
+    Args:
+        plan: the plan.
+        wide: also show programs, ports, where stored output lies, and co-location groups.
+    """
     counts = [counted(len(plan.regions), "region"), counted(plan.tasks, "task")]
     heading = f"job {plan.name}: {plan.mode}, {', '.join(counts)}"
     return "\n\n".join(
@@ -19,7 +26,7 @@ def describe(plan: Plan) -> str:
             f"{heading}, needs {counted(plan.slots_needed, 'slot')}",
             picture(plan),
             "\n".join(_groups(plan)),
-            "\n".join(_operators(plan)),
+            "\n".join(_operators(plan, wide=wide)),
             *(["\n".join(_edges(plan))] if plan.edges else []),
             *_notes(plan),
         ]
@@ -34,8 +41,8 @@ def _groups(plan: Plan) -> Iterator[str]:
     yield from _table(("GROUP", "SLOTS", "EACH SLOT", "SET BY"), rows)
 
 
-def _operators(plan: Plan) -> Iterator[str]:
-    rows = [
+def _operators(plan: Plan, *, wide: bool) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = [
         (
             operator.name,
             chain.name if operator is chain.operators[0] else "same",
@@ -44,12 +51,24 @@ def _operators(plan: Plan) -> Iterator[str]:
             _share(operator),
             "" if (quota := operator.managed_memory_bytes) is None else format_bytes_exactly(quota),
             _network(chain) if operator is chain.operators[0] else "same",
+            *(_wide(plan, chain, operator) if wide else ()),
         )
         for chain in plan.chains
         for operator in chain.operators
     ]
     headings = ("OPERATOR", "TASK", "TASKS", "SLOTS", "MANAGED", "QUOTA", "NETWORK")
-    yield from _table(headings, rows)
+    more = ("OUTPUT", "PORTS", "CO-LOCATED", "PROGRAM") if wide else ()
+    yield from _table((*headings, *more), rows)
+
+
+def _wide(plan: Plan, chain: ChainPlan, operator: OperatorPlan) -> tuple[str, ...]:
+    stored = {each.producer for each in plan.edges if each.exchange is Exchange.BLOCKING}
+    return (
+        operator.output if operator.name in stored else "",
+        str(chain.ports or ""),
+        chain.co_location_group,
+        shlex.join(chain.program),
+    )
 
 
 def _edges(plan: Plan) -> Iterator[str]:
