@@ -56,11 +56,9 @@ def _from_python(text: str, file: Path, name: str) -> JobGraph:
         graph = found() if callable(found) else found
     except FinegrainError:
         raise
-    except Exception as error:  # the user's code may raise anything
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename}, line {last.lineno}"
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise InvalidArgument(
-            "GRAPH", text, f"a function that returns a graph; {_described(error)} ({where})"
+            "GRAPH", text, f"a function that returns a graph; {_described(error, file)}"
         ) from error
     if found is None:
         raise InvalidArgument("GRAPH", text, f"the name of a function in {file}; it has no {name}")
@@ -70,8 +68,13 @@ def _from_python(text: str, file: Path, name: str) -> JobGraph:
     return graph
 
 
-def _described(error: Exception) -> str:
-    return f"it raised {type(error).__name__}: {error}" if str(error) else f"it raised {error!r}"
+def _described(error: BaseException, file: Path) -> str:
+    """Returns the error, and the last line of the user's file that led to it, if there is one."""
+    name = type(error).__name__
+    what = f"it raised {name}: {error}" if str(error) else f"it raised {name}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [each.lineno for each in frames if each.filename == str(file.resolve())]
+    return f"{what} ({file}, line {lines[-1]})" if lines else what
 
 
 def _imported(file: Path) -> ModuleType:

@@ -121,6 +121,24 @@ def test_a_python_file_without_a_graph_is_an_error(
     assert message in shown.stderr
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def make(:", "it raised SyntaxError: invalid syntax (graph.py, line 1) [INVALID"),
+        ("import sys\nsys.exit(3)", "it raised SystemExit: 3 ({file}, line 2) [INVALID"),
+        ("def make(size): ...", "it raised TypeError: make() missing 1 required positional arg"),
+    ],
+)
+def test_a_python_file_that_cannot_be_run_is_an_error(
+    finegrain: Finegrain, python_file: Path, code: str, message: str
+) -> None:
+    python_file.write_text(code)
+    shown = finegrain("job", "plan", f"{python_file}:make")
+
+    assert shown.exit_code == 2
+    assert message.format(file=python_file) in shown.stderr
+
+
 def test_the_error_of_a_python_file_names_its_line(finegrain: Finegrain, python_file: Path) -> None:
     shown = finegrain("job", "plan", f"{python_file}:broken")
 
