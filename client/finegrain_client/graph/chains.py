@@ -55,7 +55,9 @@ def find_chains(graph: GraphSpec, groups: Mapping[str, str], order: Sequence[str
         order: all operators, each after those that it gets input from.
     """
     operators = {each.name: each for each in graph.operators}
-    inputs = {name: [edge for edge in graph.edges if edge.consumer == name] for name in operators}
+    inputs: dict[str, list[EdgeSpec]] = {name: [] for name in operators}
+    for edge in graph.edges:
+        inputs[edge.consumer].append(edge)
     obstacles: dict[str, Obstacle] = {}
     members: list[list[str]] = []
     chain_of: dict[str, int] = {}

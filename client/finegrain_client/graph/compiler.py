@@ -73,21 +73,32 @@ class _Assembly:
     def __post_init__(self) -> None:
         self.operators = {each.name: each for each in self.graph.operators}
         self.specified = is_specified(self.graph)
+        self.members: dict[str, list[OperatorSpec]] = {}
+        for operator in self.graph.operators:
+            self.members.setdefault(self.groups[operator.name], []).append(operator)
+        self.chains_of: dict[str, list[int]] = {name: [] for name in self.members}
+        for at, names in enumerate(self.chains.members):
+            self.chains_of[self.groups[names[0]]].append(at)
 
     def plan(self) -> Plan:
         edges = tuple(self._edges())
         buffers = self._network_buffers(edges)
         spreads = self._spreads()
-        groups = [
-            self._group(name, buffers, spreads) for name in dict.fromkeys(self.groups.values())
-        ]
+        groups = [self._group(name, buffers, spreads) for name in self.members]
         profiles = {each.name: each.profile for each in groups}
-        shares = {name: share for each in groups for name, share in self._shares(each.name).items()}
+        shares = {
+            name: share
+            for members in self.members.values()
+            for name, share in managed_shares(members).items()
+        }
         chains = tuple(
             self._chain(at, buffers[at], spreads[at], profiles, shares)
             for at in range(len(self.chains.members))
         )
-        regions = tuple(self._region(at, chains) for at in range(len(self.regions.members)))
+        in_region: dict[int, list[ChainPlan]] = {}
+        for chain in chains:
+            in_region.setdefault(chain.region, []).append(chain)
+        regions = tuple(self._region(number, each) for number, each in sorted(in_region.items()))
         options = self.graph.options
         return Plan(
             name=self.graph.name,
@@ -134,25 +145,13 @@ class _Assembly:
                 )
         return buffers
 
-    def _in_group(self, name: str) -> list[OperatorSpec]:
-        return [each for each in self.graph.operators if self.groups[each.name] == name]
-
-    def _chains_of_group(self, name: str) -> list[int]:
-        return [
-            at for at, members in enumerate(self.chains.members) if self.groups[members[0]] == name
-        ]
-
     def _parallelism(self, chain: int) -> int:
         return self.operators[self.chains.members[chain][0]].parallelism
-
-    def _shares(self, group: str) -> dict[str, ManagedShare]:
-        return managed_shares(self._in_group(group))
 
     def _spreads(self) -> dict[int, Spread]:
         """Returns the slots of each chain; chains of a co-location group have the same ones."""
         spreads: dict[int, Spread] = {}
-        for name in dict.fromkeys(self.groups.values()):
-            chains = self._chains_of_group(name)
+        for chains in self.chains_of.values():
             slots = max(map(self._parallelism, chains))
             clusters = self._co_located(chains)
             # Larger ones first: smaller ones fill the gaps that these leave.
@@ -184,7 +183,7 @@ class _Assembly:
         return list(dict.fromkeys(filter(None, found)))
 
     def _group(self, name: str, buffers: Sequence[int], spreads: Mapping[int, Spread]) -> GroupPlan:
-        members, chains = self._in_group(name), self._chains_of_group(name)
+        members, chains = self.members[name], self.chains_of[name]
         network_bytes = sum(buffers[at] for at in chains) * self.graph.options.network_buffer_bytes
         numbers = sorted({self.regions.region_of[each.name] + 1 for each in members})
         return GroupPlan(
@@ -240,16 +239,15 @@ class _Assembly:
             spread=spread,
         )
 
-    def _region(self, at: int, chains: Iterable[ChainPlan]) -> RegionPlan:
-        mine = [each for each in chains if each.region == at + 1]
+    def _region(self, number: int, chains: Sequence[ChainPlan]) -> RegionPlan:
         return RegionPlan(
-            number=at + 1,
-            chains=tuple(each.name for each in mine),
-            waits_for=tuple(sorted(each + 1 for each in self.regions.waits_for[at])),
+            number=number,
+            chains=tuple(each.name for each in chains),
+            waits_for=tuple(sorted(each + 1 for each in self.regions.waits_for[number - 1])),
             slots=len(
                 {
                     (each.group, each.spread.slot_of(index))
-                    for each in mine
+                    for each in chains
                     for index in range(each.parallelism)
                 }
             ),

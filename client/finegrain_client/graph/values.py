@@ -130,6 +130,8 @@ class OperatorSpec:
             check_flag(self._field(name), getattr(self, name))
         weight = self._field("managed_memory_weight")
         check_whole(weight, self.managed_memory_weight, 1, WEIGHT_MAX)
+        if not isinstance(self.resources, ResourceSpec | None):
+            raise InvalidArgument(self._field("resources"), self.resources, "a ResourceSpec")
         if self.resources is not None:
             self._check_resources(self.resources)
         elif self.managed_memory_weight != 1 and not self._uses_any:
@@ -243,7 +245,8 @@ class JobOptions:
                 check_whole(name, percent, 0, 100)
         check_whole("restarts_max", self.restarts_max, 0, RESTARTS_MAX)
         delay = self.restart_delay_s
-        if isinstance(delay, bool) or not 0 <= delay <= DELAY_MAX_S:
+        # `type`, because True is an int for `isinstance`.
+        if type(delay) not in (int, float) or not 0 <= delay <= DELAY_MAX_S:
             raise InvalidArgument("restart_delay_s", delay, f"0 to {DELAY_MAX_S} seconds")
 
 

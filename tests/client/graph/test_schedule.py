@@ -259,6 +259,8 @@ def test_a_request_that_can_never_be_granted_fails_the_job() -> None:
 
     effects = schedule.step(RequestRejected(1, "no executor is large enough"))
     assert effects[-1] == JobEnded(ok=False, message="no executor is large enough")
+    assert schedule.ended
+    assert schedule.step(CancelOrdered()) == []
 
 
 # -- losses ------------------------------------------------------------------------------------
@@ -350,6 +352,7 @@ def test_missing_input_of_another_edge_is_a_failure_of_the_task() -> None:
 def test_a_region_that_always_loses_its_slots_fails_in_the_end() -> None:
     schedule = started(chain_of_regions(1))
     slot = 1
+    assert not schedule.ended
     for _ in range(LOSSES_MAX):
         effects = schedule.step(SlotLost(slot))
         slot += 1

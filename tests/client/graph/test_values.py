@@ -48,6 +48,7 @@ def connect(*ends: str, **fields: Any) -> Callable[[fg.JobGraph], object]:
             ),
             "expected neither for an operator with resources",
         ),
+        (add(resources={"cpu_milli": 1}), "expected a ResourceSpec"),
         (add("a b"), "operator name is 'a b'; expected 1 to 128 characters"),
         (add(parallelism=0), "parallelism of operator map is 0; expected an integer from 1 to"),
         (add(parallelism=True), "parallelism of operator map is True; expected an integer from 1"),

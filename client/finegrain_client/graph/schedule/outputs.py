@@ -39,6 +39,11 @@ class Outputs:
         copied._hosts, copied._lost = dict(self._hosts), set(self._lost)
         return copied
 
+    @property
+    def any_lost(self) -> bool:
+        """Whether any output is lost, needed or not."""
+        return bool(self._lost)
+
     def stored(self, region: int, hosts: Mapping[str, frozenset[str]]) -> None:
         """A region has finished: its output is complete.
 

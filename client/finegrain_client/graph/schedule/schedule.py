@@ -232,7 +232,7 @@ class Schedule:
 
     def _invalidate(self) -> None:
         """Runs regions again whose output is lost and still needed, and all regions after them."""
-        found = True
+        found = self._outputs.any_lost
         while found and self._failure is None:
             needed = {
                 producer
@@ -276,10 +276,14 @@ class Schedule:
         for place in sorted(idle):
             self._effects.append(effects.ReleaseSlot(self.slots.take(place).number))
         still_ready = [each for each in ready if not each.occupies_slots]
+        kept = {each.plan.number for each in still_ready}
         for region in self._in_order():
-            self._withdraw_request(region, region in still_ready, occupied)
+            self._withdraw_request(region, region.plan.number in kept, occupied)
+        requested = {
+            place for each in self._in_order() if each.request for place in each.request.places
+        }
         for region in still_ready:
-            self._request(region, occupied)
+            self._request(region, occupied, requested)
         self._end_if_over()
 
     def _in_order(self) -> Iterable[RegionRun]:
@@ -320,12 +324,14 @@ class Schedule:
         region.request = None
         region.move(RegionState.WAITING)
 
-    def _request(self, region: RegionRun, occupied: set[SlotPlace]) -> None:
+    def _request(
+        self, region: RegionRun, occupied: set[SlotPlace], requested: set[SlotPlace]
+    ) -> None:
         missing = region.places - occupied
-        outstanding = [each.request.places for each in self._in_order() if each.request]
         # A place has one slot. If another region's request is for it, this one waits for the grant.
-        if region.request is not None or any(not missing.isdisjoint(each) for each in outstanding):
+        if region.request is not None or not missing.isdisjoint(requested):
             return
+        requested |= missing
         request = SlotRequest(self._next_request, tuple(sorted(missing)), self._next_slot)
         self._next_request += 1
         self._next_slot += len(missing)

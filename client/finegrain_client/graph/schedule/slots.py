@@ -83,6 +83,9 @@ class Slots:
         A slot serves any place with the same profile. A place keeps its own slot if that is idle.
         """
         missing, idle = set(missing), set(idle)
+        # Most regions that wait do so while no slot is idle.
+        if len(missing) > len(idle):
+            return None
         pairs = [(place, place) for place in sorted(missing & idle)]
         free: dict[SlotProfile, Iterator[SlotPlace]] = {}
         by_profile: dict[SlotProfile, list[SlotPlace]] = {}
