@@ -13,14 +13,17 @@ import time
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from finegrain.devices.device import NO_DEVICES, HostDevices
 from finegrain.ids import new_id
-from finegrain.resources import GIB, MIB
+from finegrain.resources import DEVICE_PREFIX, GIB, MIB, total_of_devices
 from finegrain.rpc.channels import JOB_SECRET, SERVER_OPTIONS, open_channel
-from finegrain.v1 import cluster_pb2, resources_pb2, slots_pb2
+from finegrain.rpc.wire_devices import devices_to_topology
+from finegrain.v1 import cluster_pb2, cpus_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import task_executor_pb2 as te_pb2
 from finegrain.v1.cluster_pb2_grpc import ClusterServiceStub
@@ -51,6 +54,7 @@ class LightExecutor:
     """One host's slots, as the messages that ordered them, and the numbers of the conversation."""
 
     executor_id: str
+    devices: HostDevices = NO_DEVICES
     instance_id: str = field(default_factory=new_id)
     slots: dict[str, slots_pb2.SlotStatus] = field(default_factory=dict)
     registration_number: int = 0
@@ -64,7 +68,7 @@ class LightExecutor:
     def registration(self, address: str) -> rm_pb2.RegisterExecutorRequest:
         """What this executor announces: a host with two sockets."""
         half = [f"0-{CPUS // 2 - 1}", f"{CPUS // 2}-{CPUS - 1}"]
-        return rm_pb2.RegisterExecutorRequest(
+        request = rm_pb2.RegisterExecutorRequest(
             executor_id=self.executor_id,
             instance_id=self.instance_id,
             address=address,
@@ -91,6 +95,16 @@ class LightExecutor:
             isolation=ISOLATION,
             shared_cpus=f"0-{CPUS - 1}",
         )
+        if not self.devices.devices:
+            return request
+        devices_to_topology(self.devices, request.topology)
+        # Only hosts that describe their cpus give out devices.
+        request.host_cpus.slot_cpus = request.shared_cpus
+        request.host_cpus.numa.extend(
+            cpus_pb2.NumaCapacity(numa_node_id=n, memory_bytes=MEMORY_BYTES // 2) for n in range(2)
+        )
+        request.total.devices.update(self.device_sums)
+        return request
 
     def state(self, *, unchanged: bool = False) -> slots_pb2.SlotReport:
         """The next numbered state."""
@@ -103,6 +117,7 @@ class LightExecutor:
                 unchanged=True,
                 base_report_number=self.acknowledged,
             )
+        # Devices that slots have are not deducted: the resource manager counts these itself.
         return slots_pb2.SlotReport(
             report_number=self.report_number,
             rm_epoch=self.rm_epoch,
@@ -111,8 +126,15 @@ class LightExecutor:
             available=resources_pb2.ResourceAmounts(
                 cpu_milli=1000 * CPUS - self.booked_cpu_milli,
                 memory_bytes=MEMORY_BYTES - self.booked_memory_bytes,
+                devices=self.device_sums,
             ),
         )
+
+    @cached_property
+    def device_sums(self) -> dict[str, int]:
+        """Everything that its devices have together."""
+        sums = total_of_devices(self.devices.devices)
+        return {name.removeprefix(DEVICE_PREFIX): amount for name, amount in sums.items()}
 
     def allocate(self, request: te_pb2.AllocateSlotsRequest) -> te_pb2.AllocateSlotsResponse:
         """Every slot is there at once."""
@@ -191,9 +213,9 @@ class LightCluster:
     async def __aexit__(self, *exc: object) -> None:
         await self._stack.aclose()
 
-    async def register(self, count: int) -> None:
-        """Registers `count` executors."""
-        named = [LightExecutor(f"host-{n:05d}") for n in range(count)]
+    async def register(self, count: int, devices: HostDevices = NO_DEVICES) -> None:
+        """Registers `count` executors; each has these devices."""
+        named = [LightExecutor(f"host-{n:05d}", devices) for n in range(count)]
         self.executors.update({each.executor_id: each for each in named})
         for start in range(0, count, 100):
             await asyncio.gather(*(self._register(each) for each in named[start : start + 100]))
@@ -371,9 +393,13 @@ class LightJob:
         return self._heard[state]
 
 
-def profile(cpu_milli: int = 500, memory_bytes: int = 512 * MIB) -> resources_pb2.ResourceProfile:
+def profile(
+    cpu_milli: int = 500, memory_bytes: int = 512 * MIB, **devices: int
+) -> resources_pb2.ResourceProfile:
     """What light jobs ask for."""
-    return resources_pb2.ResourceProfile(cpu_milli=cpu_milli, task_heap_memory_bytes=memory_bytes)
+    return resources_pb2.ResourceProfile(
+        cpu_milli=cpu_milli, task_heap_memory_bytes=memory_bytes, devices=devices
+    )
 
 
 def _all_done(results: Sequence[slots_pb2.ItemResult]) -> None:

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m bench.whole_path [--database sqlite|postgresql|URL] [--slots 20000]
         [--batch 1000] [--jobs 4] [--executors 100] [--single 500] [--heartbeats 1000]
-        [--seconds 20] [--json]
+        [--seconds 20] [--gpus 4000] [--json]
 
 The resource manager is the real one in a process of its own, with full durability; this process
 plays the executors and the job masters over real gRPC (`light_cluster.py`), and its own cost is
@@ -12,6 +12,8 @@ shown beside. PostgreSQL is started here unless a URL is given.
    until `--slots` slots have lived; the clock stops when no slot is left.
 2. latency: `--single` slots, one at a time; from the call to the event "granted" on the stream.
 3. heartbeats: `--heartbeats` executors that report every 5 s for `--seconds`.
+4. gpus: `--gpus` slots with one GPU each, requested by `--jobs` job masters at once, on as many
+   hosts with 8 GPUs as are needed; from the first call to the last event "granted".
 
 Each part starts from an empty database. CPU seconds are of the whole process (all threads), wall
 time depends on who else uses the machine: compare `rm us/slot`.
@@ -34,6 +36,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.devices import host_devices
 from bench.light_cluster import LightCluster, profile
 from finegrain.ids import new_id
 from finegrain.options import ListenOptions, LogOptions
@@ -41,6 +44,7 @@ from finegrain.rpc.tokens import CLUSTER_TOKEN_FILE, USER_TOKEN_FILE
 from resource_manager.options import ResourceManagerOptions
 from tests.support.postgresql import PostgresqlServer
 
+GPUS_PER_HOST = 8
 HEARTBEAT_INTERVAL_S = 5.0
 START_TIMEOUT_S = 60.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -246,6 +250,30 @@ async def heartbeats(database: Database, arguments: argparse.Namespace) -> Resul
         return result
 
 
+async def gpus(database: Database, arguments: argparse.Namespace) -> Result:
+    """Slots with a GPU each, as many as there are GPUs."""
+    async with running(database) as (cluster, meter):
+        await cluster.register(arguments.gpus // GPUS_PER_HOST, host_devices(GPUS_PER_HOST))
+        jobs = [await cluster.job() for _ in range(arguments.jobs)]
+        wanted = profile(gpu=100)
+        await jobs[0].live([new_id() for _ in range(100)], wanted)  # warm
+        await cluster.until_empty()
+        share = arguments.gpus // arguments.jobs
+        meter.mark()
+        times = await asyncio.gather(
+            *(job.ask([new_id() for _ in range(share)], wanted) for job in jobs)
+        )
+        meter.mark()
+        result = meter.result("gpus", share * arguments.jobs)
+        result.more = {
+            "acknowledged_s": round(max(each[0] for each in times), 2),
+            "granted_s": round(max(each[1] for each in times), 2),
+            "rm_us_per_slot": round(1e6 * result.rm_cpu_s / result.count),
+            "load_us_per_slot": round(1e6 * result.load_cpu_s / result.count),
+        }
+        return result
+
+
 def shown(result: Result) -> str:
     """One paragraph."""
     spent = (
@@ -265,6 +293,7 @@ def run_all(
         (arguments.slots, throughput),
         (arguments.single, latency),
         (arguments.heartbeats, heartbeats),
+        (arguments.gpus, gpus),
     ]
     results = []
     for count, part in parts:
@@ -294,6 +323,7 @@ def main() -> int:
     parser.add_argument("--single", type=int, default=500)
     parser.add_argument("--heartbeats", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--gpus", type=int, default=4_000)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     show: Callable[[str], None] = (lambda _text: None) if arguments.json else print
