@@ -57,7 +57,7 @@ class TaskExecutorOptions:
     cpu_milli: int | None = None  # share: book no more cpu time than this
     memory_bytes: int | None = None  # share: exactly this much memory, no second reserve
     memory_pools: tuple[tuple[str, int], ...] = ()  # a separate pool for each memory part, in bytes
-    extended: tuple[tuple[str, int], ...] = ()  # countable resources by name
+    extended: tuple[tuple[str, int], ...] = ()  # countable resources by name, or NAME@NODE
     devices: str = "auto"  # auto: all devices, unless `cpus` is a share of the host; all; none
     open_devices: tuple[str, ...] = ()  # types of devices that every task can open
     device_types: tuple[DeviceType, ...] = ()  # besides those that are detected

@@ -57,7 +57,7 @@ __all__ = [
     "topology_to_proto",
 ]
 
-EXTENDED_NAME_PATTERN = re.compile(r"[a-z][A-Za-z0-9_.-]{0,62}")
+EXTENDED_NAME_PATTERN = re.compile(r"[a-z][A-Za-z0-9_.-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,62})?")
 EXTENDED_MAX = 64  # names of countable resources in one message
 LABELS_MAX = 64
 LABEL_VALUE_LENGTH_MAX = 128
@@ -247,7 +247,9 @@ def _extended_from_proto(extended: Mapping[str, int], field: str) -> dict[str, i
     for name, amount in extended.items():
         if not EXTENDED_NAME_PATTERN.fullmatch(name):
             raise InvalidArgument(
-                f"{field} key", name, "a name that matches [a-z][A-Za-z0-9_.-]{0,62}"
+                f"{field} key",
+                name,
+                f"a name such as license or example.com/license: {EXTENDED_NAME_PATTERN.pattern}",
             )
         check_amount(f"{field}[{name}]", amount)
     return dict(extended)

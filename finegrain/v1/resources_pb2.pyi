@@ -87,7 +87,7 @@ class ResourceProfile(google.protobuf.message.Message):
     @property
     def extended(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Countable resources that an operator declared on executors, by name (for example "license-x": 2).
-        Names match [a-z][A-Za-z0-9_.-]{0,62}.
+        Names match [a-z][A-Za-z0-9_.-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,62})?
         """
 
     @property

@@ -329,7 +329,9 @@ class ExecutorSection(ListenSection):
     memory: Size | None = Field(None, description="share of the host: exactly this much memory")
     memory_pools: Sizes = Field({}, description="separate pool for each memory part")
     extended: Counts = Field(
-        {}, description="countable resources by name; only counted, tasks get no device"
+        {},
+        description="countable resources by name, or by NAME@NODE where they lie on a NUMA node; "
+        "only counted, tasks get no device",
     )
     devices: str = Field(
         "auto",

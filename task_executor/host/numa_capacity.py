@@ -1,4 +1,4 @@
-"""Computes the memory and huge pages that slots can have on each NUMA node.
+"""Computes the memory and countable resources that slots can have on each NUMA node.
 
 Huge pages that a kubelet's memory manager has taken are deducted here. Ordinary memory that a
 kubelet gives to containers is not deducted here, because it changes at run time. It is reported and
@@ -7,8 +7,8 @@ deducted later, where node memory is counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from finegrain.capacity import Capacity
 from finegrain.hugepages import page_bytes, resource_name
@@ -21,7 +21,7 @@ class NumaCapacity:
 
     id: int
     memory_bytes: int  # a multiple of 64 KiB
-    hugepages: tuple[tuple[str, int], ...]  # pages by resource name, sorted, without zeros
+    extended: tuple[tuple[str, int], ...]  # huge pages and others by name, sorted, without zeros
     default_memory: bool  # False: another kind of memory, used only on request
 
 
@@ -47,7 +47,7 @@ def numa_capacity(
                 memory_bytes=node.memory_bytes,
                 # A kubelet can hold more pages than there are now. The rest is then none, not
                 # negative.
-                hugepages=tuple(sorted((name, n) for name, n in pages.items() if n > 0)),
+                extended=tuple(sorted((name, n) for name, n in pages.items() if n > 0)),
                 default_memory=node.default_memory,
             )
         )
@@ -58,6 +58,21 @@ def hugepages_of(nodes: Iterable[NumaCapacity]) -> dict[str, int]:
     """Returns the pages of all nodes together, by resource name."""
     together: dict[str, int] = {}
     for node in nodes:
-        for name, count in node.hugepages:
-            together[name] = together.get(name, 0) + count
+        for name, count in node.extended:
+            if page_bytes(name):
+                together[name] = together.get(name, 0) + count
     return together
+
+
+def with_counts(
+    nodes: Iterable[NumaCapacity], counts: Mapping[int, Mapping[str, int]]
+) -> tuple[NumaCapacity, ...]:
+    """Adds countable resources to nodes, by node id and name; they replace huge pages of the same
+    name.
+    """
+    return tuple(
+        replace(node, extended=tuple(sorted(({**dict(node.extended), **counts[node.id]}).items())))
+        if node.id in counts
+        else node
+        for node in nodes
+    )

@@ -186,9 +186,7 @@ write = Writer(
             given="numa time_shared",
             kept="pools memory_nodes",
         ),
-        Writing(
-            NumaCapacity, cpus_pb2.NumaCapacity, {"numa_node_id": "id", "extended": "hugepages"}
-        ),
+        Writing(NumaCapacity, cpus_pb2.NumaCapacity, {"numa_node_id": "id"}),
         Writing(
             CpuConditions,
             cpus_pb2.CpuState,

@@ -35,11 +35,19 @@ from task_executor.host.capacity import CapacityOptions, plan_capacity
 from task_executor.host.configured_devices import NOTHING_CONFIGURED, ConfiguredDevices
 from task_executor.host.devices import devices_of
 from task_executor.host.kubelet.state import MEMORY, KubeletState
-from task_executor.host.numa_capacity import NumaCapacity, hugepages_of, numa_capacity
+from task_executor.host.numa_capacity import (
+    NumaCapacity,
+    hugepages_of,
+    numa_capacity,
+    with_counts,
+)
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.host_cpus import host_cpus
 
 DEVICE_OPTIONS = ("auto", "all", "none")
+
+ON_NODE = "@"
+"""Separates the name of a countable resource from the NUMA node that it lies on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,7 @@ def plan_host(
             share_memory_bytes=options.memory_bytes,
         ),
     )
-    nodes = numa_capacity(capacity)
+    nodes = with_counts(numa_capacity(capacity), _counts_by_node(options, capacity))
     # Stage 2: what slots can book of that, and the default slot.
     total = _total(options, topology, capacity, nodes)
     devices = _devices(options, topology, configured)
@@ -160,7 +168,8 @@ def beside_kubelet(
     """
     if kubelet is None or plan.capacity is None:
         return plan
-    nodes = numa_capacity(plan.capacity, kubelet)
+    on_nodes = _counts_by_node(options, plan.capacity)
+    nodes = with_counts(numa_capacity(plan.capacity, kubelet), on_nodes)
     # Huge pages are counted again below, by what the kubelet has left. Configured counts stay.
     total = {
         name: amount
@@ -178,7 +187,39 @@ def beside_kubelet(
 
 
 def _is_configured(options: TaskExecutorOptions, dimension: str) -> bool:
-    return dimension.removeprefix(EXTENDED_PREFIX) in dict(options.extended)
+    return dimension.removeprefix(EXTENDED_PREFIX) in _counts(options)
+
+
+def _counts(options: TaskExecutorOptions) -> dict[str, int]:
+    """Returns the configured amounts by name, those of NUMA nodes added up."""
+    found: dict[str, int] = {}
+    for key, amount in options.extended:
+        name = key.partition(ON_NODE)[0]
+        found[name] = found.get(name, 0) + _not_negative(f"extended.{key}", amount)
+    return found
+
+
+def _counts_by_node(options: TaskExecutorOptions, capacity: Capacity) -> dict[int, dict[str, int]]:
+    """Returns the configured amounts that lie on a NUMA node, by its id and by name."""
+    ids = {str(node.id): node.id for node in capacity.nodes}
+    anywhere = {key for key, _ in options.extended if ON_NODE not in key}
+    found: dict[int, dict[str, int]] = {}
+    for key, amount in options.extended:
+        name, on_node, node = key.partition(ON_NODE)
+        if not on_node:
+            continue
+        if node not in ids:
+            here = ", ".join(ids) or "none"
+            raise InvalidArgument(
+                "extended", key, f"a NUMA node of this host after {ON_NODE}: {here}"
+            )
+        if name in anywhere:
+            raise InvalidArgument(
+                "extended", key, f"{name} with a NUMA node each time, or without one"
+            )
+        if amount:
+            found.setdefault(ids[node], {})[name] = amount
+    return found
 
 
 def _hugepages(options: TaskExecutorOptions, nodes: Iterable[NumaCapacity]) -> dict[str, int]:
@@ -213,8 +254,7 @@ def _total(
         total |= _pools(options, capacity)
     else:
         total[MEMORY_BYTES] = capacity.memory_bytes_total
-    for name, amount in options.extended:
-        total[EXTENDED_PREFIX + name] = _not_negative(f"extended.{name}", amount)
+    total |= {EXTENDED_PREFIX + name: amount for name, amount in _counts(options).items()}
     return {name: amount for name, amount in total.items() if amount}
 
 

@@ -12,6 +12,7 @@ from finegrain.errors import InvalidArgument
 from finegrain.mapping.stored import STORED
 from finegrain.resources import AMOUNT_MAX, ResourceProfile, extended_items
 from finegrain.rpc.wire import (
+    EXTENDED_NAME_PATTERN,
     amounts_from_proto,
     amounts_to_proto,
     duration_ms_from_proto,
@@ -30,7 +31,7 @@ from finegrain.v1 import resources_pb2
 from finegrain.values.isolation import Isolation
 
 amount = st.integers(0, AMOUNT_MAX // 4)
-names = st.from_regex(r"[a-z][A-Za-z0-9_.-]{0,62}", fullmatch=True)
+names = st.from_regex(EXTENDED_NAME_PATTERN, fullmatch=True)
 extended = st.dictionaries(names, amount, max_size=4)
 
 

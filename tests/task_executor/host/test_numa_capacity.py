@@ -23,7 +23,7 @@ def capacity() -> Capacity:
 
 def test_every_size_is_offered_by_its_name() -> None:
     nodes = numa_capacity(capacity())
-    assert [node.hugepages for node in nodes] == [
+    assert [node.extended for node in nodes] == [
         (("hugepages-1Gi", 2), ("hugepages-2Mi", 512)),
         (("hugepages-2Mi", 100),),
         (),
@@ -42,8 +42,8 @@ def test_what_a_kubelet_has_of_them_is_left_to_it() -> None:
         kept=((0, "hugepages-1Gi", GIB), (1, "memory", 2 * GIB)),
     )
     first, second, third = numa_capacity(capacity(), kubelet)
-    assert first.hugepages == (("hugepages-1Gi", 1), ("hugepages-2Mi", 510))
-    assert second.hugepages == third.hugepages == ()
+    assert first.extended == (("hugepages-1Gi", 1), ("hugepages-2Mi", 510))
+    assert second.extended == third.extended == ()
 
 
 def test_memory_that_it_gave_away_is_reported_as_it_changes_and_not_taken_off_here() -> None:

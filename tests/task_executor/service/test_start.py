@@ -101,6 +101,33 @@ def test_huge_pages_are_offered_by_size_unless_the_operator_counts_them(host: Ho
     assert not plan(with_hugepages(host)).offers_hugepages
 
 
+def test_countable_resources_may_lie_on_numa_nodes(host: HostTopology) -> None:
+    first, *others = (node.id for node in host.numa_nodes)
+    name = "example.com/queue"
+    made = plan(host, extended=((f"{name}@{first}", 3), ("license", 2)))
+    assert made.share.total[f"extended.{name}"] == 3
+    assert made.share.total["extended.license"] == 2
+    assert {node.id: dict(node.extended) for node in made.nodes} == {
+        first: {name: 3},
+        **{each: {} for each in others},
+    }
+
+
+@pytest.mark.parametrize(
+    ("extended", "expected"),
+    [
+        ((("queue@77", 1),), "a NUMA node of this host"),
+        ((("queue@x", 1),), "a NUMA node of this host"),
+        ((("queue", 1), ("queue@0", 1)), "or without one"),
+    ],
+)
+def test_a_countable_resource_lies_on_known_nodes(
+    host: HostTopology, extended: tuple[tuple[str, int], ...], expected: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=expected):
+        plan(host, extended=extended)
+
+
 def test_what_a_kubelet_gave_away_is_not_offered(host: HostTopology) -> None:
     node = host.numa_nodes[0].id
     kubelet = KubeletState(given=((node, "hugepages-2Mi", 60 * MIB), (node, "memory", 64 * MIB)))
