@@ -26,10 +26,14 @@ from itertools import chain, pairwise
 from typing import TypeVar
 
 from finegrain.resources import Amounts
+from resource_manager.engine.hosts.host import KNOWN, ONLINE
 from resource_manager.engine.model.scheduling_key import EMPTY, IN_USE
 
 _BITS = 5
 _FAN_OUT = 1 << _BITS
+
+WHEN_EMPTY = (KNOWN, ONLINE)
+"""Prefixes of columns that say what a host would have without slots."""
 
 GROWTH_LOG_MAX = 4_096
 """Length of the growth log. When it is full it is cleared, and blocked classes search all hosts."""
@@ -45,8 +49,8 @@ Column = list[list[int]]
 class CapacityIndex:
     """Numbers of all hosts by column, with a search for hosts that cover a need in every column.
 
-    A host's position is its place in the order of ids. A column with a slash in its name describes
-    the host, not what it has free. Its changes are not logged in `grown`.
+    A host's position is its place in the order of ids. A column with a prefix of `WHEN_EMPTY`
+    describes the host, not what it has free. Its changes are not logged in `grown`.
 
     Attributes:
         ids: ids of the hosts, by position.
@@ -115,8 +119,8 @@ class CapacityIndex:
             if value != before:
                 self.sums[name] += value - before
                 _write(column, position, value)
-                # A column with a slash tells what the host is; its rise is no free capacity.
-                rose = rose or (value > before and "/" not in name)
+                # What the host would have when empty is no free capacity.
+                rose = rose or (value > before and not name.startswith(WHEN_EMPTY))
         if rose:
             self.log_growth(host_id)
         return rose
@@ -218,7 +222,7 @@ class CapacityIndex:
 
     def _free_columns(self) -> list[Column]:
         """Returns the columns of what is free. Only these are lowered in place."""
-        return [column for name, column in self.columns.items() if "/" not in name]
+        return [column for name, column in self.columns.items() if not name.startswith(WHEN_EMPTY)]
 
     def remove(self, host_id: str) -> None:
         """Removes a host."""

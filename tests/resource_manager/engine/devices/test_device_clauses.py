@@ -12,6 +12,7 @@ from finegrain.resources import GIB, MIB, ResourceProfile, total_of_devices
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.model.entities import GangSpec, RequestSpec
+from resource_manager.engine.placement.index import CapacityIndex
 from tests.support.devices import gpu_host, made_up, with_devices
 from tests.support.engine_cluster import EngineCluster
 
@@ -148,12 +149,46 @@ def test_an_unhealthy_device_gets_no_new_work_until_it_is_healthy() -> None:
         cluster.check()
 
 
-def test_a_type_that_no_code_knows_is_given_out_like_others() -> None:
+@pytest.mark.parametrize("type_", ["tpu", "example.com/tpu"])
+def test_a_type_that_no_code_knows_is_given_out_like_others(type_: str) -> None:
     device = replace(
-        made_up(0, nics=1).devices[0], type="tpu", uuid="TPU-0", capacity=(("tpu", 100),)
+        made_up(0, nics=1).devices[0], type=type_, uuid="TPU-0", capacity=((type_, 100),)
     )
     executor = with_devices(gpu_host(gpus=1), HostDevices((device,)))
     cluster = EngineCluster.settled(executor)
-    cluster.submit(request("half", tpu=50), request("whole", tpu=100))
-    assert given(cluster, "half") == [(0, {"tpu": 50})]
+    cluster.submit(request("half", **{type_: 50}))
+    cluster.submit(request("whole", **{type_: 100}))
+    assert given(cluster, "half") == [(0, {type_: 50})]
     assert cluster.waiting() == {"whole"}
+    cluster.release("half")
+    assert given(cluster, "whole") == [(0, {type_: 100})]
+
+
+def test_an_extended_resource_may_have_a_domain() -> None:
+    name = "example.com/queue"
+    host = gpu_host(gpus=1)
+    host.total[f"extended.{name}"] = 4
+    cluster = EngineCluster.settled(host)
+
+    def queues(allocation_id: str, count: int) -> RequestSpec:
+        profile = ResourceProfile(100, 64 * MIB, extended=((name, count),))
+        return RequestSpec(allocation_id, profile, allow_pending=True)
+
+    cluster.submit(queues("three", 3))
+    cluster.submit(queues("two", 2))
+    assert cluster.waiting() == {"two"}
+    cluster.release("three")
+    assert cluster.is_granted("two")
+    cluster.submit(*(queues(f"more-{at}", 1) for at in range(3)))
+    assert len(cluster.waiting()) == 1
+    cluster.check()
+
+
+def test_more_of_a_resource_with_a_domain_wakes_those_who_wait_for_it() -> None:
+    """Such names were taken for columns that say what a host has when empty, which wake nobody."""
+    name = "extended.example.com/queue"
+    columns = CapacityIndex()
+    columns.put("host-a", {"cpu_milli": 1, name: 0, f"known/{name}": 4})
+    columns.freshen()
+    assert columns.put("host-a", {"cpu_milli": 1, name: 1, f"known/{name}": 4})
+    assert not columns.put("host-a", {"cpu_milli": 1, name: 1, f"known/{name}": 5})
