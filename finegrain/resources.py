@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from finegrain.devices.device import GPU_MEMORY, WHOLE, Device, DeviceShare
 from finegrain.devices.request import DeviceRequest
@@ -25,6 +26,8 @@ MANAGED_MEMORY_BYTES = "managed_memory_bytes"
 NETWORK_MEMORY_BYTES = "network_memory_bytes"
 EXTENDED_PREFIX = "extended."
 DEVICE_PREFIX = "device."
+
+_KNOWN_BOOKINGS = 16_384  # cached; a cluster has few different profiles
 
 MEMORY_PARTS = (
     TASK_HEAP_MEMORY_BYTES,
@@ -137,6 +140,14 @@ def booking(
     return {name: amount for name, amount in amounts.items() if amount}
 
 
+@lru_cache(_KNOWN_BOOKINGS)
+def shared_booking(
+    profile: ResourceProfile, separate_pools: bool, best_effort: bool = False
+) -> dict[str, int]:
+    """Returns the same as `booking`. Equal slots share one dict, so callers must not change it."""
+    return booking(profile, separate_pools=separate_pools, best_effort=best_effort)
+
+
 def devices_or_bytes(dimension: str, amount: int) -> float:
     """Returns an amount of a dimension of devices in the unit for people: devices, so that 0.5 is
     half of one; memory in bytes.
@@ -171,6 +182,23 @@ def subtract(left: Amounts, right: Amounts) -> dict[str, int]:
     Differences may be negative; the caller decides what that means.
     """
     return _combine(left, right, -1)
+
+
+def increase(amounts: dict[str, int], more: Amounts) -> None:
+    """Adds amounts in place."""
+    for name, amount in more.items():
+        amounts[name] = amounts.get(name, 0) + amount
+
+
+def decrease(amounts: dict[str, int], less: Amounts) -> None:
+    """Subtracts amounts in place; names whose amount becomes 0 are removed."""
+    for name, amount in less.items():
+        left = amounts[name] - amount
+        if left:
+            amounts[name] = left
+        else:
+            # Without zeros, equal sums are equal dicts, which invariants compare.
+            del amounts[name]
 
 
 def larger_of(left: Amounts, right: Amounts) -> dict[str, int]:

@@ -117,16 +117,6 @@ class CpuLayout:
         return len({core.mask.bit_count() for core in self.cores}) == 1
 
     @cached_property
-    def regular(self) -> bool:
-        """True if all cores are alike, all packages are, and all nodes with cpus are."""
-        return (
-            self.uniform_cores
-            and self.kinds == 1
-            and len({node.mask.bit_count() for node in self.nodes if node.mask}) == 1
-            and len({package.mask.bit_count() for package in self.packages}) == 1
-        )
-
-    @cached_property
     def kinds(self) -> int:
         """Number of kinds of cores."""
         return len({core.kind for core in self.cores})
@@ -190,10 +180,6 @@ class CpuLayout:
     def nodes_touched(self, cpus: int) -> int:
         """Returns all cpus of nodes that have one of `cpus`."""
         return _union(node.mask for node in self.nodes if node.mask & cpus)
-
-    def node_ids(self, cpus: int) -> CpuSet:
-        """Returns the ids of nodes that have one of `cpus`."""
-        return CpuSet(node.id for node in self.nodes if node.mask & cpus)
 
     def first_threads(self, free: int) -> int:
         """Returns the lowest cpu in `free` of each core."""

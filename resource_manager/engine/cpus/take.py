@@ -37,9 +37,6 @@ class ExclusiveClaims:
     node_level: int = 0
 
 
-NO_CLAIMS = ExclusiveClaims()
-
-
 @dataclass(frozen=True, slots=True)
 class CpuDemand:
     """How many cpus are needed, and by which policies. `DEFAULT` means no preference here."""

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from finegrain.resources import Amounts
+from finegrain.resources import Amounts, decrease, increase
 from resource_manager.engine.fairness.clock import Clock, Rescaling
 from resource_manager.engine.fairness.quotas import counted, fulfilment
 from resource_manager.engine.fairness.siblings import Flow, FlowUsage, Siblings, SortKey
@@ -216,7 +216,7 @@ class FlowTree:
             flow.rate += cost
             flow.running += 1
             flow.moves += 1
-            _add(flow.used, booked if flow.children is None else counted(booked))
+            increase(flow.used, booked if flow.children is None else counted(booked))
             self._mark(flow)
 
     def stop_accruing(self, job_id: str, cost: float) -> None:
@@ -242,7 +242,7 @@ class FlowTree:
         for flow in self._path(job_id):
             flow.running -= 1
             flow.moves += 1
-            _subtract(flow.used, booked if flow.children is None else amounts)
+            decrease(flow.used, booked if flow.children is None else amounts)
             # Only a group with a maximum can block requests.
             if flow.maximum:
                 self.freed_groups[flow.id] = None
@@ -261,9 +261,9 @@ class FlowTree:
         less, more = counted(before), counted(after)
         for flow in self._path(job_id):
             is_job = flow.children is None
-            _subtract(flow.used, before if is_job else less)
+            decrease(flow.used, before if is_job else less)
             flow.moves += 1
-            _add(flow.used, after if is_job else more)
+            increase(flow.used, after if is_job else more)
             # Only a group with a maximum can block requests.
             if flow.maximum:
                 self.freed_groups[flow.id] = None
@@ -496,18 +496,3 @@ class FlowTree:
         for flow in (self.root, *self.groups.values()):
             if flow.children is not None:
                 flow.children.rescale(rescaling)
-
-
-def _add(amounts: dict[str, int], more: Amounts) -> None:
-    for name, amount in more.items():
-        amounts[name] = amounts.get(name, 0) + amount
-
-
-def _subtract(amounts: dict[str, int], less: Amounts) -> None:
-    for name, amount in less.items():
-        left = amounts[name] - amount
-        if left:
-            # A zero is deleted, so that `used` equals a newly computed sum, which has no zeros.
-            amounts[name] = left
-        else:
-            del amounts[name]

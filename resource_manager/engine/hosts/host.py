@@ -23,13 +23,15 @@ from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
     Amounts,
     ResourceProfile,
+    decrease,
     has_separate_pools,
+    increase,
     larger_of,
+    shared_booking,
     subtract,
 )
 from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.hosts.allowed_cpus import HostCpus, host_cpus
-from resource_manager.engine.hosts.bookings import decrease, increase, shared_booking
 from resource_manager.engine.hosts.cpu_allocator import (
     CpuAllocator,
     ResourceRequest,

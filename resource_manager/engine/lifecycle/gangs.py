@@ -64,12 +64,6 @@ from resource_manager.engine.queue.rejection_clock import RejectionClock
 from resource_manager.engine.queue.requests import Requests
 
 
-def waiting_gangs(gangs: GangLedger) -> Iterator[tuple[Gang, list[Request]]]:
-    """Yields the queued gangs in queue order, each with its live members in order of arrival."""
-    for waiting in gangs.in_order():
-        yield waiting.gang, waiting.members
-
-
 @dataclass(slots=True, eq=False)
 class GangMoves:
     """Moves gangs, and requests that may belong to one, through their states."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from finegrain.resources import Amounts
+from finegrain.resources import Amounts, shared_booking
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import GROUP, Flow, FlowTree
 from resource_manager.engine.fairness.quotas import (
@@ -20,7 +20,6 @@ from resource_manager.engine.fairness.quotas import (
     room,
     total_need,
 )
-from resource_manager.engine.hosts.bookings import shared_booking
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.resizes import growth
 from resource_manager.engine.placement.hosts import Hosts

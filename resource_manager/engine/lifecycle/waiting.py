@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from finegrain.errors import Reason
+from finegrain.resources import shared_booking
 from finegrain.values.outcomes import ItemOutcome
-from resource_manager.engine.hosts.bookings import shared_booking
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.entities import Provision, Request, RequestSpec
 from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key

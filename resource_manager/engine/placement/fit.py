@@ -25,11 +25,11 @@ from finegrain.resources import (
     Amounts,
     fits,
     round_down,
+    shared_booking,
     shortfall,
 )
 from finegrain.values.explanations import Dimension
 from finegrain.values.states import ExecutorState
-from resource_manager.engine.hosts.bookings import shared_booking
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.host_refusal import HostRefusal

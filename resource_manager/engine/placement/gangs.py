@@ -43,7 +43,7 @@ from resource_manager.engine.queue.gangs import (
     WaitingGang,
     Where,
 )
-from resource_manager.engine.queue.scheduling_classes import make_scheduling_class
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 STEPS_MAX = 1_500
 """Most steps of the exact searches for one gang. They take 10 to 20 ms: a decision must be short.
@@ -261,7 +261,7 @@ class GangSearch:
         largest = self._largest_first()[0].wanted
         key = largest.profile, tuple(sorted(labels.items())), largest.cpus
         barred = frozenset[str]().union(*(each.barred for each in self.members))
-        whole = make_scheduling_class(0, key)
+        whole = SchedulingClass(0, *key)
         pooled, separate = whole_needs(self.members)
         # Policies are those of the largest member; the amounts are replaced by the sum.
         whole.needs = needs_of(largest)._replace(pooled=pooled, separate=separate)

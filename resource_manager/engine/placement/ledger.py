@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 
-from resource_manager.engine.hosts.bookings import shared_booking
+from finegrain.resources import shared_booking
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, EMPTY, SLOTS
 from resource_manager.engine.placement.columns import needs_of

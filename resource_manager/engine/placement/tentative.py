@@ -26,7 +26,7 @@ from resource_manager.engine.placement.policies import POLICIES, Level, Tier
 from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.placement.search import Asks, Scope, Search
 from resource_manager.engine.queue.gangs import MemberRequest
-from resource_manager.engine.queue.scheduling_classes import SchedulingClass, make_scheduling_class
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 HOSTS_AT_ONCE = 8
 """Hosts that are given slots together where any host will do."""
@@ -62,7 +62,7 @@ class Members:
     @classmethod
     def of(cls, number: int, request: MemberRequest, barred: Collection[str]) -> Members:
         """Returns the members of one request of a gang."""
-        wanted = make_scheduling_class(number, request.key)
+        wanted = SchedulingClass(number, *request.key)
         return cls(number, wanted, request.count, frozenset(barred))
 
 

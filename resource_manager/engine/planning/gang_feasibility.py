@@ -10,9 +10,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from finegrain.resources import total_of
+from finegrain.resources import shared_booking, total_of
 from finegrain.values.states import GangPlacement
-from resource_manager.engine.hosts.bookings import shared_booking
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS, in_grains

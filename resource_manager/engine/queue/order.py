@@ -236,5 +236,7 @@ class ServiceOrder:
     def _until(self, job_queue: JobQueue) -> int | None:
         """Returns the arrival number of the job's next pending item outside this queue."""
         number = job_queue.active_queues.until(job_queue)
+        if not self.non_batchables.in_pass:
+            return number
         item = self.non_batchables.until(job_queue.job_id if self._tree is not None else "")
         return item if number is None or (item is not None and item < number) else number

@@ -287,17 +287,6 @@ class ActiveQueues:
             heapq.heapify(self._heap)
 
 
-def make_scheduling_class(number: int, key: SchedulingKey) -> SchedulingClass:
-    """Makes the class of requests with this key."""
-    profile, labels, cpus = key
-    return SchedulingClass(
-        number=number,
-        profile=profile,
-        labels=labels,
-        cpus=cpus,
-    )
-
-
 class KnownClasses:
     """All classes by their keys.
 
@@ -352,4 +341,4 @@ class KnownClasses:
 
     def _make(self, key: SchedulingKey) -> SchedulingClass:
         self._made += 1
-        return make_scheduling_class(self._made, key)
+        return SchedulingClass(self._made, *key)

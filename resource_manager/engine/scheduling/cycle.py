@@ -246,7 +246,8 @@ class _Placement:
             length = queue.order.run_length(job_queue, cost) if more else 1
         # Quota: how many of the next requests the group may have now.
         most = self._budget.placements
-        if scheduling_class.topology_constrained or state.hosts.indexes.aligning:
+        cpus = scheduling_class.topology_constrained or bool(state.hosts.indexes.aligning)
+        if cpus:
             most = max(1, most // CPUS_COST)  # the cpus of each request may have to be chosen
         numbers = queue.order.next_of(job_queue, min(length, most))
         # If `admitted` returns 0, it has blocked the queue or paused its group.
@@ -265,7 +266,7 @@ class _Placement:
             host = state.hosts[host_id]
             state.moves.place(run, host)
             placed += share
-            if host.needs_topology(scheduling_class):
+            if cpus and host.needs_topology(scheduling_class):
                 # `moves.place` has chosen cpus. The placer must read which are left.
                 placer.follow([host])
                 self._budget.placements -= CPUS_COST - 1

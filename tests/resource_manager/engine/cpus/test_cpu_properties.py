@@ -227,7 +227,7 @@ def test_a_slot_that_grows_keeps_its_cpus_and_what_is_required(
         assert not wish.bind_required or holds(layout, grown.cpus, wish.bind)
         assert not wish.exclusive_required or grown.exclusive is wish.exclusive
         if same_nodes and taken.cpus:
-            assert layout.node_ids(grown.cpus) == layout.node_ids(taken.cpus)
+            assert layout.nodes_touched(grown.cpus) == layout.nodes_touched(taken.cpus)
     elif not same_nodes:
         # Claims of others do not matter otherwise: the remaining cpus alone do not suit either.
         assert wish.bind_required or wish.exclusive_required

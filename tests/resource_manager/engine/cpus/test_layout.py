@@ -72,10 +72,9 @@ def test_an_executor_that_tells_nothing_of_its_cpus_offers_all() -> None:
         (3, cpus("2-3,6-7"), 8192),
     ]
     assert layout.smt
-    assert layout.regular
     assert (layout.per_core, layout.per_node, layout.per_package) == (2, 4, 4)
     assert layout.cores_of_node == ((cpus("0,4"), cpus("1,5")), (cpus("2,6"), cpus("3,7")))
-    assert str(layout.node_ids(cpus("5,7"))) == "0,3"
+    assert layout.nodes_touched(cpus("5,7")) == layout.cpus
     assert layout.position_of_node == {0: 0, 3: 1}
 
 
@@ -113,7 +112,6 @@ def test_a_core_that_goes_offline_in_part_is_narrower_and_then_gone() -> None:
     assert [core.mask for core in narrower.cores] == [
         cpus(each) for each in ("0", "1,5", "2,6", "3,7")
     ]
-    assert not narrower.regular
     assert narrower.whole(cpus("0-1")) == cpus("0")
     smaller = layout.without(cpus("0-1,4-5"))
     assert [node.mask for node in smaller.nodes] == [0, cpus("2-3,6-7")]

@@ -11,7 +11,6 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from finegrain.resources import ResourceProfile
 from finegrain.values.states import GangPlacement, RequestState
-from resource_manager.engine.lifecycle.gangs import waiting_gangs
 from resource_manager.engine.model.entities import GangSpec, Instant, RequestSpec
 from resource_manager.engine.model.events import RequestsSubmitted
 from resource_manager.engine.placement.gangs import find_together, passed_by, seek
@@ -151,8 +150,7 @@ class GangsStayWhole(BooksStaySound):
     def what_is_remembered_of_a_search_is_true(self) -> None:
         """A cached failed search is right: the result is the same with and without it."""
         self.state.hosts.refresh(self.state.queue)
-        for gang, _ in waiting_gangs(self.state.gangs):
-            waiting = self.state.gangs.waiting[gang.gang_id]
+        for waiting in self.state.gangs.in_order():
             kind = waiting.kind
             room = seek(self.state.hosts, kind.where, kind.member_requests)
             if len({wish.profile for wish in kind.member_requests}) > 1:
@@ -165,8 +163,9 @@ class GangsStayWhole(BooksStaySound):
 
     def _nothing_that_fits_waits(self) -> None:
         super()._nothing_that_fits_waits()
-        for gang, members in waiting_gangs(self.state.gangs):
-            assert seek(self.state.hosts, Where.of(gang.spec), member_requests_of(members)) is None
+        for waiting in self.state.gangs.in_order():
+            requests = member_requests_of(waiting.members)
+            assert seek(self.state.hosts, Where.of(waiting.gang.spec), requests) is None
 
     def _both_sides_agree(self) -> None:
         super()._both_sides_agree()

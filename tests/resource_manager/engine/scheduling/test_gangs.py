@@ -18,7 +18,6 @@ from finegrain.values.states import GangPlacement, RequestState
 from resource_manager.engine.explain.lists import cluster_view
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.lifecycle import journal
-from resource_manager.engine.lifecycle.gangs import waiting_gangs
 from resource_manager.engine.model.entities import GangSpec, RequestSpec
 from resource_manager.engine.model.events import (
     Decide,
@@ -205,7 +204,7 @@ def test_gangs_that_wait_are_iterated_in_line_with_their_living_members() -> Non
     cluster.submit("full", profile=ResourceProfile(4_000, GIB))
     call = (*members(1, "h"), *members(3, "g"), *members(2, "i"))
     cluster.submit(*call, GangSpec("g"), GangSpec("h"), GangSpec("i"))
-    found = [(gang.gang_id, len(some)) for gang, some in waiting_gangs(cluster.state.gangs)]
+    found = [(each.gang.gang_id, len(each.members)) for each in cluster.state.gangs.in_order()]
     assert found == [("h", 1), ("g", 3), ("i", 2)]
     assert cluster_view(cluster.state).pending_requests == {"WAITING_CAPACITY": 6}
 
