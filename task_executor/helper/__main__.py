@@ -137,8 +137,11 @@ class Helper:
         if not args["after"]:
             self._destroy_strangers()
         slots, tasks, after = self._page(args["after"])
+        # Empty rules are left out: fronts of version 0.2 accept no further fields.
         described = [
-            self.slots.limits[n] | {"destroying": n in self.slots.destroying} for n in slots
+            {k: v for k, v in self.slots.limits[n].items() if v or not k.startswith("devices_")}
+            | {"destroying": n in self.slots.destroying}
+            for n in slots
         ]
         # The last page reports the unknown groups, so that a front which stops half-way misses
         # none.
@@ -161,6 +164,10 @@ class Helper:
         running = [self.tasks.known[t] for t in tasks if not self.tasks.known[t].exit]
         of_tasks = [{"task_id": t.id} | self.driver.counters(t.record["group"]) for t in running]
         return {"slots": of_slots, "tasks": of_tasks, "after": after}
+
+    def devices(self, _args: dict[str, Any]) -> dict[str, str]:
+        # Not a part of `report`: fronts of version 0.2 accept no further fields there.
+        return {"problem": self.driver.devices_problem}
 
     def kubelet(self, args: dict[str, Any]) -> dict[str, Any]:
         return self.kubelet_files.read(args["seen"])

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-PROTOCOL_VERSION = 3  # 3: device files; 2: moves in batches, best effort, huge pages, kubelets
+PROTOCOL_VERSION = 2  # 2: batches of slot moves, best-effort slots, huge pages, kubelets
 FRAME_BYTES_MAX = 1 << 20
 _MESSAGE_CHARACTERS_MAX = 500
 COMMAND_BYTES_MAX = 128 << 10  # argv and environment together
@@ -231,6 +231,7 @@ HELPER_VERBS: Mapping[str, Fields] = {
     "inspect": _PAGE,
     "usage": _PAGE,
     "forget_task": _TASK,
+    "devices": {},
     "kubelet": {"seen": Field(text, "")},
     "stop": {},
 }

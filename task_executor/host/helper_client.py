@@ -11,6 +11,7 @@ import json
 import os
 import random
 from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -69,6 +70,8 @@ ANSWER_S = 90.0  # how long a call waits for an answer; longer than any deadline
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.05, 1.0
 _INPUT_CHUNK_BYTES = 128 << 10
 _EVENTS_MAX = 100_000
+_NOT_ASKED = "the helper was not asked whether it closes device files"
+_EARLIER_VERSION = "the helper is of an earlier version; restart it"
 _PLACES_BYTES_MAX = FRAME_BYTES_MAX // 2  # bytes of JSON in one call
 
 _CLASSES: dict[str, type[FinegrainError]] = {
@@ -108,6 +111,7 @@ class HelperClient:
         self._next_id = 0
         self._events: asyncio.Queue[HelperEvent] = asyncio.Queue(_EVENTS_MAX)
         self._keeper: asyncio.Task[None] | None = None
+        self._devices_problem = _NOT_ASKED
 
     @classmethod
     async def connect(cls, socket_path: str | Path, deadline_s: float = GAP_S) -> Self:
@@ -143,7 +147,17 @@ class HelperClient:
 
     async def hello(self) -> HelperInfo:
         """Returns the identity of the helper, and the limits that it can enforce."""
-        return FRAMES.from_json(HelperInfo, await self._call("hello", {}))
+        info = FRAMES.from_json(HelperInfo, await self._call("hello", {}))
+        try:
+            self._devices_problem = str((await self._call("devices", {}))["problem"])
+        except errors.InvalidArgument:  # it does not know the verb
+            self._devices_problem = _EARLIER_VERSION
+        return replace(info, isolation=self._with_devices(info.isolation))
+
+    def _with_devices(self, report: IsolationReport) -> IsolationReport:
+        """Completes a report with what the helper has said about device files."""
+        word = "none" if self._devices_problem else "cgroup"
+        return replace(report, devices=word, devices_problem=self._devices_problem)
 
     async def create_slot(self, limits: SlotLimits) -> IsolationReport:
         """Creates a slot's cgroup with its limits; returns what is enforced.
@@ -152,8 +166,8 @@ class HelperClient:
             HelperError: CARVE_FAILED (details: file, wrote, read); nothing is left on the host.
             AlreadyExists: the slot exists with other limits.
         """
-        result = await self._call("create_slot", FRAMES.to_json(limits))
-        return FRAMES.from_json(IsolationReport, result)
+        result = await self._call("create_slot", _limits(limits))
+        return self._with_devices(FRAMES.from_json(IsolationReport, result))
 
     async def resize_slot(self, limits: SlotLimits) -> IsolationReport:
         """Changes all limits of a slot, or none. Repeating a call is safe.
@@ -165,8 +179,8 @@ class HelperClient:
             HelperError: CARVE_FAILED (the old limits are in effect), or BELOW_USE if more memory is
                 in use after the kernel has reclaimed what it can (details: asked, used, in bytes).
         """
-        result = await self._call("resize_slot", FRAMES.to_json(limits))
-        return FRAMES.from_json(IsolationReport, result)
+        result = await self._call("resize_slot", _limits(limits))
+        return self._with_devices(FRAMES.from_json(IsolationReport, result))
 
     async def place_slots(self, places: Iterable[SlotPlace]) -> None:
         """Moves slots and everything that runs in them to other cpus and memory nodes.
@@ -406,6 +420,16 @@ def _batches(items: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         size += length
     if batch:
         yield batch
+
+
+def _limits(limits: SlotLimits) -> dict[str, Any]:
+    """Returns the arguments of a call, without fields that say nothing.
+
+    A helper of an earlier version refuses those that it does not know.
+    """
+    content: dict[str, Any] = FRAMES.to_json(limits)
+    unused = {name for name in ("devices_open", "devices_closed") if not content[name]}
+    return {name: value for name, value in content.items() if name not in unused}
 
 
 def _frame(message: dict[str, Any]) -> bytes:

@@ -69,17 +69,8 @@ class DeviceProbe:
         """Runs the program; returns how it ended (None: not in time) and what it said."""
         helper = self._keeper.helper
         share = DeviceShare(device.type, device.uuid, device.minor, device.capacity)
-        rules = self._keeper.device_nodes.rules([share])
-        await helper.create_slot(
-            SlotLimits(
-                key.allocation_id,
-                key.generation,
-                1_000,
-                MEMORY_BYTES,
-                devices_open=rules.open,
-                devices_closed=rules.closed,
-            )
-        )
+        limits = SlotLimits(key.allocation_id, key.generation, 1_000, MEMORY_BYTES)
+        await helper.create_slot(self._keeper.with_devices(limits, [share]))
         task_id = f"{key.allocation_id}-{key.generation}"
         spec = TaskSpec(
             task_id,

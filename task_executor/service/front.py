@@ -46,7 +46,7 @@ from task_executor.service.encoding import host_cpus_to_proto
 from task_executor.service.executor_service import ExecutorService
 from task_executor.service.host_sync import HostSync, recover
 from task_executor.service.host_watch import HostWatch, KubeletWatch
-from task_executor.service.isolation import NO_HUGETLB
+from task_executor.service.isolation import ACCESS, NO_HUGETLB
 from task_executor.service.manager_link import ManagerLink
 from task_executor.service.metrics import ExecutorMetrics
 from task_executor.service.offers import Offers
@@ -112,6 +112,7 @@ class Front:
             default_grace_ms=options.task_kill_grace_ms,
             device_nodes=prepared.find_nodes(plan.devices),
         )
+        self.keeper.closes_devices = info.isolation.devices == ACCESS
         # Stage 2: measurements and tasks.
         self.metrics = ExecutorMetrics(software_version())
         self.keeper.on_carve = self.metrics.carve_ended

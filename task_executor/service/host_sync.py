@@ -27,6 +27,7 @@ from task_executor.host.helper_messages import (
     TaskRecord,
 )
 from task_executor.service.checkpoint import SavedState
+from task_executor.service.isolation import ACCESS
 from task_executor.service.resizing import finish_resizes
 from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.task_runner import TaskRunner
@@ -252,6 +253,9 @@ class HostSync:
         before = {slot.key for slot in keeper.table if slot.state is CarveState.ALLOCATED}
         tasks_before = [task for task in keeper.tasks if task.state is TaskState.RUNNING]
         try:
+            # It may be a helper of another version than before.
+            info = await keeper.helper.hello()
+            keeper.closes_devices = info.isolation.devices == ACCESS
             state = await keeper.helper.inspect()
         except FinegrainError as error:
             log.error("helper_not_inspected", error=error.message)

@@ -123,8 +123,7 @@ def _access(
     if devices.fake or not (nodes.are_known or shares):
         return "", []
     if nodes.are_known and report.devices != ACCESS:
-        problem = report.devices_problem or "the helper does not close them"
-        return "none", [OPEN_DEVICES.format(problem=problem)]
+        return "none", [OPEN_DEVICES.format(problem=report.devices_problem)]
     notes = []
     left_open = [each for each in shares if each.type in nodes.open_types]
     unknown = [each for each in shares if each not in left_open and not nodes.of(each)]

@@ -7,7 +7,6 @@ from finegrain.hugepages import kernel_limits
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
 from task_executor.engine.cpu_ledger import CpuBinding
 from task_executor.engine.slots import SlotSpec
-from task_executor.host.device_nodes import NO_NODES, DeviceNodes
 from task_executor.host.helper_messages import SlotLimits
 
 NO_CAP = -1
@@ -29,12 +28,11 @@ def amounts_of(limits: SlotLimits) -> dict[str, int]:
     return cpu | {MEMORY_BYTES: limits.memory_bytes}
 
 
-def limits_of(spec: SlotSpec, binding: CpuBinding, nodes: DeviceNodes = NO_NODES) -> SlotLimits:
+def limits_of(spec: SlotSpec, binding: CpuBinding) -> SlotLimits:
     """Returns the limits of a slot that is bound to these cpus and memory nodes.
 
-    `nodes` are the device files that the executor guards.
+    Its device files are not in them: `SlotKeeper.with_devices`.
     """
-    rules = nodes.rules(spec.assignment.devices if spec.assignment is not None else ())
     return SlotLimits(
         allocation_id=spec.allocation_id,
         generation=spec.generation,
@@ -46,6 +44,4 @@ def limits_of(spec: SlotSpec, binding: CpuBinding, nodes: DeviceNodes = NO_NODES
         pids_max=spec.pids_max or None,
         best_effort=spec.is_best_effort,
         hugepages=kernel_limits(spec.profile.extended),
-        devices_open=rules.open,
-        devices_closed=rules.closed,
     )

@@ -12,10 +12,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from finegrain.cpu_policy import HostPolicy
+from finegrain.devices.device import DeviceShare
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason
 from finegrain.logs import get_logger
 from finegrain.mapping.stored import STORED
@@ -78,6 +79,7 @@ class SlotKeeper:
         self.directory = directory
         self.default_grace_ms = default_grace_ms
         self.device_nodes = device_nodes
+        self.closes_devices = False  # the helper does so; one of an earlier version cannot
         self.cpu_bindings = CpuBindings(table, helper)
         self.tasks = TaskTable()
         self.reports = ReportLog()
@@ -198,7 +200,14 @@ class SlotKeeper:
 
     def limits_of(self, spec: SlotSpec, binding: CpuBinding) -> SlotLimits:
         """Returns the limits of a slot that is bound to these cpus and memory nodes."""
-        return limits_of(spec, binding, self.device_nodes)
+        shares = spec.assignment.devices if spec.assignment is not None else ()
+        return self.with_devices(limits_of(spec, binding), shares)
+
+    def with_devices(self, limits: SlotLimits, shares: Iterable[DeviceShare]) -> SlotLimits:
+        """Returns limits of a slot that can open the files of these devices."""
+        nodes = self.device_nodes if self.closes_devices else NO_NODES
+        rules = nodes.rules(shares)
+        return replace(limits, devices_open=rules.open, devices_closed=rules.closed)
 
     def isolation_of(self, report: IsolationReport, spec: SlotSpec | None = None) -> Isolation:
         """Returns the isolation of a slot, or of the host."""

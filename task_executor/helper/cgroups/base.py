@@ -154,9 +154,7 @@ class Driver:
         if found["cpuset"] == "none":
             found["cpuset"] = "affinity"
         found["hugepages"] = "hard" if "hugetlb" in names else "none"
-        found["devices"] = "none" if self.devices_problem else "cgroup"
-        found |= {"reason": self.reason, "fix": self.fix, "devices_problem": self.devices_problem}
-        return found | {"kill": kill, "driver": self.name}
+        return found | {"kill": kill, "driver": self.name, "reason": self.reason, "fix": self.fix}
 
     def enforced(self) -> tuple[list[str], str]:
         """Returns the controllers that limit, and how a group is killed."""

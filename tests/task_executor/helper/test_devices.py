@@ -71,8 +71,8 @@ def test_only_what_a_slot_was_given_opens_and_all_else_stays_as_it_is(
 ) -> None:
     kernel = make_kernel()
     slots = slots_on(kernel, tmp_path)
-    report = slots.create(limits(devices_open=GPUS, devices_closed=SHARED))
-    assert (report["devices"], report["devices_problem"]) == ("cgroup", "")
+    slots.create(limits(devices_open=GPUS, devices_closed=SHARED))
+    assert slots.driver.devices_problem == ""
     gpus = ("c 195:0", "c 195:1", "c 195:2", "c 195:255", "c 226:128")
     assert opened(kernel, slots, *gpus) == ["c 195:1", "c 195:255"]
     others = ("c 10:58", "c 10:229", "b 7:3", "b 7:0", "b 195:0", "c 1:3", "c 136:0", "b 259:0")
@@ -178,10 +178,10 @@ def test_where_devices_cannot_be_closed_the_report_says_why(
     make_kernel: Any, problem: str, fix: str, tmp_path: Path
 ) -> None:
     kernel = make_kernel()
-    report = slots_on(kernel, tmp_path).create(limits(devices_open=GPUS))
-    assert report["devices"] == "none"
+    slots = slots_on(kernel, tmp_path)
+    report = slots.create(limits(devices_open=GPUS))
     assert report["driver"] in ("v1", "v2")
-    why, _, way_out = report["devices_problem"].partition("; ")
+    why, _, way_out = slots.driver.devices_problem.partition("; ")
     assert problem in why
     assert any(word in way_out for word in fix.split("|"))
 

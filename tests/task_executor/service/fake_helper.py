@@ -52,6 +52,7 @@ class FakeHelper:
     input_pipe_bytes: int = 1 << 20
     stopped: bool = False
     boot_id: str = "boot"
+    enforced: IsolationReport = ENFORCED
     kubelet_files: KubeletFiles = field(
         default_factory=lambda: KubeletFiles("none", False, (), {}, {})
     )
@@ -93,7 +94,7 @@ class FakeHelper:
             yield await self._events.get()
 
     async def hello(self) -> HelperInfo:
-        return HelperInfo(1, "fake", 1, self.boot_id, 0, ENFORCED)
+        return HelperInfo(1, "fake", 1, self.boot_id, 0, self.enforced)
 
     async def create_slot(self, limits: SlotLimits) -> IsolationReport:
         self.calls.append(f"create {limits.allocation_id}.{limits.generation}")
@@ -101,7 +102,7 @@ class FakeHelper:
         if error := self.refuse_create.get(limits.allocation_id):
             raise error
         self.slots[limits.allocation_id, limits.generation] = limits
-        return ENFORCED
+        return self.enforced
 
     async def resize_slot(self, limits: SlotLimits) -> IsolationReport:
         key = limits.allocation_id, limits.generation
@@ -113,7 +114,7 @@ class FakeHelper:
         if key not in self.slots:
             raise NotFound("no slot")
         self.slots[key] = limits
-        return ENFORCED
+        return self.enforced
 
     async def place_slots(self, places: Iterable[SlotPlace]) -> None:
         told = list(places)

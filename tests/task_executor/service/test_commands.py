@@ -22,7 +22,6 @@ from finegrain.v1 import slots_pb2
 from finegrain.v1 import task_executor_pb2 as te
 from task_executor.engine.report_log import NumberedState
 from task_executor.service import checkpoint
-from tests.task_executor.service import fake_helper
 from tests.task_executor.service.conftest import Executor
 from tests.task_executor.service.fake_helper import ENFORCED
 from tests.task_executor.service.scripted_rm import (
@@ -264,10 +263,10 @@ async def test_orders_need_the_cluster_token(rm: ScriptedRM, executor: Executor)
 
 
 async def test_the_state_of_very_many_slots_still_fits_into_a_message(
-    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
+    rm: ScriptedRM, executor: Executor
 ) -> None:
     nothing = replace(ENFORCED, cpu="none", memory="none", pids="none", reason="why " * 50)
-    monkeypatch.setattr(fake_helper, "ENFORCED", nothing)
+    executor.helper.enforced = nothing
     few = await rm.allocate(allocation("first", cpu_milli=1, memory_bytes=65536))
     assert len(few.report.slots[0].isolation.notes) == 3
     many = await rm.allocate(

@@ -14,14 +14,13 @@ from finegrain.values.isolation import Isolation
 from task_executor.engine.cpu_ledger import CpuBinding
 from task_executor.engine.slots import SlotKey, SlotSpec
 from task_executor.host.device_nodes import NO_NODES, DeviceNodes, Node
-from task_executor.host.helper_messages import IsolationReport
+from task_executor.host.helper_messages import IsolationReport, Reconnected
 from task_executor.service.isolation import (
     DEVICES_VISIBLE_ONLY,
     HOST_MEMORY,
     SHARE_VISIBLE_ONLY,
     isolation_of,
 )
-from task_executor.service.limits import limits_of
 from tests.task_executor.service.conftest import Executor
 from tests.task_executor.service.scripted_rm import ScriptedRM, allocation, eventually
 
@@ -116,25 +115,34 @@ def test_fake_devices_have_no_files_and_no_driver() -> None:
 async def test_a_device_with_another_minor_is_closed_to_the_slots_that_run(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    """As after a reset of GPUs, or at a start with devices that were not given out before."""
+    """As after a reset of GPUs, or at a start with devices that were not given out before; and
+    when a helper that cannot close files is replaced."""
     await rm.allocate(allocation())
     ((key, limits),) = executor.helper.slots.items()
     assert limits.devices_open == {}
     executor.nodes = NODES
     executor.front._devices_moved(executor.front.keeper.table.devices.host)
+    await eventually(lambda: executor.front.keeper.device_nodes == NODES, "the files are found")
+    await executor.front.sync.compare()
+    assert executor.helper.slots[key].devices_open == {}
+    executor.helper.enforced = CLOSED
+    executor.helper.tell(Reconnected())
     await eventually(
         lambda: executor.helper.slots[key].devices_open == {"c 195": ()}, "the files are closed"
     )
     slot = executor.front.keeper.table.get(SlotKey(*key))
     assert slot is not None
-    assert slot.isolation.device_access == "none"  # the helper here closes nothing
+    assert slot.isolation.device_access == "cgroup"
     await executor.crash()
     executor.nodes = replace(NODES, majors=NODES.majors | {("c", 226)})
     await executor.start()
     assert executor.helper.slots[key].devices_open == {"c 195": (), "c 226": ()}
 
 
-def test_the_limits_of_a_slot_say_what_it_can_open() -> None:
-    assert limits_of(slot(gpu()), CpuBinding(EMPTY), NODES).devices_open == {"c 195": (0,)}
-    assert limits_of(slot(), CpuBinding(EMPTY), NODES).devices_open == {"c 195": ()}
-    assert limits_of(slot(), CpuBinding(EMPTY)).devices_open == {}
+async def test_the_limits_of_a_slot_say_what_it_can_open(executor: Executor) -> None:
+    keeper = executor.front.keeper
+    keeper.device_nodes = NODES
+    assert keeper.limits_of(slot(gpu()), CpuBinding(EMPTY)).devices_open == {}
+    keeper.closes_devices = True
+    assert keeper.limits_of(slot(gpu()), CpuBinding(EMPTY)).devices_open == {"c 195": (0,)}
+    assert keeper.limits_of(slot(), CpuBinding(EMPTY)).devices_open == {"c 195": ()}
