@@ -6,14 +6,14 @@ that nothing is given out twice, whatever the resource manager believes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.devices.condition import DeviceCondition
 from finegrain.devices.device import Device, DeviceShare, HostDevices, pairs
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
-from finegrain.resources import ResourceProfile
+from finegrain.resources import DEVICE_PREFIX, ResourceProfile
 from task_executor.engine.slots import SlotKey
 
 DeviceKey = tuple[str, str]
@@ -70,6 +70,24 @@ class DeviceLedger:
     def used(self) -> dict[DeviceKey, dict[str, int]]:
         """Returns what slots have of each device, by dimension."""
         return _used(self._slots.values())
+
+    def left(self, slots: Collection[SlotKey] | None = None) -> dict[str, int]:
+        """Returns what is left of all devices together, by dimension of the executor's total.
+
+        What slots have of a device that vanished does not count: the total lacks the device, too.
+
+        Args:
+            slots: those that count; None: all.
+        """
+        used = _used(shares for key, shares in self._slots.items() if slots is None or key in slots)
+        found: dict[str, int] = {}
+        for key, device in self._devices.items():
+            taken = used.get(key, {})
+            for name, amount in device.capacity:
+                dimension = DEVICE_PREFIX + name
+                left = max(amount - taken.get(name, 0), 0)
+                found[dimension] = found.get(dimension, 0) + left
+        return found
 
     def check(
         self, key: SlotKey, profile: ResourceProfile, assignment: CpuAssignment | None

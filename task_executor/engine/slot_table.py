@@ -133,7 +133,7 @@ class SlotTable:
     def available(self) -> dict[str, int]:
         """Returns the total minus everything that is booked or withheld."""
         # The sums are kept up to date, because this is computed for every ordered slot.
-        return subtract(self.share.total, add(self._booked, total_of(self._withheld.values())))
+        return self._left(self._booked, self.devices.left())
 
     def allocated(self) -> dict[str, int]:
         """Returns everything that is booked."""
@@ -145,8 +145,9 @@ class SlotTable:
         A report of `slots` uses it for its available amounts. The difference can be negative,
         because adopted slots can exceed a total that became smaller over a restart.
         """
-        taken = total_of((*(self.booked_by(slot) for slot in slots), *self._withheld.values()))
-        left = subtract(self.share.total, taken)
+        beside = tuple(slots)
+        taken = total_of(self.booked_by(slot) for slot in beside)
+        left = self._left(taken, self.devices.left({slot.key for slot in beside}))
         return {name: amount for name, amount in left.items() if amount > 0}
 
     # -- orders of the resource manager ------------------------------------------------------
@@ -446,6 +447,12 @@ class SlotTable:
         if self._withheld.pop(key, None) is not None:
             self.cpus.drop(key)
             self.version += 1
+
+    def _left(self, taken: Amounts, devices: Amounts) -> dict[str, int]:
+        """Returns the total minus what is taken and withheld; of devices, what they have left."""
+        withheld = total_of(self._withheld.values())
+        left = subtract(self.share.total, add(taken, withheld))
+        return left | {name: each - withheld.get(name, 0) for name, each in devices.items()}
 
     def _book(self, slot: Slot) -> Slot:
         self._slots[slot.key] = slot

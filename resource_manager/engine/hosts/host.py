@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import CpuSet
 from finegrain.resources import (
@@ -29,6 +30,7 @@ from finegrain.resources import (
     larger_of,
     shared_booking,
     subtract,
+    total_of_devices,
 )
 from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.hosts.allowed_cpus import HostCpus, host_cpus
@@ -309,11 +311,37 @@ class Host(CpuAllocator):
         """Returns what a slot books. While a resize is in flight, that is the larger one of both
         sizes.
         """
-        booked = self.booking_of(slot.profile, best_effort=slot.best_effort)
+        booked = self._booking_of_size(slot)
         if slot.ordered is None:
             return booked
         ordered = self.booking_of(slot.ordered.profile, best_effort=slot.best_effort)
-        return larger_of(booked, ordered)
+        assignment = slot.ordered.assignment or slot.assignment
+        return larger_of(booked, self.without_vanished(ordered, assignment))
+
+    def _booking_of_size(self, slot: Slot) -> dict[str, int]:
+        """Returns what the confirmed size of a slot books."""
+        booked = self.booking_of(slot.profile, best_effort=slot.best_effort)
+        return self.without_vanished(booked, slot.assignment)
+
+    def without_vanished(
+        self, booked: dict[str, int], assignment: CpuAssignment | None
+    ) -> dict[str, int]:
+        """Returns a booking without devices that the host no longer has: its total lacks them, too,
+        so they must not count against those that are left.
+        """
+        if self.cpus is None or assignment is None or not assignment.devices:
+            return booked
+        known = self.cpus.devices.layout.position
+        gone = [each for each in assignment.devices if (each.type, each.uuid) not in known]
+        if not gone:
+            return booked
+        lost = total_of_devices(gone)
+        # Of the memory, a share has both amounts, and the slot books the one that it requested.
+        return {
+            name: left
+            for name, amount in booked.items()
+            if (left := amount - lost.get(name, 0)) > 0
+        }
 
     def count_unreported(self) -> None:
         """Recomputes `unreported` for all slots."""
@@ -331,7 +359,7 @@ class Host(CpuAllocator):
             return slot.booked
         if slot.ordered is None:
             return {}
-        return subtract(slot.booked, self.booking_of(slot.profile, best_effort=slot.best_effort))
+        return subtract(slot.booked, self._booking_of_size(slot))
 
     def contains(self, slot: Slot) -> bool:
         """Returns True if the last report would show the slot if it existed."""

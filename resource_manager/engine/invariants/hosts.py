@@ -87,9 +87,11 @@ def is_waiting_in_queue(host: Host, slot: Slot) -> bool:
 def _booking(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     best_effort = slot.best_effort
     booked = host.booking_of(slot.profile, best_effort=best_effort)
+    booked = host.without_vanished(booked, slot.assignment)
     if slot.ordered is not None:
         ordered = host.booking_of(slot.ordered.profile, best_effort=best_effort)
-        booked = larger_of(booked, ordered)
+        assignment = slot.ordered.assignment or slot.assignment
+        booked = larger_of(booked, host.without_vanished(ordered, assignment))
     if slot.booked != booked:
         yield f"slot {key} books {slot.booked}, its sizes say {booked}"
 

@@ -22,6 +22,7 @@ from finegrain.resources import (
     shortfall,
     subtract,
     total_of,
+    total_of_devices,
 )
 from finegrain.values.isolation import Isolation
 from finegrain.values.outcomes import ItemOutcome
@@ -103,10 +104,15 @@ class FakeExecutor:
         )
 
     def available(self) -> dict[str, int]:
-        booked = total_of(
-            self._booking(slot.profile, slot.assignment) for slot in self.slots.values()
-        )
+        booked = total_of(map(self._present_booking, self.slots.values()))
         return subtract(subtract(self.total, booked), self.hidden)
+
+    def _present_booking(self, slot: ReportedSlot) -> dict[str, int]:
+        """Returns what a slot books, without devices that this executor no longer announces."""
+        booked = self._booking(slot.profile, slot.assignment)
+        shares = slot.assignment.devices if slot.assignment is not None else ()
+        gone = total_of_devices(each for each in shares if each.uuid not in self.topology)
+        return {name: max(amount - gone.get(name, 0), 0) for name, amount in booked.items()}
 
     def _booking(
         self, profile: ResourceProfile, assignment: CpuAssignment | None

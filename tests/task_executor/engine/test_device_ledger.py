@@ -45,6 +45,17 @@ def test_a_device_is_not_given_out_twice() -> None:
     ledger.check(key("c"), HALF, given_(gpu(0, 50)))
 
 
+def test_a_device_that_vanished_takes_nothing_from_those_that_are_left() -> None:
+    first, second = made_up(2).devices
+    ledger = DeviceLedger(HostDevices((first, second)))
+    ledger.put(key("a"), [given_(gpu(0, 100))])
+    ledger.put(key("b"), [given_(gpu(1, 30))])
+    assert ledger.left()["device.gpu-core"] == 70
+    assert ledger.left({key("a")})["device.gpu-core"] == 100
+    ledger.replace_host(HostDevices((second,)))
+    assert ledger.left()["device.gpu-core"] == 70
+
+
 def test_a_repeated_order_does_not_count_against_itself() -> None:
     ledger = DeviceLedger(made_up(1))
     ledger.put(key("a"), [given_(gpu(0, 100))])

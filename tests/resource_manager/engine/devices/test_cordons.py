@@ -101,6 +101,26 @@ def test_a_device_that_vanishes_keeps_its_bookings_until_it_returns() -> None:
     assert cluster.waiting() == {"none"}
 
 
+def test_a_device_that_vanished_does_not_count_against_those_that_are_left() -> None:
+    cluster = EngineCluster.settled(gpu_host(gpus=3, nodes=1))
+    cluster.submit(request("pair", gpu=200))
+    first, _, third = made_up(3).devices
+    assert gpus_of(cluster, "pair") == ["GPU-0", "GPU-1"]
+    # Of the pair, GPU 1 is gone; GPU 2 is free.
+    returning(cluster, HostDevices((first, third)))
+    cluster.submit(request("whole", gpu=100))
+    assert gpus_of(cluster, "whole") == ["GPU-2"]
+    cluster.submit(request("more", gpu=50))
+    assert cluster.waiting() == {"more"}
+    cluster.restart()
+    cluster.check()
+    returning(cluster, made_up(3))
+    cluster.check()
+    assert cluster.waiting() == {"more"}
+    cluster.release("pair")
+    assert cluster.is_granted("more")
+
+
 def test_a_device_that_became_smaller_is_tolerated_until_its_slots_end() -> None:
     cluster = EngineCluster.settled(gpu_host(gpus=1, nodes=1))
     cluster.submit(request("all", gpu_memory=80 << 30))
