@@ -50,16 +50,15 @@ def device_environment(host: HostDevices, assignment: CpuAssignment | None) -> d
 
 
 def check_not_overridden(host: HostDevices, env: Mapping[str, str]) -> None:
-    """Checks that a task does not set the variables that name its GPUs.
+    """Checks that a task does not set the variables that name its devices.
 
     Raises:
-        InvalidArgument: it does, and this executor gives out GPUs.
+        InvalidArgument: it does, and this executor sets them.
     """
-    if not _gives_out_gpus(host):
-        return
-    for name in (CUDA, NVIDIA, ROCR):
+    for name in (CUDA, NVIDIA, ROCR, DEVICES) if _gives_out_gpus(host) else (DEVICES,):
         if name in env:
-            expected = "nothing: the executor sets it to the GPUs of the slot; request GPUs with it"
+            kind = "devices" if name == DEVICES else "GPUs"
+            expected = f"nothing: the executor sets it to the {kind} of the slot; request {kind}"
             raise InvalidArgument(f"spec.env[{name}]", env[name], expected)
 
 

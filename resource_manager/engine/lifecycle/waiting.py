@@ -28,6 +28,7 @@ from resource_manager.engine.placement.feasibility import (
     has_room,
     is_exact_somewhere,
     large_and_unsuited,
+    largest_on_one,
     some_host_covers,
 )
 from resource_manager.engine.placement.hosts import Hosts
@@ -231,6 +232,12 @@ class WaitingReasons:
         if unsuited := large_and_unsuited(self.hosts, scheduling_class):
             host, refusal = unsuited
             lack += f" ({host.host_id} has that much, but {refusal.text})"
+        elif (
+            verdict is Feasibility.NEVER
+            and not self.elastic.provisioning
+            and (most := largest_on_one(self.hosts, amounts))
+        ):
+            lack += f" (the most on one executor is {amounts_text(most)})"
         if verdict is Feasibility.NEVER and self.elastic.provisioning:
             lack += ", nor one that could be asked for"
         return ItemOutcome(

@@ -122,3 +122,11 @@ def in_grains(amounts: Amounts) -> dict[str, int]:
         name: amount // MEMORY_GRAIN_BYTES if name in _MEMORY else amount
         for name, amount in amounts.items()
     }
+
+
+def from_grains(amounts: Amounts) -> dict[str, int]:
+    """Returns amounts of the index in their own units: the inverse of `in_grains`."""
+    return {
+        name: amount * MEMORY_GRAIN_BYTES if name in _MEMORY else amount
+        for name, amount in amounts.items()
+    }

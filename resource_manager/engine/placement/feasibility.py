@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from itertools import chain, islice
 
-from finegrain.resources import Amounts
+from finegrain.resources import MEMORY_BYTES, Amounts
 from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host
 from resource_manager.engine.model.host_refusal import HostRefusal
-from resource_manager.engine.model.scheduling_key import Labels
+from resource_manager.engine.model.scheduling_key import Labels, from_grains, in_grains
 from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.constraint import Blocker, HostView
 from resource_manager.engine.placement.elastic import Elastic
@@ -229,6 +229,19 @@ def large_and_unsuited(
         if obstacle is not None and obstacle.host_refusal is not None:
             return host, obstacle.host_refusal
     return None
+
+
+def largest_on_one(hosts: Hosts, amounts: Amounts) -> dict[str, int]:
+    """Returns the most that a single host has when empty, of the amounts that are more than that.
+
+    The indexes must be up to date.
+    """
+    index = hosts.indexes.main
+    asked = in_grains(amounts)
+    most = {name: index.most(KNOWN + name) for name in asked}
+    short = {name: each for name, each in most.items() if each < asked[name]}
+    # Hosts with a pool for each memory part have no memory in common, which says nothing here.
+    return {name: each for name, each in from_grains(short).items() if each or name != MEMORY_BYTES}
 
 
 def blocking_reservations(

@@ -93,6 +93,11 @@ class CapacityIndex:
         column = self.columns.get(name)
         return column[0][self.position[host_id]] if column else 0
 
+    def most(self, name: str) -> int:
+        """Returns the largest number of a column. The tree must be up to date (`freshen`)."""
+        column = self.columns.get(name)
+        return max(column[-1], default=0) if column else 0
+
     def put(self, host_id: str, vector: Mapping[str, int]) -> bool:
         """Sets all numbers of a host; an absent column is zero.
 

@@ -53,3 +53,8 @@ def test_a_task_cannot_name_other_gpus() -> None:
     with pytest.raises(InvalidArgument, match="the executor sets it to the GPUs of the slot"):
         check_not_overridden(HOST, {"CUDA_VISIBLE_DEVICES": "0"})
     check_not_overridden(HostDevices(), {"CUDA_VISIBLE_DEVICES": "0"})
+    for host in (HOST, HostDevices()):
+        with pytest.raises(
+            InvalidArgument, match="the executor sets it to the devices of the slot"
+        ):
+            check_not_overridden(host, {"FINEGRAIN_DEVICES": "[]"})
