@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from task_executor.helper.cgroups import devices
 from tests.task_executor.helper.conftest import Host, eventually
 from tests.task_executor.helper.test_cgroup_v2_kernel import unified, v2_host
 
@@ -81,3 +87,44 @@ async def test_a_slot_leaves_the_devices_of_its_neighbour_alone(kernel: Host) ->
     await kernel.run(TRY, "there", allocation_id="other")
     assert kernel.output("here").splitlines()[:2] == [REFUSED, REFUSED]
     assert kernel.output("there").splitlines()[:2] == ["/dev/zero", REFUSED]
+
+
+def test_a_filter_that_was_half_replaced_is_replaced_as_a_whole(
+    unified: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A helper dies between the two steps: both filters apply, until the next one takes over."""
+    group = unified / "sys/fs/cgroup/finegrain-half-replaced"
+    group.mkdir()
+    try:
+        devices.attach(str(group), devices.program_of({"devices_closed": {"c 1": [5]}}))
+        whole = devices._bpf
+
+        def dies(command: int, *rest: Any) -> int:
+            if command == devices._DETACH:
+                raise OSError(errno.EINTR, "as if killed")
+            return whole(command, *rest)
+
+        monkeypatch.setattr(devices, "_bpf", dies)
+        other = devices.program_of({"devices_closed": {"c 1": [7]}})
+        with pytest.raises(OSError, match="as if killed"):
+            devices.attach(str(group), other)
+        assert opened_in(group) == {"/dev/random"}
+        monkeypatch.undo()
+        devices.attach(str(group), other)
+        assert opened_in(group) == {"/dev/zero", "/dev/random"}
+    finally:
+        group.rmdir()
+
+
+def opened_in(group: Path) -> set[str]:
+    """What a process of this group can open."""
+    files = ("/dev/zero", "/dev/full", "/dev/random")
+    code = (
+        "import sys\n"
+        f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')\n"
+        f"for each in {files}:\n"
+        "    try: open(each, 'rb').close(); print(each)\n"
+        "    except PermissionError: pass\n"
+    )
+    ran = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, check=True)
+    return set(ran.stdout.decode().split())
