@@ -22,6 +22,7 @@ from tests.e2e.driving import (
     read_until,
     unique,
 )
+from tests.support.nvml.fake_driver import FakeDriver
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("root", "cgroup-v1")]
 
@@ -57,9 +58,13 @@ def host(daemons: Daemons, home: Path) -> Host:
         os.mknod(folder / name, stat.S_IFCHR | 0o600, os.makedev(1, minor))
     config = folder / "finegrain.toml"
     config.write_text(f'[devices.npu]\npaths = ["{folder}/npu*"]\n')
+    return started(daemons, folder, {"FINEGRAIN_CONFIG": str(config)})
+
+
+def started(daemons: Daemons, folder: Path, environment: dict[str, str]) -> Host:
     name = unique("devices")
     executor = daemons.executor(name)
-    executor.cli = replace(executor.cli, extra={"FINEGRAIN_CONFIG": str(config)})
+    executor.cli = replace(executor.cli, extra=environment)
     daemons.manager.start()
     daemons.manager.endpoint()
     executor.start()
@@ -151,3 +156,40 @@ def test_devices_that_are_configured_later_are_closed_to_slots_that_exist(host: 
     eventually(lambda: len(cli.items("devices")) == 3, "all devices are offered")
     enough.touch()
     assert finish(process).stdout == b"refused\n"
+
+
+@pytest.mark.needs("cc")
+def test_gpus_of_a_driver_are_closed_by_their_minors(daemons: Daemons, home: Path) -> None:
+    """The driver for tests has no device files. Those made here lead to no driver of the kernel, so
+    an open that the filter lets pass fails in another way."""
+    folder = home / unique("gpu")
+    folder.mkdir()
+    minors = {"GPU-a": 1, "GPU-b": 0}
+    lines = (
+        f"gpu {at} {uuid} 00000000:{59 + at:X}:00.0 {minor} 81920 600 NVIDIA H100"
+        for at, (uuid, minor) in enumerate(minors.items())
+    )
+    (folder / "profile").write_text("\n".join(lines) + "\n")
+    for minor in (0, 1, 77, 255):
+        os.mknod(folder / f"nvidia{minor}", stat.S_IFCHR | 0o600, os.makedev(195, minor))
+    os.mknod(folder / "renderD200", stat.S_IFCHR | 0o600, os.makedev(226, 200))
+    environment = {
+        "LD_LIBRARY_PATH": str(FakeDriver(folder).folder),
+        "FAKE_NVML_PROFILE": str(folder / "profile"),
+    }
+    host = started(daemons, folder, environment)
+    attempt = (
+        f"for f in {folder}/nvidia* {folder}/render*; do"
+        " head -c 1 $f 2>&1 >/dev/null | grep -q 'not permitted' || echo ${f##*/}; done;"
+        ' echo "$CUDA_VISIBLE_DEVICES"'
+    )
+
+    def opened(*options: str) -> list[str]:
+        return host.run(*options, script=attempt).split()
+
+    assert opened() == []
+    for options in (("--gpu", "1"), ("--gpu", "0.5"), ("--gpu-memory", "1Gi")):
+        *files, uuid = opened(*options)
+        assert files == [f"nvidia{minors[uuid]}", "nvidia255"]
+    *files, _uuids = opened("--gpu", "2")
+    assert files == ["nvidia0", "nvidia1", "nvidia255"]
