@@ -185,7 +185,7 @@ def test_an_extended_resource_may_have_a_domain() -> None:
 
 
 def test_more_of_a_resource_with_a_domain_wakes_those_who_wait_for_it() -> None:
-    """Such names were taken for columns that say what a host has when empty, which wake no request."""
+    """Such names were taken for columns of what a host has when empty, which wake no request."""
     name = "extended.example.com/queue"
     columns = CapacityIndex()
     columns.put("host-a", {"cpu_milli": 1, name: 0, f"known/{name}": 4})
