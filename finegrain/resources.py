@@ -56,7 +56,8 @@ Amounts = Mapping[str, int]
 @dataclass(frozen=True, slots=True)
 class ResourceProfile:
     """The resources of one slot. `extended` is sorted by name and has no zeros. `devices` is sorted
-    by type, with at most one request for each.
+    by type, with at most one request for each. `isolation` has the levels that are required for cpu
+    and memory, those for devices are in `devices`.
     """
 
     cpu_milli: int = 0
@@ -66,6 +67,13 @@ class ResourceProfile:
     network_memory_bytes: int = 0
     extended: tuple[tuple[str, int], ...] = ()
     devices: tuple[DeviceRequest, ...] = ()
+    isolation: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def required_isolation(self) -> dict[str, str]:
+        """All levels of enforcement that are required, by dimension."""
+        asked = (self.isolation, *(each.isolation for each in self.devices))
+        return {name: level for part in asked for name, level in part}
 
     @property
     def memory_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,6 +57,15 @@ FpgaOption = Annotated[str, typer.Option("--fpga", help="FPGAs, or a part of one
 DeviceOption = Annotated[
     list[str],
     typer.Option("--device", metavar="TYPE=N", help="Devices of another type, or a part of one."),
+]
+RequireIsolationOption = Annotated[
+    list[str],
+    typer.Option(
+        "--require-isolation",
+        metavar="NAME=LEVEL",
+        help="Use only hosts that enforce the limit of cpu, memory, gpu-core, gpu-memory or a type "
+        "of devices by at least this level: kernel, mps, watch or visible-only.",
+    ),
 ]
 RestartOnDeviceLossOption = Annotated[
     bool,
@@ -132,6 +142,7 @@ def slot_spec(
     cpu_exclusive: str = "",
     numa: str = "",
     devices: DeviceOptions | None = None,
+    require_isolation: Sequence[str] = (),
 ) -> fg.SlotSpec:
     """Returns the slot that these options request; the texts are as typed on the command line.
 
@@ -154,6 +165,7 @@ def slot_spec(
         extended={name: _count(name, text) for name, text in _pairs("--resource", resources)},
         devices=amounts,
         device_hints=devices.hints() if devices is not None else (),
+        require_isolation=_levels(require_isolation, amounts),
         labels=dict(_pairs("--label", labels)),
         allow_pending=allow_pending,
         restart_on_device_loss=restart_on_device_loss,
@@ -162,6 +174,22 @@ def slot_spec(
         cpu_exclusive=policy("--cpu-exclusive", cpu_exclusive, ExclusivePolicy),
         numa=policy("--numa", numa, NumaPolicy),
     )
+
+
+def _levels(texts: Sequence[str], amounts: Mapping[str, int]) -> dict[str, str]:
+    """Returns the levels that are required, by dimension.
+
+    Raises:
+        InvalidArgument: a level cannot be read, or is of something that is not requested.
+    """
+    if not texts:
+        return {}
+    from finegrain.devices.levels import check_required
+    from finegrain.devices.names import device_requests
+
+    types = [each.type for each in device_requests(amounts)]
+    required = dict(_pairs("--require-isolation", texts))
+    return dict(check_required(required, types, "--require-isolation"))
 
 
 def seconds(option: str, text: str) -> float | None:
@@ -173,7 +201,7 @@ def seconds(option: str, text: str) -> float | None:
     return parse_duration_ms(option, text) / 1000 if text else None
 
 
-def _pairs(option: str, texts: list[str]) -> list[tuple[str, str]]:
+def _pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
     return [parse_pair(option, text) for text in texts]
 
 

@@ -103,6 +103,9 @@ class SlotSpec:
             a GPU, {"gpu": 200} is two GPUs. "gpu-memory" is in bytes. docs/devices.md has all
             names.
         device_hints: how these devices are chosen; at most one hint for each type.
+        require_isolation: lowest level of enforcement that the slot accepts, by dimension:
+            {"memory": "kernel", "gpu-memory": "mps"}. docs/devices.md has the levels. Hosts that
+            enforce less are not used.
         cpu_limit_milli: CPU limit above the guaranteed CPU, in thousandths of a core; 0: the same.
         pids_max: largest number of processes and threads; 0: the executor's default.
         labels: only executors with all of these labels are used.
@@ -134,6 +137,7 @@ class SlotSpec:
     extended: Mapping[str, int] = field(default_factory=dict)
     devices: Mapping[str, int] = field(default_factory=dict)
     device_hints: tuple[DeviceHint, ...] = ()
+    require_isolation: Mapping[str, str] = field(default_factory=dict)
     cpu_limit_milli: int = 0
     pids_max: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -176,6 +180,7 @@ class SlotSpec:
             and self.memory_bytes is None
             and not any((*parts, self.network_memory_bytes, *self.extended.values()))
             and not any(self.devices.values())
+            and not self.require_isolation
         )
 
     def messages(self) -> Iterator[slots_pb2.SlotRequest]:
@@ -235,6 +240,7 @@ class SlotSpec:
         profile.extended.update({name: amount for name, amount in self.extended.items() if amount})
         profile.devices.update({name: amount for name, amount in self.devices.items() if amount})
         profile.device_hints.extend(each.message() for each in self.device_hints)
+        profile.require_isolation.update(self.require_isolation)
 
 
 _POLICIES: dict[str, type[StrEnum]] = {

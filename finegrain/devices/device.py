@@ -65,6 +65,8 @@ class Device:
         memory_bytes: memory of the device, as the vendor states it.
         driver_bytes: memory that the driver reserves, which is no part of the capacity.
         local_cpus: cpus close to it, as a cpu list.
+        levels: how strictly its executor can hold a slot to a share of it, by dimension, and to the
+            whole device ("whole"); see `finegrain/devices/levels.py`.
     """
 
     type: str
@@ -84,6 +86,7 @@ class Device:
     memory_bytes: int = 0
     driver_bytes: int = 0
     local_cpus: str = ""
+    levels: Labels = ()
 
     @property
     def name(self) -> str:

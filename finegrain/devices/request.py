@@ -17,6 +17,7 @@ from finegrain.devices.device import (
     Pairs,
     VirtualFunction,
 )
+from finegrain.devices.levels import is_at_least, level_of
 
 _WORD: Final = re.compile(r"[0-9A-Za-z]+", re.ASCII)
 
@@ -54,6 +55,7 @@ class DeviceRequest:
             group); empty: nothing.
         best_partition: only partitions with the highest score will do.
         bandwidth: least bandwidth of a partition, in GB/s.
+        isolation: lowest level of enforcement that it accepts, by dimension.
     """
 
     type: str
@@ -70,6 +72,7 @@ class DeviceRequest:
     scope: str = ""
     best_partition: bool = False
     bandwidth: int = 0
+    isolation: Labels = ()
 
     @property
     def is_shared(self) -> bool:
@@ -94,7 +97,14 @@ class DeviceRequest:
             (not self.vendor or device.vendor == self.vendor)
             and (not self.model or has_words(device.model, self.model))
             and all(rule.accepts(device.labels) for rule in self.selector)
+            and all(
+                is_at_least(self.level_on(device, name), wanted) for name, wanted in self.isolation
+            )
         )
+
+    def level_on(self, device: Device, name: str) -> str:
+        """Returns the level at which a dimension of a device would be enforced for this slot."""
+        return level_of(device, name, is_whole=not self.is_shared)
 
     def accepts_function(self, function: VirtualFunction) -> bool:
         """Returns True if a virtual function meets the conditions."""

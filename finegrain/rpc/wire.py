@@ -123,10 +123,12 @@ def _checked_profile(message: resources_pb2.ResourceProfile, field: str) -> Reso
         name: check_amount(f"{field}.{name}", getattr(message, name)) for name in _PROFILE_FIELDS
     }
     extended = _extended_from_proto(message.extended, f"{field}.extended")
+    devices, isolation = requests_from_proto(message, field)
     profile = ResourceProfile(
         **parts,
         extended=extended_items(extended),
-        devices=requests_from_proto(message, field),
+        devices=devices,
+        isolation=isolation,
     )
     # The sum may be above the limit even if each part is within it.
     if profile.memory_bytes > AMOUNT_MAX:
@@ -146,6 +148,7 @@ def profile_to_proto(profile: ResourceProfile) -> resources_pb2.ResourceProfile:
         managed_memory_bytes=profile.managed_memory_bytes,
         network_memory_bytes=profile.network_memory_bytes,
         extended=dict(profile.extended),
+        require_isolation=profile.required_isolation,
     )
     requests_to_proto(profile.devices, message)
     return message

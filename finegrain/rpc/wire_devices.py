@@ -23,12 +23,14 @@ from finegrain.devices.device import (
     VirtualFunction,
     pairs,
 )
+from finegrain.devices.levels import OF_SLOTS, check_required, dimensions_of
 from finegrain.devices.names import GPU_SHARED, NPU_CPU, device_requests
 from finegrain.devices.request import DeviceRequest, LabelRule
 from finegrain.errors import InvalidArgument
 from finegrain.ids import LABEL_KEY_PATTERN, check_text
 from finegrain.v1 import devices_pb2 as pb
 from finegrain.v1 import resources_pb2
+from finegrain.values.isolation import DeviceIsolation
 from finegrain.values.usage import DeviceUsage, SlotDeviceUsage
 
 SCOPES = ("numa", "pcie")
@@ -47,12 +49,35 @@ _DIMENSIONS_MAX = 64
 
 def requests_from_proto(
     message: resources_pb2.ResourceProfile, field: str
-) -> tuple[DeviceRequest, ...]:
-    """Reads what a profile requests of devices.
+) -> tuple[tuple[DeviceRequest, ...], Labels]:
+    """Reads what a profile requests of devices, and how strictly its amounts must be enforced.
+
+    Returns:
+        The devices, with the levels that are required of them, and the levels of cpu and memory.
 
     Raises:
-        InvalidArgument: a name, amount or hint is not allowed, or no host could ever serve it.
+        InvalidArgument: a name, amount, hint or level is not allowed, or no host could ever serve
+            it.
     """
+    found = _device_requests(message, field)
+    if not message.require_isolation:
+        return found, ()
+    where = f"{field}.require_isolation"
+    _check_number(where, message.require_isolation, _RULES_MAX)
+    levels = check_required(message.require_isolation, [each.type for each in found], where)
+    devices = tuple(
+        replace(each, isolation=_part(levels, dimensions_of(each.type))) for each in found
+    )
+    return devices, _part(levels, OF_SLOTS)
+
+
+def _part(levels: Labels, names: tuple[str, ...]) -> Labels:
+    return tuple(each for each in levels if each[0] in names)
+
+
+def _device_requests(
+    message: resources_pb2.ResourceProfile, field: str
+) -> tuple[DeviceRequest, ...]:
     if not message.devices and not message.device_hints:
         return ()
     named = dimensions_from_proto(message.devices, f"{field}.devices")
@@ -166,6 +191,7 @@ def device_to_proto(device: Device) -> resources_pb2.Device:
         parent_uuid=device.parent_uuid,
         whole_only=device.whole_only,
         driver_bytes=device.driver_bytes,
+        levels=dict(device.levels),
     )
 
 
@@ -296,6 +322,21 @@ def link_to_proto(link: DeviceLink) -> pb.DeviceLink:
         second_uuid=link.second_uuid,
         lanes=link.lanes,
         path=link.path,
+    )
+
+
+def device_isolation_from_proto(
+    message: resources_pb2.DeviceIsolation, field: str
+) -> DeviceIsolation:
+    """Reads the levels of one device of a slot.
+
+    Raises:
+        InvalidArgument: a name or text is malformed.
+    """
+    return DeviceIsolation(
+        _name(message.type, f"{field}.type"),
+        _text(message.uuid, f"{field}.uuid"),
+        _labels(message.levels, f"{field}.levels"),
     )
 
 
@@ -430,6 +471,7 @@ def device_from_proto(message: resources_pb2.Device, field: str) -> Device:
         memory_bytes=message.memory_bytes,
         driver_bytes=_amount(message.driver_bytes, f"{field}.driver_bytes"),
         local_cpus=message.local_cpus,
+        levels=_labels(message.levels, f"{field}.levels"),
     )
 
 

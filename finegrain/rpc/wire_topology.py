@@ -18,7 +18,7 @@ from finegrain.errors import InvalidArgument
 from finegrain.ids import check_text
 from finegrain.rpc.known import Known
 from finegrain.rpc.mapping.writer import Writer
-from finegrain.rpc.wire_devices import devices_from_topology
+from finegrain.rpc.wire_devices import device_isolation_from_proto, devices_from_topology
 from finegrain.topology import HostTopology
 from finegrain.v1 import resources_pb2
 from finegrain.values.isolation import Isolation
@@ -28,7 +28,7 @@ _NOTES_MAX = 100
 _CPU_LIST_LENGTH_MAX = 65_536
 _ISOLATIONS_KNOWN_MAX = 1_024  # most slots of a cluster have one of few isolations
 
-_ISOLATION_WORDS = tuple(each.name for each in fields(Isolation) if each.name != "notes")
+_ISOLATION_WORDS = tuple(each.name for each in fields(Isolation) if each.type == "str")
 
 _write = Writer((), converters={})
 
@@ -122,7 +122,11 @@ def _checked_isolation(message: resources_pb2.IsolationReport, field: str) -> Is
     _check_texts(message, _ISOLATION_WORDS, field)
     _check_lines(message.notes, f"{field}.notes")
     words = {name: getattr(message, name) for name in _ISOLATION_WORDS}
-    return Isolation(**words, notes=tuple(message.notes))
+    levels = tuple(
+        device_isolation_from_proto(each, f"{field}.device_levels[{at}]")
+        for at, each in enumerate(message.device_levels)
+    )
+    return Isolation(**words, notes=tuple(message.notes), device_levels=levels)
 
 
 def check_cpu_list(text: str, field: str) -> str:

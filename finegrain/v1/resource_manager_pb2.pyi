@@ -1272,7 +1272,8 @@ class ExecutorVerdict(google.protobuf.message.Message):
     @property
     def blockers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Stable codes of what prevents it: "INSUFFICIENT_<DIMENSION>", "LABEL_MISMATCH", "DRAINING", "LOST", "UNREACHABLE"
-        (it reports, but the RM cannot dial it), "UNCONFIRMED", "SLOT_LIMIT", "TOTAL_TOO_SMALL", "REFUSED" (it refused this
+        (it reports, but the RM cannot dial it), "UNCONFIRMED", "SLOT_LIMIT", "ISOLATION" (it
+        does not enforce a limit that must be enforced), "TOTAL_TOO_SMALL", "REFUSED" (it refused this
         request, and the RM will try it again later), "HELD" (it has room, which is reserved for another request).
         """
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from finegrain.v1 import devices_pb2 as finegrain_dot_v1_dot_devices__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66inegrain/v1/resources.proto\x12\x0c\x66inegrain.v1\x1a\x1a\x66inegrain/v1/devices.proto\"\xb1\x03\n\x0fResourceProfile\x12\x11\n\tcpu_milli\x18\x01 \x01(\x03\x12\x1e\n\x16task_heap_memory_bytes\x18\x02 \x01(\x03\x12\"\n\x1atask_off_heap_memory_bytes\x18\x03 \x01(\x03\x12\x1c\n\x14managed_memory_bytes\x18\x04 \x01(\x03\x12\x1c\n\x14network_memory_bytes\x18\x05 \x01(\x03\x12=\n\x08\x65xtended\x18\x06 \x03(\x0b\x32+.finegrain.v1.ResourceProfile.ExtendedEntry\x12;\n\x07\x64\x65vices\x18\n \x03(\x0b\x32*.finegrain.v1.ResourceProfile.DevicesEntry\x12.\n\x0c\x64\x65vice_hints\x18\x0b \x03(\x0b\x32\x18.finegrain.v1.DeviceHint\x1a/\n\rExtendedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a.\n\x0c\x44\x65vicesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xb6\x03\n\x0fResourceAmounts\x12\x11\n\tcpu_milli\x18\x01 \x01(\x03\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x1e\n\x16task_heap_memory_bytes\x18\x03 \x01(\x03\x12\"\n\x1atask_off_heap_memory_bytes\x18\x04 \x01(\x03\x12\x1c\n\x14managed_memory_bytes\x18\x05 \x01(\x03\x12\x1c\n\x14network_memory_bytes\x18\x06 \x01(\x03\x12=\n\x08\x65xtended\x18\x07 \x03(\x0b\x32+.finegrain.v1.ResourceAmounts.ExtendedEntry\x12\x1d\n\x15\x62\x65st_effort_cpu_milli\x18\x08 \x01(\x03\x12;\n\x07\x64\x65vices\x18\t \x03(\x0b\x32*.finegrain.v1.ResourceAmounts.DevicesEntry\x1a/\n\rExtendedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a.\n\x0c\x44\x65vicesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xda\x01\n\x0fIsolationReport\x12\x0b\n\x03\x63pu\x18\x01 \x01(\t\x12\x0e\n\x06\x63puset\x18\x02 \x01(\t\x12\x0e\n\x06memory\x18\x03 \x01(\t\x12\x0c\n\x04pids\x18\x04 \x01(\t\x12\x0c\n\x04kill\x18\x05 \x01(\t\x12\x0e\n\x06\x64river\x18\x06 \x01(\t\x12\r\n\x05notes\x18\x07 \x03(\t\x12\x11\n\tcountable\x18\x08 \x01(\t\x12\x10\n\x08gpu_core\x18\t \x01(\t\x12\x12\n\ngpu_memory\x18\n \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x0b \x01(\t\x12\x15\n\rdevice_access\x18\x0c \x01(\t\"\x8e\x03\n\x0cHostTopology\x12\x13\n\x0bonline_cpus\x18\x01 \x01(\t\x12\x14\n\x0c\x61llowed_cpus\x18\x02 \x01(\t\x12\x15\n\risolated_cpus\x18\x03 \x01(\t\x12!\n\x05\x63ores\x18\x04 \x03(\x0b\x32\x12.finegrain.v1.Core\x12*\n\nnuma_nodes\x18\x05 \x03(\x0b\x32\x16.finegrain.v1.NumaNode\x12%\n\x07\x64\x65vices\x18\x06 \x03(\x0b\x32\x14.finegrain.v1.Device\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x03\x12\x10\n\x08warnings\x18\x08 \x03(\t\x12.\n\x0c\x64\x65vice_links\x18\t \x03(\x0b\x32\x18.finegrain.v1.DeviceLink\x12\x38\n\x11\x64\x65vice_partitions\x18\n \x03(\x0b\x32\x1d.finegrain.v1.DevicePartition\x12\x1e\n\x16\x64\x65vice_partitions_only\x18\x0b \x01(\x08\x12\x14\n\x0c\x66\x61ke_devices\x18\x0c \x01(\x08\"a\n\x04\x43ore\x12\x0c\n\x04\x63pus\x18\x01 \x01(\t\x12\x15\n\rpackage_index\x18\x02 \x01(\x05\x12\x14\n\x0cnuma_node_id\x18\x03 \x01(\x05\x12\x10\n\x08l3_index\x18\x04 \x01(\x05\x12\x0c\n\x04kind\x18\x05 \x01(\t\"W\n\x08NumaNode\x12\x14\n\x0cnuma_node_id\x18\x01 \x01(\x05\x12\x0c\n\x04\x63pus\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\x11\n\tdistances\x18\x04 \x03(\x05\"\x90\x04\n\x06\x44\x65vice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\r\n\x05minor\x18\x03 \x01(\x05\x12\x13\n\x0bpci_address\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x03\x12\x14\n\x0cnuma_node_id\x18\x07 \x01(\x05\x12\x12\n\nlocal_cpus\x18\x08 \x01(\t\x12\x1a\n\x12unavailable_reason\x18\t \x01(\t\x12\x34\n\x08\x63\x61pacity\x18\n \x03(\x0b\x32\".finegrain.v1.Device.CapacityEntry\x12\x0e\n\x06vendor\x18\x0b \x01(\t\x12\x12\n\npcie_group\x18\x0c \x01(\t\x12\x30\n\x06labels\x18\r \x03(\x0b\x32 .finegrain.v1.Device.LabelsEntry\x12\x30\n\tfunctions\x18\x0e \x03(\x0b\x32\x1d.finegrain.v1.VirtualFunction\x12\x13\n\x0bparent_uuid\x18\x0f \x01(\t\x12\x12\n\nwhole_only\x18\x10 \x01(\x08\x12\x14\n\x0c\x64river_bytes\x18\x11 \x01(\x03\x1a/\n\rCapacityEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66inegrain/v1/resources.proto\x12\x0c\x66inegrain.v1\x1a\x1a\x66inegrain/v1/devices.proto\"\xba\x04\n\x0fResourceProfile\x12\x11\n\tcpu_milli\x18\x01 \x01(\x03\x12\x1e\n\x16task_heap_memory_bytes\x18\x02 \x01(\x03\x12\"\n\x1atask_off_heap_memory_bytes\x18\x03 \x01(\x03\x12\x1c\n\x14managed_memory_bytes\x18\x04 \x01(\x03\x12\x1c\n\x14network_memory_bytes\x18\x05 \x01(\x03\x12=\n\x08\x65xtended\x18\x06 \x03(\x0b\x32+.finegrain.v1.ResourceProfile.ExtendedEntry\x12;\n\x07\x64\x65vices\x18\n \x03(\x0b\x32*.finegrain.v1.ResourceProfile.DevicesEntry\x12.\n\x0c\x64\x65vice_hints\x18\x0b \x03(\x0b\x32\x18.finegrain.v1.DeviceHint\x12N\n\x11require_isolation\x18\x0c \x03(\x0b\x32\x33.finegrain.v1.ResourceProfile.RequireIsolationEntry\x1a/\n\rExtendedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a.\n\x0c\x44\x65vicesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x37\n\x15RequireIsolationEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb6\x03\n\x0fResourceAmounts\x12\x11\n\tcpu_milli\x18\x01 \x01(\x03\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x1e\n\x16task_heap_memory_bytes\x18\x03 \x01(\x03\x12\"\n\x1atask_off_heap_memory_bytes\x18\x04 \x01(\x03\x12\x1c\n\x14managed_memory_bytes\x18\x05 \x01(\x03\x12\x1c\n\x14network_memory_bytes\x18\x06 \x01(\x03\x12=\n\x08\x65xtended\x18\x07 \x03(\x0b\x32+.finegrain.v1.ResourceAmounts.ExtendedEntry\x12\x1d\n\x15\x62\x65st_effort_cpu_milli\x18\x08 \x01(\x03\x12;\n\x07\x64\x65vices\x18\t \x03(\x0b\x32*.finegrain.v1.ResourceAmounts.DevicesEntry\x1a/\n\rExtendedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a.\n\x0c\x44\x65vicesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x90\x02\n\x0fIsolationReport\x12\x0b\n\x03\x63pu\x18\x01 \x01(\t\x12\x0e\n\x06\x63puset\x18\x02 \x01(\t\x12\x0e\n\x06memory\x18\x03 \x01(\t\x12\x0c\n\x04pids\x18\x04 \x01(\t\x12\x0c\n\x04kill\x18\x05 \x01(\t\x12\x0e\n\x06\x64river\x18\x06 \x01(\t\x12\r\n\x05notes\x18\x07 \x03(\t\x12\x11\n\tcountable\x18\x08 \x01(\t\x12\x10\n\x08gpu_core\x18\t \x01(\t\x12\x12\n\ngpu_memory\x18\n \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x0b \x01(\t\x12\x15\n\rdevice_access\x18\x0c \x01(\t\x12\x34\n\rdevice_levels\x18\r \x03(\x0b\x32\x1d.finegrain.v1.DeviceIsolation\"\x97\x01\n\x0f\x44\x65viceIsolation\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x39\n\x06levels\x18\x03 \x03(\x0b\x32).finegrain.v1.DeviceIsolation.LevelsEntry\x1a-\n\x0bLevelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8e\x03\n\x0cHostTopology\x12\x13\n\x0bonline_cpus\x18\x01 \x01(\t\x12\x14\n\x0c\x61llowed_cpus\x18\x02 \x01(\t\x12\x15\n\risolated_cpus\x18\x03 \x01(\t\x12!\n\x05\x63ores\x18\x04 \x03(\x0b\x32\x12.finegrain.v1.Core\x12*\n\nnuma_nodes\x18\x05 \x03(\x0b\x32\x16.finegrain.v1.NumaNode\x12%\n\x07\x64\x65vices\x18\x06 \x03(\x0b\x32\x14.finegrain.v1.Device\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x03\x12\x10\n\x08warnings\x18\x08 \x03(\t\x12.\n\x0c\x64\x65vice_links\x18\t \x03(\x0b\x32\x18.finegrain.v1.DeviceLink\x12\x38\n\x11\x64\x65vice_partitions\x18\n \x03(\x0b\x32\x1d.finegrain.v1.DevicePartition\x12\x1e\n\x16\x64\x65vice_partitions_only\x18\x0b \x01(\x08\x12\x14\n\x0c\x66\x61ke_devices\x18\x0c \x01(\x08\"a\n\x04\x43ore\x12\x0c\n\x04\x63pus\x18\x01 \x01(\t\x12\x15\n\rpackage_index\x18\x02 \x01(\x05\x12\x14\n\x0cnuma_node_id\x18\x03 \x01(\x05\x12\x10\n\x08l3_index\x18\x04 \x01(\x05\x12\x0c\n\x04kind\x18\x05 \x01(\t\"W\n\x08NumaNode\x12\x14\n\x0cnuma_node_id\x18\x01 \x01(\x05\x12\x0c\n\x04\x63pus\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\x11\n\tdistances\x18\x04 \x03(\x05\"\xf1\x04\n\x06\x44\x65vice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\r\n\x05minor\x18\x03 \x01(\x05\x12\x13\n\x0bpci_address\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x03\x12\x14\n\x0cnuma_node_id\x18\x07 \x01(\x05\x12\x12\n\nlocal_cpus\x18\x08 \x01(\t\x12\x1a\n\x12unavailable_reason\x18\t \x01(\t\x12\x34\n\x08\x63\x61pacity\x18\n \x03(\x0b\x32\".finegrain.v1.Device.CapacityEntry\x12\x0e\n\x06vendor\x18\x0b \x01(\t\x12\x12\n\npcie_group\x18\x0c \x01(\t\x12\x30\n\x06labels\x18\r \x03(\x0b\x32 .finegrain.v1.Device.LabelsEntry\x12\x30\n\tfunctions\x18\x0e \x03(\x0b\x32\x1d.finegrain.v1.VirtualFunction\x12\x13\n\x0bparent_uuid\x18\x0f \x01(\t\x12\x12\n\nwhole_only\x18\x10 \x01(\x08\x12\x14\n\x0c\x64river_bytes\x18\x11 \x01(\x03\x12\x30\n\x06levels\x18\x12 \x03(\x0b\x32 .finegrain.v1.Device.LevelsEntry\x1a/\n\rCapacityEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLevelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,38 +36,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESOURCEPROFILE_EXTENDEDENTRY']._serialized_options = b'8\001'
   _globals['_RESOURCEPROFILE_DEVICESENTRY']._loaded_options = None
   _globals['_RESOURCEPROFILE_DEVICESENTRY']._serialized_options = b'8\001'
+  _globals['_RESOURCEPROFILE_REQUIREISOLATIONENTRY']._loaded_options = None
+  _globals['_RESOURCEPROFILE_REQUIREISOLATIONENTRY']._serialized_options = b'8\001'
   _globals['_RESOURCEAMOUNTS_EXTENDEDENTRY']._loaded_options = None
   _globals['_RESOURCEAMOUNTS_EXTENDEDENTRY']._serialized_options = b'8\001'
   _globals['_RESOURCEAMOUNTS_DEVICESENTRY']._loaded_options = None
   _globals['_RESOURCEAMOUNTS_DEVICESENTRY']._serialized_options = b'8\001'
+  _globals['_DEVICEISOLATION_LEVELSENTRY']._loaded_options = None
+  _globals['_DEVICEISOLATION_LEVELSENTRY']._serialized_options = b'8\001'
   _globals['_DEVICE_CAPACITYENTRY']._loaded_options = None
   _globals['_DEVICE_CAPACITYENTRY']._serialized_options = b'8\001'
   _globals['_DEVICE_LABELSENTRY']._loaded_options = None
   _globals['_DEVICE_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_DEVICE_LEVELSENTRY']._loaded_options = None
+  _globals['_DEVICE_LEVELSENTRY']._serialized_options = b'8\001'
   _globals['_RESOURCEPROFILE']._serialized_start=75
-  _globals['_RESOURCEPROFILE']._serialized_end=508
-  _globals['_RESOURCEPROFILE_EXTENDEDENTRY']._serialized_start=413
-  _globals['_RESOURCEPROFILE_EXTENDEDENTRY']._serialized_end=460
-  _globals['_RESOURCEPROFILE_DEVICESENTRY']._serialized_start=462
-  _globals['_RESOURCEPROFILE_DEVICESENTRY']._serialized_end=508
-  _globals['_RESOURCEAMOUNTS']._serialized_start=511
-  _globals['_RESOURCEAMOUNTS']._serialized_end=949
-  _globals['_RESOURCEAMOUNTS_EXTENDEDENTRY']._serialized_start=413
-  _globals['_RESOURCEAMOUNTS_EXTENDEDENTRY']._serialized_end=460
-  _globals['_RESOURCEAMOUNTS_DEVICESENTRY']._serialized_start=462
-  _globals['_RESOURCEAMOUNTS_DEVICESENTRY']._serialized_end=508
-  _globals['_ISOLATIONREPORT']._serialized_start=952
-  _globals['_ISOLATIONREPORT']._serialized_end=1170
-  _globals['_HOSTTOPOLOGY']._serialized_start=1173
-  _globals['_HOSTTOPOLOGY']._serialized_end=1571
-  _globals['_CORE']._serialized_start=1573
-  _globals['_CORE']._serialized_end=1670
-  _globals['_NUMANODE']._serialized_start=1672
-  _globals['_NUMANODE']._serialized_end=1759
-  _globals['_DEVICE']._serialized_start=1762
-  _globals['_DEVICE']._serialized_end=2290
-  _globals['_DEVICE_CAPACITYENTRY']._serialized_start=2196
-  _globals['_DEVICE_CAPACITYENTRY']._serialized_end=2243
-  _globals['_DEVICE_LABELSENTRY']._serialized_start=2245
-  _globals['_DEVICE_LABELSENTRY']._serialized_end=2290
+  _globals['_RESOURCEPROFILE']._serialized_end=645
+  _globals['_RESOURCEPROFILE_EXTENDEDENTRY']._serialized_start=493
+  _globals['_RESOURCEPROFILE_EXTENDEDENTRY']._serialized_end=540
+  _globals['_RESOURCEPROFILE_DEVICESENTRY']._serialized_start=542
+  _globals['_RESOURCEPROFILE_DEVICESENTRY']._serialized_end=588
+  _globals['_RESOURCEPROFILE_REQUIREISOLATIONENTRY']._serialized_start=590
+  _globals['_RESOURCEPROFILE_REQUIREISOLATIONENTRY']._serialized_end=645
+  _globals['_RESOURCEAMOUNTS']._serialized_start=648
+  _globals['_RESOURCEAMOUNTS']._serialized_end=1086
+  _globals['_RESOURCEAMOUNTS_EXTENDEDENTRY']._serialized_start=493
+  _globals['_RESOURCEAMOUNTS_EXTENDEDENTRY']._serialized_end=540
+  _globals['_RESOURCEAMOUNTS_DEVICESENTRY']._serialized_start=542
+  _globals['_RESOURCEAMOUNTS_DEVICESENTRY']._serialized_end=588
+  _globals['_ISOLATIONREPORT']._serialized_start=1089
+  _globals['_ISOLATIONREPORT']._serialized_end=1361
+  _globals['_DEVICEISOLATION']._serialized_start=1364
+  _globals['_DEVICEISOLATION']._serialized_end=1515
+  _globals['_DEVICEISOLATION_LEVELSENTRY']._serialized_start=1470
+  _globals['_DEVICEISOLATION_LEVELSENTRY']._serialized_end=1515
+  _globals['_HOSTTOPOLOGY']._serialized_start=1518
+  _globals['_HOSTTOPOLOGY']._serialized_end=1916
+  _globals['_CORE']._serialized_start=1918
+  _globals['_CORE']._serialized_end=2015
+  _globals['_NUMANODE']._serialized_start=2017
+  _globals['_NUMANODE']._serialized_end=2104
+  _globals['_DEVICE']._serialized_start=2107
+  _globals['_DEVICE']._serialized_end=2732
+  _globals['_DEVICE_CAPACITYENTRY']._serialized_start=2591
+  _globals['_DEVICE_CAPACITYENTRY']._serialized_end=2638
+  _globals['_DEVICE_LABELSENTRY']._serialized_start=2640
+  _globals['_DEVICE_LABELSENTRY']._serialized_end=2685
+  _globals['_DEVICE_LEVELSENTRY']._serialized_start=1470
+  _globals['_DEVICE_LEVELSENTRY']._serialized_end=1515
 # @@protoc_insertion_point(module_scope)

@@ -64,6 +64,22 @@ class ResourceProfile(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class RequireIsolationEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     CPU_MILLI_FIELD_NUMBER: builtins.int
     TASK_HEAP_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     TASK_OFF_HEAP_MEMORY_BYTES_FIELD_NUMBER: builtins.int
@@ -72,6 +88,7 @@ class ResourceProfile(google.protobuf.message.Message):
     EXTENDED_FIELD_NUMBER: builtins.int
     DEVICES_FIELD_NUMBER: builtins.int
     DEVICE_HINTS_FIELD_NUMBER: builtins.int
+    REQUIRE_ISOLATION_FIELD_NUMBER: builtins.int
     cpu_milli: builtins.int
     """CPU time in thousandths of a core: 500 is half a core. This amount is booked. It is also the hard cap, unless the
     request sets a higher `cpu_limit_milli`.
@@ -102,6 +119,13 @@ class ResourceProfile(google.protobuf.message.Message):
     def device_hints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceHint]:
         """How these devices are chosen; at most one hint for each type."""
 
+    @property
+    def require_isolation(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Lowest level of enforcement that the slot accepts, by dimension: "kernel" for "cpu" and "memory"; "visible-only",
+        "watch", "mps" or "kernel" for "gpu-core", "gpu-memory" and other types of devices. Only hosts, and devices, that
+        enforce at least this are used. docs/devices.md explains the levels.
+        """
+
     def __init__(
         self,
         *,
@@ -113,8 +137,9 @@ class ResourceProfile(google.protobuf.message.Message):
         extended: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         devices: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         device_hints: collections.abc.Iterable[finegrain.v1.devices_pb2.DeviceHint] | None = ...,
+        require_isolation: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cpu_milli", b"cpu_milli", "device_hints", b"device_hints", "devices", b"devices", "extended", b"extended", "managed_memory_bytes", b"managed_memory_bytes", "network_memory_bytes", b"network_memory_bytes", "task_heap_memory_bytes", b"task_heap_memory_bytes", "task_off_heap_memory_bytes", b"task_off_heap_memory_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpu_milli", b"cpu_milli", "device_hints", b"device_hints", "devices", b"devices", "extended", b"extended", "managed_memory_bytes", b"managed_memory_bytes", "network_memory_bytes", b"network_memory_bytes", "require_isolation", b"require_isolation", "task_heap_memory_bytes", b"task_heap_memory_bytes", "task_off_heap_memory_bytes", b"task_off_heap_memory_bytes"]) -> None: ...
 
 global___ResourceProfile = ResourceProfile
 
@@ -230,6 +255,7 @@ class IsolationReport(google.protobuf.message.Message):
     GPU_MEMORY_FIELD_NUMBER: builtins.int
     DEVICES_FIELD_NUMBER: builtins.int
     DEVICE_ACCESS_FIELD_NUMBER: builtins.int
+    DEVICE_LEVELS_FIELD_NUMBER: builtins.int
     cpu: builtins.str
     """"quota": the kernel caps CPU time. "cpus": the slot has dedicated cpus instead. "none": the amount is only booked."""
     cpuset: builtins.str
@@ -264,6 +290,10 @@ class IsolationReport(google.protobuf.message.Message):
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """One sentence for each dimension that is not enforced, with the fix."""
 
+    @property
+    def device_levels(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DeviceIsolation]:
+        """The levels of each device of a slot. `gpu_core`, `gpu_memory` and `devices` name the weakest of them."""
+
     def __init__(
         self,
         *,
@@ -279,10 +309,55 @@ class IsolationReport(google.protobuf.message.Message):
         gpu_memory: builtins.str = ...,
         devices: builtins.str = ...,
         device_access: builtins.str = ...,
+        device_levels: collections.abc.Iterable[global___DeviceIsolation] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["countable", b"countable", "cpu", b"cpu", "cpuset", b"cpuset", "device_access", b"device_access", "devices", b"devices", "driver", b"driver", "gpu_core", b"gpu_core", "gpu_memory", b"gpu_memory", "kill", b"kill", "memory", b"memory", "notes", b"notes", "pids", b"pids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["countable", b"countable", "cpu", b"cpu", "cpuset", b"cpuset", "device_access", b"device_access", "device_levels", b"device_levels", "devices", b"devices", "driver", b"driver", "gpu_core", b"gpu_core", "gpu_memory", b"gpu_memory", "kill", b"kill", "memory", b"memory", "notes", b"notes", "pids", b"pids"]) -> None: ...
 
 global___IsolationReport = IsolationReport
+
+@typing.final
+class DeviceIsolation(google.protobuf.message.Message):
+    """How strictly a slot is held to its share of one device."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class LevelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    TYPE_FIELD_NUMBER: builtins.int
+    UUID_FIELD_NUMBER: builtins.int
+    LEVELS_FIELD_NUMBER: builtins.int
+    type: builtins.str
+    """Type of the device."""
+    uuid: builtins.str
+    """Identity of the device."""
+    @property
+    def levels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Level by dimension: "kernel", "mps", "watch", "visible-only" or "none"."""
+
+    def __init__(
+        self,
+        *,
+        type: builtins.str = ...,
+        uuid: builtins.str = ...,
+        levels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["levels", b"levels", "type", b"type", "uuid", b"uuid"]) -> None: ...
+
+global___DeviceIsolation = DeviceIsolation
 
 @typing.final
 class HostTopology(google.protobuf.message.Message):
@@ -464,6 +539,22 @@ class Device(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class LevelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     KIND_FIELD_NUMBER: builtins.int
     UUID_FIELD_NUMBER: builtins.int
     MINOR_FIELD_NUMBER: builtins.int
@@ -481,6 +572,7 @@ class Device(google.protobuf.message.Message):
     PARENT_UUID_FIELD_NUMBER: builtins.int
     WHOLE_ONLY_FIELD_NUMBER: builtins.int
     DRIVER_BYTES_FIELD_NUMBER: builtins.int
+    LEVELS_FIELD_NUMBER: builtins.int
     kind: builtins.str
     """Type of the device: "gpu", "rdma", "fpga", "mig-1g.10gb" and the like, or one that the operator configured."""
     uuid: builtins.str
@@ -521,6 +613,12 @@ class Device(google.protobuf.message.Message):
     def functions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.VirtualFunction]:
         """Virtual functions that slots can have for themselves."""
 
+    @property
+    def levels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Levels of enforcement that the executor has for it: by dimension for a share of the device, and under "whole" for
+        a slot that has all of it. The words are those of DeviceIsolation.
+        """
+
     def __init__(
         self,
         *,
@@ -541,7 +639,8 @@ class Device(google.protobuf.message.Message):
         parent_uuid: builtins.str = ...,
         whole_only: builtins.bool = ...,
         driver_bytes: builtins.int = ...,
+        levels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["capacity", b"capacity", "driver_bytes", b"driver_bytes", "functions", b"functions", "kind", b"kind", "labels", b"labels", "local_cpus", b"local_cpus", "memory_bytes", b"memory_bytes", "minor", b"minor", "model", b"model", "numa_node_id", b"numa_node_id", "parent_uuid", b"parent_uuid", "pci_address", b"pci_address", "pcie_group", b"pcie_group", "unavailable_reason", b"unavailable_reason", "uuid", b"uuid", "vendor", b"vendor", "whole_only", b"whole_only"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capacity", b"capacity", "driver_bytes", b"driver_bytes", "functions", b"functions", "kind", b"kind", "labels", b"labels", "levels", b"levels", "local_cpus", b"local_cpus", "memory_bytes", b"memory_bytes", "minor", b"minor", "model", b"model", "numa_node_id", b"numa_node_id", "parent_uuid", b"parent_uuid", "pci_address", b"pci_address", "pcie_group", b"pcie_group", "unavailable_reason", b"unavailable_reason", "uuid", b"uuid", "vendor", b"vendor", "whole_only", b"whole_only"]) -> None: ...
 
 global___Device = Device

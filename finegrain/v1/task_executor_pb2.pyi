@@ -541,6 +541,8 @@ class TaskExit(google.protobuf.message.Message):
     STDOUT_BYTES_FIELD_NUMBER: builtins.int
     STDERR_BYTES_FIELD_NUMBER: builtins.int
     DROPPED_BYTES_FIELD_NUMBER: builtins.int
+    END_REASON_FIELD_NUMBER: builtins.int
+    END_MESSAGE_FIELD_NUMBER: builtins.int
     exit_code: builtins.int
     """Exit status; meaningful when `signal` is 0."""
     signal: builtins.int
@@ -561,6 +563,12 @@ class TaskExit(google.protobuf.message.Message):
     """Bytes written to standard error, including dropped ones."""
     dropped_bytes: builtins.int
     """Bytes of both that were dropped because the log was full."""
+    end_reason: builtins.str
+    """The executor ended it for this reason: "GPU_MEMORY_EXCEEDED" (the tasks of its slot used more memory of a GPU than
+    the slot has). Empty: it did not.
+    """
+    end_message: builtins.str
+    """The reason as a sentence, with amounts; empty without a reason."""
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it ended."""
@@ -579,9 +587,11 @@ class TaskExit(google.protobuf.message.Message):
         stdout_bytes: builtins.int = ...,
         stderr_bytes: builtins.int = ...,
         dropped_bytes: builtins.int = ...,
+        end_reason: builtins.str = ...,
+        end_message: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["end_time", b"end_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled", "cpu_time_us", b"cpu_time_us", "dropped_bytes", b"dropped_bytes", "end_time", b"end_time", "exit_code", b"exit_code", "oom_killed", b"oom_killed", "peak_memory_bytes", b"peak_memory_bytes", "signal", b"signal", "stderr_bytes", b"stderr_bytes", "stdout_bytes", b"stdout_bytes", "timed_out", b"timed_out"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled", "cpu_time_us", b"cpu_time_us", "dropped_bytes", b"dropped_bytes", "end_message", b"end_message", "end_reason", b"end_reason", "end_time", b"end_time", "exit_code", b"exit_code", "oom_killed", b"oom_killed", "peak_memory_bytes", b"peak_memory_bytes", "signal", b"signal", "stderr_bytes", b"stderr_bytes", "stdout_bytes", b"stdout_bytes", "timed_out", b"timed_out"]) -> None: ...
 
 global___TaskExit = TaskExit
 

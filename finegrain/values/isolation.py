@@ -8,6 +8,21 @@ from finegrain.mapping.value import Value
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceIsolation(Value):
+    """How strictly a slot is held to its share of one device.
+
+    Attributes:
+        type: of the device.
+        uuid: of the device.
+        levels: level by dimension, sorted; see `finegrain/devices/levels.py`.
+    """
+
+    type: str
+    uuid: str
+    levels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Isolation(Value):
     """The enforcement of each dimension.
 
@@ -23,12 +38,13 @@ class Isolation(Value):
     driver: str = ""  # "v1", "v2"
     notes: tuple[str, ...] = ()  # a sentence for each dimension that is not enforced, with the fix
     countable: str = ""  # of a slot: "declared" (booked only: no device is given), "hard"; "": none
-    # of a slot with devices: "visible-only" (tasks are kept from no others), "none" (they are fake)
+    # the weakest of `device_levels`
     gpu_core: str = ""
     gpu_memory: str = ""
     devices: str = ""  # of other types than GPUs
     # "cgroup": only the device files of the slot can be opened, "none"; "": there are none
     device_access: str = ""
+    device_levels: tuple[DeviceIsolation, ...] = ()  # of a slot
 
 
 NOTHING_REPORTED = Isolation()

@@ -44,6 +44,7 @@ from finegrain_cli.slot_options import (
     PidsOption,
     QosOption,
     RdmaOption,
+    RequireIsolationOption,
     ResourceOption,
     UserOption,
     seconds,
@@ -106,6 +107,7 @@ def batch(
     fpga: FpgaOption = "",
     device: DeviceOption = [],  # noqa: B006 - typer wants the default as a list
     resource: ResourceOption = [],  # noqa: B006 - typer wants the default as a list
+    require_isolation: RequireIsolationOption = [],  # noqa: B006
     label: LabelOption = [],  # noqa: B006
     env: EnvOption = [],  # noqa: B006
     cwd: Annotated[
@@ -257,6 +259,7 @@ def batch(
             pids=pids,
             resources=resource,
             labels=label,
+            require_isolation=require_isolation,
             allow_pending=allow_pending,
             qos=qos,
             cpu_bind=cpu_bind,

@@ -39,6 +39,7 @@ from finegrain_cli.slot_options import (
     PidsOption,
     QosOption,
     RdmaOption,
+    RequireIsolationOption,
     ResourceOption,
     RestartOnDeviceLossOption,
     UserOption,
@@ -83,6 +84,7 @@ def run(
     device: DeviceOption = [],  # noqa: B006 - typer wants the default as a list
     restart_on_device_loss: RestartOnDeviceLossOption = False,
     resource: ResourceOption = [],  # noqa: B006 - typer wants the default as a list
+    require_isolation: RequireIsolationOption = [],  # noqa: B006
     label: LabelOption = [],  # noqa: B006
     env: EnvOption = [],  # noqa: B006
     cwd: Annotated[
@@ -156,6 +158,7 @@ def run(
                 pids=pids,
                 resources=resource,
                 labels=label,
+                require_isolation=require_isolation,
                 allow_pending=allow_pending,
                 restart_on_device_loss=restart_on_device_loss,
                 qos=qos,

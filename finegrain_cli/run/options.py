@@ -89,7 +89,7 @@ def report(result: fg.TaskResult, options: RunOptions, member: int | None = None
     """
     what = "the command" if member is None else f"member {member}"
     start = "finegrain: " if member is None else f"finegrain: {what}: "
-    if result.oom_killed or result.timed_out:
+    if result.oom_killed or result.timed_out or result.end_reason:
         say(f"finegrain: {what} {result.how}")
     if result.dropped_bytes:
         say(f"{start}{result.dropped_bytes} bytes of output were dropped: the log was full")

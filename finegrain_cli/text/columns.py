@@ -143,8 +143,11 @@ def _isolation(row: Row) -> str:
     if not isolation:
         return "-"
     # Countable resources may only be declared although the driver enforces all others.
-    declared = ", resources declared" if isolation.get("countable") == "declared" else ""
-    return f"{isolation['driver']}{declared}"
+    declared = ["resources declared"] if isolation.get("countable") == "declared" else []
+    # The weakest levels; `-o json` has those of each device.
+    words = {"gpu_core": "gpu-core", "gpu_memory": "gpu-memory", "devices": "devices"}
+    levels = [f"{shown} {isolation[name]}" for name, shown in words.items() if isolation.get(name)]
+    return ", ".join([isolation["driver"], *declared, *levels])
 
 
 def _text(key: str) -> Any:

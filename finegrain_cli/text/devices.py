@@ -100,6 +100,14 @@ def _slots(row: Row) -> str:
     return ", ".join(each["allocation_id"] for each in row["uses"]) or "-"
 
 
+def _levels(row: Row) -> str:
+    """Returns how a share and the whole of a device would be enforced: "gpu-core mps, whole
+    kernel".
+    """
+    levels = row["device"]["levels"]
+    return ", ".join(f"{name} {level}" for name, level in sorted(levels.items())) or "none"
+
+
 def _node(row: Row) -> str:
     node = row["device"]["numa_node"]
     return "-" if node is None else str(node)
@@ -115,6 +123,7 @@ DEVICE_COLUMNS = (
     Column("USED", _measured, wide=True),
     Column("LINKS", _links, wide=True),
     Column("SHARES", _shares, wide=True),
+    Column("ENFORCED", _levels, wide=True),
     Column("UUID", lambda r: r["device"]["uuid"], wide=True),
     Column("PCI", lambda r: r["device"]["pci_address"] or "-", wide=True),
     Column(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -55,7 +55,13 @@ program can cause (13, 31, 43, 45 and others) are not among them.
 
 DeviceKey = tuple[str, str]
 
+CheckUse = Callable[[Iterable[DeviceUsage], float], Awaitable[None]]
+
 log = get_logger(__name__)
+
+
+async def _check_nothing(_usages: Iterable[DeviceUsage], _at_s: float) -> None:
+    """Checks no use."""
 
 
 class DeviceWatch:
@@ -69,6 +75,7 @@ class DeviceWatch:
         own_pids: returns the executor's own processes.
         foreign_use: what to do about strangers' uses: "auto", "avoid" or "ignore".
         moved: called with the devices if one has another minor number or PCI address.
+        check_use: called with each new measurement of use and its time (of `time.monotonic`).
         root: root of the file system, for tests.
     """
 
@@ -82,6 +89,7 @@ class DeviceWatch:
         own_pids: Callable[[], Iterable[int]],
         foreign_use: str = FOREIGN_AUTO,
         moved: Callable[[HostDevices], None] = lambda _host: None,
+        check_use: CheckUse = _check_nothing,
         root: Path = Path("/"),
     ) -> None:
         self._keeper = keeper
@@ -90,11 +98,13 @@ class DeviceWatch:
         self._kubelet = kubelet
         self._own_pids = own_pids
         self._moved = moved
+        self._check_use = check_use
+        self._checked = 0  # number of the last reading whose use was checked
         self._root = root
         owners = ProcessOwners(root / "proc")
         # In a container, a process may have the number of another one of the host.
-        trusts_pids = foreign_use == FOREIGN_AVOID or owners.sees_host
-        self._sorter = ProcessSorter(owners, trusts_pids=trusts_pids)
+        self._trusts_pids = foreign_use == FOREIGN_AVOID or owners.sees_host
+        self._sorter = ProcessSorter(owners, trusts_pids=self._trusts_pids)
         self._avoid = foreign_use != FOREIGN_IGNORE
         self._announced: Mapping[DeviceKey, str] = {
             (each.type, each.uuid): each.problem for each in self._devices
@@ -113,6 +123,17 @@ class DeviceWatch:
     def has_work(self) -> bool:
         """True if there is a device whose state can be watched."""
         return any(_is_gpu(each) or each.type == RDMA for each in self._devices)
+
+    @property
+    def measured(self) -> frozenset[str]:
+        """UUIDs of the GPUs whose memory is measured for each slot."""
+        if self._monitor is None or not self._trusts_pids:
+            return frozenset()
+        return frozenset(
+            each.uuid
+            for each in self._devices
+            if each.type == GPU and each.vendor in ("", "nvidia")
+        )
 
     @property
     def usages(self) -> tuple[DeviceUsage, ...]:
@@ -151,6 +172,9 @@ class DeviceWatch:
             self._follow_moves(reading)
             if not reading.problem:
                 self._uses = self._sort(reading)
+                if reading.number != self._checked:
+                    self._checked = reading.number
+                    await self._check_use(self._uses.usages, reading.at_s)
         if time.monotonic() - self._nics_at_s >= NICS_EVERY_S:
             self._nics_at_s = time.monotonic()
             self._nics = await asyncio.to_thread(self._nic_problems)

@@ -73,7 +73,14 @@ def result(identity: str, error: FinegrainError | None) -> slots_pb2.ItemResult:
 def _task_exit(task: Task) -> task_executor_pb2.TaskExit | None:
     if task.exit is None:
         return None
-    return write(task_executor_pb2.TaskExit, task.exit, cancelled=task.cancelled)
+    fault = task.ended_for
+    return write(
+        task_executor_pb2.TaskExit,
+        task.exit,
+        cancelled=task.cancelled,
+        end_reason="" if fault is None else fault.reason,
+        end_message="" if fault is None else fault.message,
+    )
 
 
 def _signal(record: ExitRecord) -> int:
@@ -144,7 +151,7 @@ write = Writer(
                 "allocation_id": "key.allocation_id",
                 "generation": "key.generation",
                 "start_time": As("start_time_ms", _moment),
-                "exit": FromValue(_task_exit, ("exit", "cancelled")),
+                "exit": FromValue(_task_exit, ("exit", "cancelled", "ended_for")),
                 "error": "fault",
             },
             kept=(
@@ -176,7 +183,7 @@ write = Writer(
                     ("stdout_dropped_bytes", "stderr_dropped_bytes"),
                 ),
             },
-            given="cancelled",
+            given="cancelled end_reason end_message",
             kept="oom_kills started_unix_ms error",
         ),
         Writing(

@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -40,13 +41,15 @@ from task_executor.host.helper_messages import HelperInfo
 from task_executor.service.agent import Agent, boot_seconds
 from task_executor.service.checkpoint import ENDPOINT_FILE
 from task_executor.service.commands import CommandRunner
+from task_executor.service.device_levels import FILES_CLOSED, DeviceEnforcement
+from task_executor.service.device_overuse import OveruseWatch
 from task_executor.service.device_probe import DeviceProbe
 from task_executor.service.device_watch import DeviceWatch, gpu_monitor
 from task_executor.service.encoding import host_cpus_to_proto
 from task_executor.service.executor_service import ExecutorService
 from task_executor.service.host_sync import HostSync, recover
 from task_executor.service.host_watch import HostWatch, KubeletWatch
-from task_executor.service.isolation import ACCESS, NO_HUGETLB
+from task_executor.service.isolation import NO_HUGETLB
 from task_executor.service.manager_link import ManagerLink
 from task_executor.service.metrics import ExecutorMetrics
 from task_executor.service.offers import Offers
@@ -110,9 +113,9 @@ class Front:
             helper,
             prepared.directory,
             default_grace_ms=options.task_kill_grace_ms,
-            device_nodes=prepared.find_nodes(plan.devices),
+            enforcement=DeviceEnforcement(prepared.find_nodes(plan.devices)),
         )
-        self.keeper.closes_devices = info.isolation.devices == ACCESS
+        self.keeper.closes_devices = info.isolation.devices == FILES_CLOSED
         # Stage 2: measurements and tasks.
         self.metrics = ExecutorMetrics(software_version())
         self.keeper.on_carve = self.metrics.carve_ended
@@ -145,6 +148,10 @@ class Front:
             own_pids=lambda: (os.getpid(), info.pid),
             foreign_use=options.foreign_gpu_use,
             moved=self._devices_moved,
+            check_use=OveruseWatch(self.keeper, self.runner).check,
+        )
+        self.keeper.enforcement = replace(
+            self.keeper.enforcement, watched=self.device_watch.measured
         )
         self.sync = HostSync(self.keeper, self.runner, self.watch.refresh)
         # Stage 4: the connections to job masters and to the RM, and our own server.
@@ -332,7 +339,9 @@ class Front:
             self.keeper.table.cpus.host, plan.nodes, time_shared=plan.time_shared
         )
         topology = topology_to_proto(plan.topology)
-        devices_to_topology(self.keeper.table.devices.host, topology)
+        devices = self.keeper.table.devices.host
+        announced = self.keeper.enforcement.announced(devices, self._info.isolation)
+        devices_to_topology(announced, topology)
         # An earlier resource manager would dedicate cpus that it knows of.
         is_announced = not plan.time_shared or bool(plan.devices.devices)
         return resource_manager_pb2.RegisterExecutorRequest(
@@ -365,7 +374,8 @@ class Front:
     async def _close_moved(self, host: HostDevices) -> None:
         """Closes and opens the files that the devices have now."""
         # A driver with a broken GPU may let a reader of its files wait.
-        self.keeper.device_nodes = await asyncio.to_thread(self._prepared.find_nodes, host)
+        nodes = await asyncio.to_thread(self._prepared.find_nodes, host)
+        self.keeper.enforcement = replace(self.keeper.enforcement, nodes=nodes)
         await self.sync.compare()
 
     async def _start_metrics(self) -> None:

@@ -27,7 +27,7 @@ from task_executor.host.helper_messages import (
     TaskRecord,
 )
 from task_executor.service.checkpoint import SavedState
-from task_executor.service.isolation import ACCESS
+from task_executor.service.device_levels import FILES_CLOSED
 from task_executor.service.resizing import finish_resizes
 from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.task_runner import TaskRunner
@@ -255,7 +255,7 @@ class HostSync:
         try:
             # It may be a helper of another version than before.
             info = await keeper.helper.hello()
-            keeper.closes_devices = info.isolation.devices == ACCESS
+            keeper.closes_devices = info.isolation.devices == FILES_CLOSED
             state = await keeper.helper.inspect()
         except FinegrainError as error:
             log.error("helper_not_inspected", error=error.message)

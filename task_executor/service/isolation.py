@@ -9,11 +9,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from finegrain.devices.device import GPU, GPU_MEMORY, NO_DEVICES, DeviceShare, HostDevices
+from finegrain.devices.levels import VISIBLE_ONLY, WATCH
 from finegrain.hugepages import kernel_limits, page_bytes
-from finegrain.values.isolation import Isolation
+from finegrain.values.isolation import DeviceIsolation, Isolation
 from task_executor.engine.slots import SlotSpec
-from task_executor.host.device_nodes import NO_NODES, DeviceNodes
+from task_executor.host.device_nodes import DeviceNodes
 from task_executor.host.helper_messages import IsolationReport
+from task_executor.service.device_levels import (
+    FILES_CLOSED,
+    NO_ENFORCEMENT,
+    DeviceEnforcement,
+    words_of,
+)
 
 _MEANING = {
     "cpu": "cpu time is booked, but the kernel does not cap it",
@@ -34,18 +41,18 @@ _AFFINITY = (
 )
 DECLARED = "declared"
 """Isolation of countable resources that are booked but not enforced on the host."""
-VISIBLE_ONLY = "visible-only"
-"""Isolation of devices that only environment variables name, so that nothing is enforced."""
 DEVICES_VISIBLE_ONLY = (
     "tasks find their devices in environment variables, but nothing keeps them from other devices,"
     " or from more than their share"
 )
 SHARE_VISIBLE_ONLY = (
     "tasks can open only the devices of their slot, but nothing keeps them from more than their"
-    " share of one"
+    " share of {names}"
 )
-ACCESS = "cgroup"
-"""Access to device files is limited to those of the slot."""
+MEMORY_WATCHED = (
+    "nothing refuses memory of a GPU that is above the slot's share: use is measured once a second,"
+    " and the tasks of the slot are ended when it is above the share twice"
+)
 OPEN_DEVICES = "tasks can open the device files of other slots: {problem}"
 FILES_UNKNOWN = (
     "tasks of other slots can open {names}: the executor does not know the device files; name them"
@@ -73,7 +80,7 @@ def isolation_of(
     report: IsolationReport,
     slot: SlotSpec | None = None,
     devices: HostDevices = NO_DEVICES,
-    nodes: DeviceNodes = NO_NODES,
+    enforcement: DeviceEnforcement = NO_ENFORCEMENT,
 ) -> Isolation:
     """Returns the isolation of one slot or, without `slot`, of the host.
 
@@ -81,7 +88,7 @@ def isolation_of(
         report: what the helper enforces.
         slot: the slot.
         devices: of the host.
-        nodes: the device files that the executor guards.
+        enforcement: what the executor can enforce of devices.
     """
     # Dedicated cpus are a limit only if a cgroup enforces them. A task can change its affinity.
     if slot is not None and slot.is_pinned and report.cpuset == "cgroup":
@@ -96,9 +103,9 @@ def isolation_of(
         notes += [DECLARED_ONLY.format(names=", ".join(names))] if names else []
         countable = DECLARED if names or unenforced else "hard"
     shares = slot.assignment.devices if slot is not None and slot.assignment is not None else ()
-    access, more = _access(report, shares, devices, nodes)
-    words, unlimited = _devices(shares, devices, is_closed=access == ACCESS)
-    notes += [*more, *unlimited]
+    access, more = _access(report, shares, devices, enforcement.nodes)
+    levels = enforcement.of_slot(devices, shares, report)
+    notes += [*more, *_notes_on_devices(shares, levels, devices, is_closed=access == FILES_CLOSED)]
     return Isolation(
         cpu=report.cpu,
         cpuset=report.cpuset,
@@ -109,7 +116,8 @@ def isolation_of(
         notes=tuple(notes),
         countable=countable,
         device_access=access,
-        **words,
+        device_levels=levels,
+        **words_of(levels),
     )
 
 
@@ -122,7 +130,7 @@ def _access(
     """Returns whether device files are closed to other slots, and the notes about that."""
     if devices.fake or not (nodes.are_known or shares):
         return "", []
-    if nodes.are_known and report.devices != ACCESS:
+    if nodes.are_known and report.devices != FILES_CLOSED:
         return "none", [OPEN_DEVICES.format(problem=report.devices_problem)]
     notes = []
     left_open = [each for each in shares if each.type in nodes.open_types]
@@ -131,36 +139,34 @@ def _access(
         if found:
             names = ", ".join(f"{each.type}{each.minor}" for each in found)
             notes.append(note.format(names=names))
-    return "none" if notes else ACCESS, notes
+    return "none" if notes else FILES_CLOSED, notes
 
 
-def _devices(
-    shares: Sequence[DeviceShare], devices: HostDevices, *, is_closed: bool
-) -> tuple[dict[str, str], list[str]]:
-    """Returns how a slot's devices are isolated, and the notes about that."""
+def _notes_on_devices(
+    shares: Sequence[DeviceShare],
+    levels: Sequence[DeviceIsolation],
+    devices: HostDevices,
+    *,
+    is_closed: bool,
+) -> list[str]:
+    """Returns a sentence for each thing that is not enforced of a slot's devices."""
     if not shares:
-        return {}, []
-    level = "none" if devices.fake else VISIBLE_ONLY
-    known = {(each.type, each.uuid): each for each in devices.devices}
-    found = [(share, known.get((share.type, share.uuid))) for share in shares]
-    notes = []
+        return []
     if devices.fake:
-        notes.append(FAKE_DEVICES)
-    elif not is_closed:
-        notes.append(DEVICES_VISIBLE_ONLY)
-    elif any(device is None or share.amounts != device.capacity for share, device in found):
-        notes.append(SHARE_VISIBLE_ONLY)
-    if not devices.fake:
-        vendors = {device.vendor.lower() for _, device in found if device is not None}
-        notes += [HOST_MEMORY[vendor] for vendor in sorted(vendors & HOST_MEMORY.keys())]
-    words: dict[str, str] = {}
-    if any(share.type == GPU for share in shares):
-        words = {"gpu_core": level, "gpu_memory": level}
-        if not all(dict(share.amounts).get(GPU_MEMORY) for share in shares if share.type == GPU):
-            notes.append(MEMORY_UNLIMITED)
-    if any(share.type != GPU for share in shares):
-        words["devices"] = level
-    return words, notes
+        return [FAKE_DEVICES]
+    notes = [] if is_closed else [DEVICES_VISIBLE_ONLY]
+    found = [level for each in levels for level in each.levels]
+    unlimited = sorted({name for name, level in found if level == VISIBLE_ONLY})
+    if is_closed and unlimited:
+        notes.append(SHARE_VISIBLE_ONLY.format(names=" and ".join(unlimited)))
+    if any(level == WATCH for _, level in found):
+        notes.append(MEMORY_WATCHED)
+    known = {(each.type, each.uuid): each.vendor.lower() for each in devices.devices}
+    vendors = {known.get((each.type, each.uuid), "") for each in shares}
+    notes += [HOST_MEMORY[vendor] for vendor in sorted(vendors & HOST_MEMORY.keys())]
+    if not all(dict(share.amounts).get(GPU_MEMORY) for share in shares if share.type == GPU):
+        notes.append(MEMORY_UNLIMITED)
+    return notes
 
 
 def notes_of(report: IsolationReport) -> list[str]:

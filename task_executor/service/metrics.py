@@ -31,7 +31,16 @@ from task_executor.service.agent import AgentState
 from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.usage import UsageSample
 
-OUTCOMES = ("succeeded", "nonzero", "failed", "cancelled", "timed_out", "oom_killed", "lost")
+OUTCOMES = (
+    "succeeded",
+    "nonzero",
+    "failed",
+    "cancelled",
+    "timed_out",
+    "oom_killed",
+    "over_share",
+    "lost",
+)
 _CARVE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _FREE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)

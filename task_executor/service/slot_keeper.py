@@ -26,10 +26,11 @@ from task_executor.engine.cpu_ledger import CpuBinding
 from task_executor.engine.report_log import NumberedState, ReportLog
 from task_executor.engine.slot_table import Outcome, SlotTable
 from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
-from task_executor.host.device_nodes import NO_NODES, DeviceNodes
+from task_executor.host.device_nodes import NO_NODES
 from task_executor.host.helper_messages import IsolationReport, SlotLimits
 from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
 from task_executor.service.cpu_bindings import CpuBindings
+from task_executor.service.device_levels import NO_ENFORCEMENT, DeviceEnforcement
 from task_executor.service.failures import carve_failed
 from task_executor.service.isolation import isolation_of
 from task_executor.service.limits import amounts_of, dedicated_cpus, limits_of
@@ -60,7 +61,7 @@ class SlotKeeper:
         helper: the connection to the helper.
         directory: where the checkpoint is written.
         default_grace_ms: time between SIGTERM and SIGKILL if an order does not say.
-        device_nodes: the device files that slots are kept from.
+        enforcement: what can be enforced of devices.
     """
 
     def __init__(
@@ -71,14 +72,14 @@ class SlotKeeper:
         directory: StateDirectory,
         *,
         default_grace_ms: int,
-        device_nodes: DeviceNodes = NO_NODES,
+        enforcement: DeviceEnforcement = NO_ENFORCEMENT,
     ) -> None:
         self.identity = identity
         self.table = table
         self.helper = helper
         self.directory = directory
         self.default_grace_ms = default_grace_ms
-        self.device_nodes = device_nodes
+        self.enforcement = enforcement
         self.closes_devices = False  # the helper does so; one of an earlier version cannot
         self.cpu_bindings = CpuBindings(table, helper)
         self.tasks = TaskTable()
@@ -205,13 +206,13 @@ class SlotKeeper:
 
     def with_devices(self, limits: SlotLimits, shares: Iterable[DeviceShare]) -> SlotLimits:
         """Returns limits of a slot that can open the files of these devices."""
-        nodes = self.device_nodes if self.closes_devices else NO_NODES
+        nodes = self.enforcement.nodes if self.closes_devices else NO_NODES
         rules = nodes.rules(shares)
         return replace(limits, devices_open=rules.open, devices_closed=rules.closed)
 
     def isolation_of(self, report: IsolationReport, spec: SlotSpec | None = None) -> Isolation:
         """Returns the isolation of a slot, or of the host."""
-        return isolation_of(report, spec, self.table.devices.host, self.device_nodes)
+        return isolation_of(report, spec, self.table.devices.host, self.enforcement)
 
     # -- carving -----------------------------------------------------------------------------
 

@@ -305,6 +305,19 @@ class TaskRunner:
         grace_ms = self._options.task_kill_grace_ms if grace_ms is None else grace_ms
         await self._unless_ended(self._helper.kill_task(task.task_id, grace_ms))
 
+    async def end_for(self, task: Task, fault: TaskFault) -> None:
+        """Kills a task because of what it did; its end is reported with the reason.
+
+        Raises:
+            Unavailable: the task is still being started, or the helper is unreachable.
+        """
+        await self._await_start(task)
+        if task.has_ended:
+            return
+        task.ended_for = fault
+        await self._save_or_log(task)
+        await self._unless_ended(self._helper.kill_task(task.task_id, 0))
+
     async def signal(self, task: Task, signum: int) -> None:
         """Sends a signal to a task's process group; does nothing if the task has ended.
 

@@ -42,6 +42,7 @@ class Task:
     submit_number: int  # order of submission
     cancelled: bool = False  # by CancelTask or because its slot was freed, before it ended
     fault: TaskFault | None = None  # why it never ran
+    ended_for: TaskFault | None = None  # what the executor ended it for, while it ran
     # not saved
     state: TaskState = TaskState.STARTING
     pid: int = 0
@@ -248,6 +249,8 @@ def outcome_of(task: Task, record: ExitRecord) -> str:
         return "oom_killed"
     if record.timed_out:
         return "timed_out"
+    if task.ended_for is not None:
+        return "over_share"
     if task.cancelled:
         return "cancelled"
     if record.error is not None:

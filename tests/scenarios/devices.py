@@ -59,7 +59,11 @@ def requests(words: Words) -> tuple[DeviceRequest, ...]:
             type=RDMA, near=near.removesuffix("!"), near_required=near.endswith("!")
         )
         message.device_hints.append(hint)
-    return requests_from_proto(message, "profile")
+    for pair in filter(None, words.values.pop("require_isolation", "").split(",")):
+        name, _, level = pair.partition(":")
+        message.require_isolation[name] = level
+    found, _ = requests_from_proto(message, "profile")
+    return found
 
 
 def share(one: DeviceShare) -> str:

@@ -28,7 +28,7 @@ from finegrain.v1 import resources_pb2
 
 MessageT = TypeVar("MessageT", bound=Message)
 
-DEVICES_OF_A_PROFILE = ("devices", "device_hints")
+DEVICES_OF_A_PROFILE = ("devices", "device_hints", "require_isolation")
 """Fields of `ResourceProfile` that are valid only together."""
 
 TEXT = "7"  # valid as a cpu list, an id and a text
@@ -43,6 +43,8 @@ def full_message(kind: type[MessageT]) -> MessageT:
             # They depend on each other: see tests/finegrain/devices/test_wire_devices.py.
             if name == "devices":
                 getattr(message, name)["gpu"] = 200
+            elif name == "require_isolation":
+                getattr(message, name)["memory"] = "kernel"
         elif is_map(described):
             value = fields_of(described.message_type)["value"]
             key = fields_of(described.message_type)["key"]

@@ -129,7 +129,11 @@ class SizeChange:
 def profile_message(profile: ResourceProfile) -> resources_pb2.ResourceProfile:
     """Returns a profile as a protocol message."""
     parts = {part: getattr(profile, part) for part in _PARTS.values()}
-    message = resources_pb2.ResourceProfile(**parts, extended=dict(profile.extended))
+    message = resources_pb2.ResourceProfile(
+        **parts,
+        extended=dict(profile.extended),
+        require_isolation=profile.required_isolation,
+    )
     requests_to_proto(profile.devices, message)
     return message
 

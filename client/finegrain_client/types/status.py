@@ -277,12 +277,19 @@ class TaskResult(Value):
     dropped_bytes: int
     stdout: bytes = b""
     stderr: bytes = b""
+    end_reason: str = ""  # the executor ended it for this, such as "GPU_MEMORY_EXCEEDED"
+    end_message: str = ""  # the same as a sentence
 
     @property
     def ok(self) -> bool:
         """True if the command ended by itself with exit code 0."""
         return not (
-            self.exit_code or self.signal or self.oom_killed or self.timed_out or self.cancelled
+            self.exit_code
+            or self.signal
+            or self.oom_killed
+            or self.timed_out
+            or self.cancelled
+            or self.end_reason
         )
 
     @property
@@ -294,6 +301,8 @@ class TaskResult(Value):
             )
         if self.timed_out:
             return "exceeded its timeout"
+        if self.end_reason:
+            return f"was ended by the executor: {self.end_message or self.end_reason}"
         if self.cancelled:
             return "was cancelled"
         if self.signal:

@@ -269,6 +269,7 @@ def _device(data: Mapping[str, Any]) -> Device:
         memory_bytes=int(data.get("memory_bytes", 0)),
         driver_bytes=int(data.get("driver_bytes", 0)),
         local_cpus=data.get("local_cpus", ""),
+        levels=tuple(sorted(data.get("levels", {}).items())),
     )
 
 

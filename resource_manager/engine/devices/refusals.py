@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from finegrain.devices.device import GPU, GPU_MEMORY, WHOLE
 from finegrain.devices.request import DeviceRequest
 from finegrain.units import format_bytes_exactly
+from resource_manager.engine.devices.layout import DeviceLayout
 from resource_manager.engine.devices.ledger import DeviceLedger
 from resource_manager.engine.model.host_refusal import HostBlocker, HostRefusal
 
@@ -63,7 +65,7 @@ def shortage(
         has = f"{count or 'no'}{_kind(request, count)}"
         return HostRefusal(
             DeviceBlocker.NO_SUCH_DEVICE,
-            f"{need}, and the host has {has}",
+            f"{need}, and the host has {has}{_levels(layout, request)}",
             (("asked", request.count), ("there", len(allowed))),
         )
     amounts = dict(request.amounts)
@@ -134,12 +136,27 @@ def _asked(request: DeviceRequest) -> str:
     return f"{count}{_kind(request, number)}{share}{each}"
 
 
+def _levels(layout: DeviceLayout, request: DeviceRequest) -> str:
+    """Returns how the host enforces what the request requires to be enforced; "" if it requires
+    nothing.
+    """
+    if not request.isolation:
+        return ""
+    others = [layout.devices[at] for at in layout.accepted(replace(request, isolation=()))]
+    offered = [
+        f"{name}: {' or '.join(sorted({request.level_on(each, name) for each in others}))}"
+        for name, _ in request.isolation
+    ]
+    return f"; others have {', '.join(offered)}" if others else ""
+
+
 def _kind(request: DeviceRequest, count: int) -> str:
     words = [word for word in (request.vendor, request.model) if word]
     chosen = [
         f"{rule.name} {'not ' if rule.excluded else ''}in {', '.join(rule.values)}"
         for rule in request.selector
     ]
+    chosen += [f"{name} enforced by {level}" for name, level in request.isolation]
     where = f" with {' and '.join(chosen)}" if chosen else ""
     name = "GPU" if request.type == GPU else request.type
     if count != 1:

@@ -37,6 +37,7 @@ class Blocker(StrEnum):
     UNREACHABLE = "UNREACHABLE"  # the executor cannot be dialled
     LABEL_MISMATCH = "LABEL_MISMATCH"
     TOTAL_TOO_SMALL = "TOTAL_TOO_SMALL"
+    ISOLATION = "ISOLATION"  # the host does not enforce a limit that must be enforced
     SLOT_LIMIT = "SLOT_LIMIT"
     REFUSED = "REFUSED"  # the executor refused an equal slot recently
     HELD = "HELD"  # the free capacity is reserved for another owner
@@ -194,7 +195,8 @@ class Remedy:
         size: how large the change is, in millionths, for comparison with other remedies.
         text: completes "fits now on host-a ...".
         at_most: dimensions whose requested amount must be lower; `free` is the amount that fits.
-        relaxed: policies that must be given up: "bind", "exclusive", "numa", "qos".
+        relaxed: policies that must be given up: "bind", "exclusive", "numa", "qos",
+            "isolation".
     """
 
     size: int

@@ -148,6 +148,10 @@ def _changes(
     if request.scope:
         text = f"if its {request.type} devices need not be at one {request.scope}"
         yield replace(request, scope=""), Remedy(2, text, relaxed=("scope",))
+    if request.isolation:
+        names = " and ".join(name for name, _ in request.isolation)
+        text = f"if {names} need not be enforced like that"
+        yield replace(request, isolation=()), Remedy(3, text, relaxed=("isolation",))
     if request.model or request.selector or request.vendor:
         free = replace(request, model="", selector=(), vendor="")
         yield free, Remedy(MILLION, f"with any {request.type}", relaxed=("device",))

@@ -11,7 +11,7 @@ CONTRIBUTING.md has an example.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -47,6 +47,7 @@ from resource_manager.engine.placement.constraint import (
 )
 from resource_manager.engine.placement.cpu_constraint import CpusSuit, cpu_amounts_to_try
 from resource_manager.engine.placement.device_constraint import DEVICES
+from resource_manager.engine.placement.isolation_constraint import ISOLATION
 
 
 class Available(Constraint):
@@ -275,6 +276,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     AVAILABLE,
     LABELS,
     AMOUNTS,
+    ISOLATION,
     SlotsLeft(),
     NotRefused(),
     NOT_RESERVED,
@@ -282,6 +284,24 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     CPUS,
 )
 """All constraints. Those that are costly come last."""
+
+
+_OF_KIND = tuple(
+    each for each in CONSTRAINTS if each.of_size and not each.is_counted and not each.costly
+)
+
+
+def conditions_of(request: ResourceRequest) -> tuple[Constraint, ...]:
+    """Returns the constraints on what a host is, whatever it has: labels, enforced limits. Most
+    requests have none.
+    """
+    return tuple(each for each in _OF_KIND if each.applies(request))
+
+
+def meets(request: ResourceRequest, host: Host, conditions: Iterable[Constraint]) -> bool:
+    """Returns True if a host meets `conditions_of` a request."""
+    at = HostView.empty(host)
+    return not any(each.obstacles(request, {}, at) for each in conditions)
 
 
 @dataclass(frozen=True, slots=True)

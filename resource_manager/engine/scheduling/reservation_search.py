@@ -19,8 +19,10 @@ from finegrain.resources import Amounts, add, fits, subtract, total_of
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.hosts.host import ONLINE, UNLIMITED, Host
-from resource_manager.engine.model.scheduling_key import SLOTS
+from resource_manager.engine.model.scheduling_key import SLOTS, SchedulingKey
 from resource_manager.engine.placement.columns import needs_of, size_of
+from resource_manager.engine.placement.constraint import Constraint
+from resource_manager.engine.placement.fit import conditions_of, meets
 from resource_manager.engine.placement.gangs import seek
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.reserved import Members, Reservation, Reservations
@@ -55,6 +57,7 @@ class ReservationSearch:
         self._outlasting = reservations.outlasting
         self._trials = TentativeCpus(self._cpus_if_others_ended)
         self._most = CANDIDATES_MAX
+        self._conditions: dict[SchedulingKey, tuple[Constraint, ...]] = {}
         # Amounts of the members that have a host already, by host.
         self._chosen: dict[str, Amounts] = {}
 
@@ -114,7 +117,10 @@ class ReservationSearch:
         if not host.eligible:
             return False
         for request, _ in members:
-            if request.labels and not host.carries(request.labels):
+            conditions = self._conditions.get(request.key)
+            if conditions is None:
+                conditions = self._conditions[request.key] = conditions_of(request)
+            if conditions and not meets(request, host, conditions):
                 return False
             if request.elsewhere and host.host_id in request.elsewhere:
                 return False

@@ -89,14 +89,16 @@ def test_wide_says_which_slots_have_resources_that_nothing_enforces(
     finegrain: Finegrain, cluster: FakeCluster
 ) -> None:
     declared = replace(ENFORCED, countable="declared")
-    cluster.slot_list[:] = [replace(SLOT, isolation=ENFORCED), replace(SLOT, isolation=declared)]
+    half = replace(ENFORCED, gpu_core="visible-only", gpu_memory="mps")
+    cluster.slot_list[:] = [replace(SLOT, isolation=each) for each in (ENFORCED, declared, half)]
 
     heading, *rows = finegrain("slots", "-o", "wide").stdout.splitlines()
     told = json.loads(finegrain("slots", "-o", "json").stdout)["items"]
 
     column = heading.index("ISOLATION")
-    assert [row[column:].rstrip() for row in rows] == ["v1", "v1, resources declared"]
-    assert [slot["isolation"]["countable"] for slot in told] == ["", "declared"]
+    shown = [row[column:].split("  ")[0] for row in rows]
+    assert shown == ["v1", "v1, resources declared", "v1, gpu-core visible-only, gpu-memory mps"]
+    assert [slot["isolation"]["countable"] for slot in told] == ["", "declared", ""]
 
 
 def test_wide_says_which_cpus_a_slot_has(finegrain: Finegrain, cluster: FakeCluster) -> None:

@@ -24,7 +24,7 @@ from finegrain.resources import (
     total_of,
     total_of_devices,
 )
-from finegrain.values.isolation import Isolation
+from finegrain.values.isolation import NOTHING_REPORTED, Isolation
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import SlotState
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize
@@ -87,6 +87,7 @@ class FakeExecutor:
     cpu_state: CpuState = NO_CPU_STATE
     device_conditions: tuple[DeviceCondition, ...] = ()
     host_policy: HostPolicy | None = None
+    isolation: Isolation = NOTHING_REPORTED
 
     def registration(self) -> Registration:
         return Registration(
@@ -101,6 +102,7 @@ class FakeExecutor:
             provided_as=self.provided_as,
             topology=self.topology,
             host_cpus=self.host_cpus,
+            isolation=self.isolation,
         )
 
     def available(self) -> dict[str, int]:

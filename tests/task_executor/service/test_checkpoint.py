@@ -180,10 +180,13 @@ def test_a_task_is_spelled_as_ever_and_comes_back() -> None:
         "submit_number": 6,
         "cancelled": True,
         "fault": None,
+        "ended_for": None,
     }
     assert task.to_dict() == document
     assert Task.from_dict(document).to_dict() == document
     assert Task.from_dict(document).key == KEY
+    earlier = {name: value for name, value in document.items() if name != "ended_for"}
+    assert Task.from_dict(earlier).to_dict() == document
     failed = Task.from_dict(document | {"fault": ["COMMAND_NOT_FOUND", "no sh", {"path": "sh"}]})
     assert failed.fault == TaskFault("COMMAND_NOT_FOUND", "no sh", {"path": "sh"})
     assert (failed.state, failed.settled.is_set()) == (TaskState.FAILED, True)

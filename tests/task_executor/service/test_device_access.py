@@ -15,9 +15,11 @@ from task_executor.engine.cpu_ledger import CpuBinding
 from task_executor.engine.slots import SlotKey, SlotSpec
 from task_executor.host.device_nodes import NO_NODES, DeviceNodes, Node
 from task_executor.host.helper_messages import IsolationReport, Reconnected
+from task_executor.service.device_levels import DeviceEnforcement
 from task_executor.service.isolation import (
     DEVICES_VISIBLE_ONLY,
     HOST_MEMORY,
+    MEMORY_WATCHED,
     SHARE_VISIBLE_ONLY,
     isolation_of,
 )
@@ -50,20 +52,59 @@ def stated(
     *shares: DeviceShare,
     host: HostDevices = HOST,
     nodes: DeviceNodes = NODES,
+    watched: frozenset[str] = frozenset(),
 ) -> Isolation:
-    return isolation_of(report, slot(*shares), host, nodes)
+    return isolation_of(report, slot(*shares), host, DeviceEnforcement(nodes, watched))
 
 
 def test_a_whole_gpu_is_the_slots_alone() -> None:
     isolation = stated(CLOSED, gpu())
     assert isolation.device_access == "cgroup"
     assert isolation.notes == (HOST_MEMORY["nvidia"],)
+    # No other slot can open it, so nothing is left to enforce.
+    assert (isolation.gpu_core, isolation.gpu_memory) == ("kernel", "kernel")
+    assert (stated(OPEN, gpu()).gpu_core, stated(OPEN, gpu(HALF)).gpu_core) == (
+        "visible-only",
+        "visible-only",
+    )
 
 
 def test_a_part_of_a_gpu_is_not_limited_by_its_files() -> None:
     isolation = stated(CLOSED, gpu(HALF))
     assert isolation.device_access == "cgroup"
-    assert SHARE_VISIBLE_ONLY in isolation.notes
+    assert SHARE_VISIBLE_ONLY.format(names="gpu-core and gpu-memory") in isolation.notes
+
+
+def test_memory_that_is_measured_is_watched() -> None:
+    isolation = stated(CLOSED, gpu(HALF), watched=frozenset({"GPU-0"}))
+    assert (isolation.gpu_core, isolation.gpu_memory) == ("visible-only", "watch")
+    assert MEMORY_WATCHED in isolation.notes
+    assert SHARE_VISIBLE_ONLY.format(names="gpu-core") in isolation.notes
+
+
+def test_each_device_has_its_levels_and_the_weakest_are_the_summary() -> None:
+    other = Device("gpu", "GPU-1", 1, WHOLE, vendor="nvidia")
+    nodes = replace(NODES, own={**NODES.own, ("gpu", "GPU-1"): frozenset({Node("c", 195, 1)})})
+    shares = gpu(), DeviceShare("gpu", "GPU-1", 1, HALF)
+    isolation = stated(CLOSED, *shares, host=HostDevices((*HOST.devices, other)), nodes=nodes)
+    assert [(each.uuid, dict(each.levels)) for each in isolation.device_levels] == [
+        ("GPU-0", {"gpu-core": "kernel", "gpu-memory": "kernel"}),
+        ("GPU-1", {"gpu-core": "visible-only", "gpu-memory": "visible-only"}),
+    ]
+    assert isolation.gpu_memory == "visible-only"
+    assert isolation.devices == ""
+
+
+def test_devices_are_announced_with_what_a_share_and_all_of_them_can_have() -> None:
+    enforcement = DeviceEnforcement(NODES, frozenset({"GPU-0"}))
+    (device,) = enforcement.announced(HOST, CLOSED).devices
+    assert dict(device.levels) == {
+        "gpu-core": "visible-only",
+        "gpu-memory": "watch",
+        "whole": "kernel",
+    }
+    (fake,) = enforcement.announced(replace(HOST, fake=True), CLOSED).devices
+    assert fake.levels == ()
 
 
 @pytest.mark.parametrize("shares", [(), (gpu(),)], ids=["without devices", "with a GPU"])
@@ -74,12 +115,12 @@ def test_where_files_cannot_be_closed_the_note_has_reason_and_fix(
     assert isolation.device_access == "none"
     assert isolation.notes[0].endswith("no controller; mount it")
     assert (DEVICES_VISIBLE_ONLY in isolation.notes) is bool(shares)
-    assert isolation_of(OPEN, None, HOST, NODES).notes == isolation.notes[:1]
+    assert isolation_of(OPEN, None, HOST, DeviceEnforcement(NODES)).notes == isolation.notes[:1]
 
 
 def test_without_devices_to_give_out_nothing_is_said() -> None:
     for report in (OPEN, CLOSED):
-        isolation = isolation_of(report, slot(), HostDevices(), NO_NODES)
+        isolation = isolation_of(report, slot(), HostDevices())
         assert (isolation.device_access, isolation.notes) == ("", ())
 
 
@@ -122,7 +163,9 @@ async def test_a_device_with_another_minor_is_closed_to_the_slots_that_run(
     assert limits.devices_open == {}
     executor.nodes = NODES
     executor.front._devices_moved(executor.front.keeper.table.devices.host)
-    await eventually(lambda: executor.front.keeper.device_nodes == NODES, "the files are found")
+    await eventually(
+        lambda: executor.front.keeper.enforcement.nodes == NODES, "the files are found"
+    )
     await executor.front.sync.compare()
     assert executor.helper.slots[key].devices_open == {}
     executor.helper.enforced = CLOSED
@@ -141,7 +184,7 @@ async def test_a_device_with_another_minor_is_closed_to_the_slots_that_run(
 
 async def test_the_limits_of_a_slot_say_what_it_can_open(executor: Executor) -> None:
     keeper = executor.front.keeper
-    keeper.device_nodes = NODES
+    keeper.enforcement = DeviceEnforcement(NODES)
     assert keeper.limits_of(slot(gpu()), CpuBinding(EMPTY)).devices_open == {}
     keeper.closes_devices = True
     assert keeper.limits_of(slot(gpu()), CpuBinding(EMPTY)).devices_open == {"c 195": (0,)}

@@ -186,3 +186,38 @@ async def test_a_gpu_of_a_pod_is_left_to_it(host: Host) -> None:
     assert host.condition("GPU-a") is None
     host.gives_to_pods()
     await host.reports_nothing("GPU-b")
+
+
+async def test_a_slot_that_uses_more_memory_of_a_gpu_than_it_has_is_ended(
+    host: Host, rm: ScriptedRM
+) -> None:
+    job_master = await host.starts()
+    levels = {each.uuid: each.levels for each in rm.registrations[-1].topology.devices}
+    assert levels["GPU-b"]["gpu-memory"] == "watch"
+    assert levels["GPU-b"]["gpu-core"] == "visible-only"
+    order = _half_of("GPU-b", "greedy"), _half_of("GPU-b", "neighbour")
+    answer = await rm.allocate(*order)
+    assert not any(result.HasField("error") for result in answer.results), answer
+    for slot in answer.report.slots:
+        [device] = slot.isolation.device_levels
+        assert device.levels["gpu-memory"] == "watch"
+    pids = {}
+    for name in ("greedy", "neighbour"):
+        task = await job_master.submit("/bin/sleep", "600", allocation_id=name, task_id=name)
+        pids[name] = task.pid
+    host.plays(A + B + f"process 1 {pids['neighbour']} 40000\nprocess 1 {pids['greedy']} 41500\n")
+    found = (await job_master.watch(task_id="greedy")).exit
+    assert (found.signal, found.end_reason) == (9, "GPU_MEMORY_EXCEEDED")
+    assert "used 40.5Gi of the memory of gpu0, and it has 39.7Gi" in found.end_message
+    states = {each.task_id: each.HasField("exit") for each in await job_master.tasks()}
+    assert states == {"greedy": True, "neighbour": False}
+
+
+def _half_of(uuid: str, name: str) -> Any:
+    amounts = (("gpu-core", 50), ("gpu-memory", 40660 * MIB), ("gpu-memory-ratio", 50))
+    shares = (DeviceShare("gpu", uuid, 0, amounts),)
+    order = allocation(
+        name, cpu_milli=100, assignment=assignment_to_proto(CpuAssignment(devices=shares))
+    )
+    order.slot.profile.devices["gpu"] = 50
+    return order

@@ -102,6 +102,17 @@ def _other_model(cluster: EngineCluster, host: Host) -> RequestSpec:
     )
 
 
+def _unenforced(cluster: EngineCluster, host: Host) -> RequestSpec:
+    profile = replace(WANTED.profile or ResourceProfile(), isolation=(("memory", "kernel"),))
+    return replace(WANTED, profile=profile)
+
+
+def _lower_level(cluster: EngineCluster, host: Host) -> RequestSpec:
+    [gpu] = device_requests({"gpu": 50})
+    strict = replace(gpu, isolation=(("gpu-memory", "mps"),))
+    return replace(WANTED, profile=ResourceProfile(1_000, 64 * MIB, devices=(strict,)))
+
+
 EXAMPLES: dict[str, tuple[str, list[tuple[Violate, tuple[str, ...], str]]]] = {
     "Available": (
         "now",
@@ -119,6 +130,10 @@ EXAMPLES: dict[str, tuple[str, list[tuple[Violate, tuple[str, ...], str]]]] = {
             (_too_large, ("TOTAL_TOO_SMALL", "INSUFFICIENT_CPU_MILLI"), "even when empty"),
         ],
     ),
+    "EnforcesLimits": (
+        "ever",
+        [(_unenforced, ("ISOLATION",), "cannot enforce the limit of memory (memory: none, and")],
+    ),
     "SlotsLeft": ("now", [(_slot_limit, ("SLOT_LIMIT",), "has 1 of at most 1 slots")]),
     "NotRefused": ("now", [(_refused, ("REFUSED",), "refused an equal slot lately")]),
     "NotReserved": ("now", [(_reserved, ("HELD",), "reserved for a starved request")]),
@@ -127,6 +142,11 @@ EXAMPLES: dict[str, tuple[str, list[tuple[Violate, tuple[str, ...], str]]]] = {
         [
             (_shares_left, ("DEVICES",), "gpu0 is nearest, short by 50 gpu-core (free 50"),
             (_other_model, ("DEVICES",), "the host has no A100 GPUs"),
+            (
+                _lower_level,
+                ("DEVICES",),
+                "gpu-memory enforced by mps; others have gpu-memory: none",
+            ),
         ],
     ),
     "CpusSuit": ("ever", [(_scattered, ("TOPOLOGY",), "NUMA_UNALIGNED: SingleNUMANode")]),

@@ -26,6 +26,7 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.hosts.host import Host
@@ -45,6 +46,9 @@ from tests.support.engine_cluster import BE, LSE, LSR, EngineCluster, FakeExecut
 STEPS = 60
 
 SSD = (("disk", "ssd"),)
+
+MEMORY_ENFORCED = (("memory", "kernel"),)
+BOTH_ENFORCED = (("cpu", "kernel"), *MEMORY_ENFORCED)
 
 POLICIES = [
     PLAIN,
@@ -66,11 +70,11 @@ POLICIES = [
 
 class Life:
     def __init__(self, seed: int, **settings: Any) -> None:
-        self.random = Random(seed)
+        self.random, self.levels = Random(seed), Random(f"levels {seed}")
         self.number = 0
         self.blockers: set[str] = set()  # that explanations have named
         self.cluster = EngineCluster(
-            numa_host("host-a", labels=SSD),
+            numa_host("host-a", labels=SSD, isolation=Isolation(cpu="quota", memory="hard")),
             numa_host("host-b", policy={"alignment": "SingleNUMANode"}, slots_max=5),
             numa_host(
                 "host-c",
@@ -80,7 +84,11 @@ class Life:
                 labels=SSD,
                 policy={"bind": "SpreadByPCPUs"} if seed % 2 else None,
             ),
-            numa_host("host-d", policy={"bind": "FullPCPUsOnly"}),
+            numa_host(
+                "host-d",
+                policy={"bind": "FullPCPUsOnly"},
+                isolation=Isolation(cpu="none", memory="hard"),
+            ),
             numa_host("host-e", nodes=4, cores=2, policy={"alignment": "Restricted"}, labels=SSD),
             FakeExecutor(
                 "host-f",
@@ -140,7 +148,9 @@ class Life:
         profile = None
         if random.random() > 0.1 or policy.qos.is_pinned:
             milli = 1_000 * cpus if policy.qos.is_pinned else random.choice([300, 1_000 * cpus])
-            profile = ResourceProfile(milli, random.choice([64, 512, 4_096]) * MIB)
+            isolation = self.levels.choice([*[()] * 8, MEMORY_ENFORCED, BOTH_ENFORCED])
+            memory = random.choice([64, 512, 4_096]) * MIB
+            profile = ResourceProfile(milli, memory, isolation=isolation)
         limit = 0
         if policy.bind is BindPolicy.CONSTRAINED_BURST:
             limit = random.choice([0, 4_000, 8_000])
@@ -240,4 +250,5 @@ def test_requests_are_placed_where_they_fit_and_nowhere_else(
     life = Life(seed, **settings)
     for _ in range(STEPS):
         life.step()
-    assert len(placed) > 3
+    assert len(placed) > 1
+    assert placed.total() > 15

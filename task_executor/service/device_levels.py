@@ -1,0 +1,116 @@
+"""Decides how strictly this executor can hold slots to their devices: the levels of enforcement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from finegrain.devices.device import (
+    GPU,
+    GPU_CORE,
+    GPU_MEMORY,
+    Device,
+    DeviceShare,
+    HostDevices,
+    Labels,
+)
+from finegrain.devices.levels import (
+    KERNEL,
+    NONE,
+    VISIBLE_ONLY,
+    WATCH,
+    WHOLE_DEVICE,
+    dimensions_of,
+    level_of,
+    weakest,
+)
+from finegrain.values.isolation import DeviceIsolation
+from task_executor.host.device_nodes import NO_NODES, DeviceNodes
+from task_executor.host.helper_messages import IsolationReport
+
+FILES_CLOSED = "cgroup"
+"""Access to device files is limited to those of the slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEnforcement:
+    """What this executor can enforce of devices.
+
+    Attributes:
+        nodes: the device files that are closed to slots that do not have them.
+        watched: UUIDs of GPUs whose memory is measured for each slot.
+        limited: levels of what enforces shares of devices, by UUID and dimension.
+    """
+
+    nodes: DeviceNodes = NO_NODES
+    watched: frozenset[str] = frozenset()
+    limited: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def announced(self, host: HostDevices, report: IsolationReport) -> HostDevices:
+        """Returns the devices of a host with their levels, as the resource manager gets them.
+
+        Args:
+            host: the devices.
+            report: what the helper enforces.
+        """
+        return replace(
+            host,
+            devices=tuple(
+                replace(each, levels=self._levels(host, each, report)) for each in host.devices
+            ),
+        )
+
+    def is_closed(self, device: DeviceShare, report: IsolationReport) -> bool:
+        """Returns True if no other slot can open the files of a device."""
+        is_guarded = device.type not in self.nodes.open_types and bool(self.nodes.of(device))
+        return report.devices == FILES_CLOSED and is_guarded
+
+    def of_slot(
+        self, host: HostDevices, shares: Iterable[DeviceShare], report: IsolationReport
+    ) -> tuple[DeviceIsolation, ...]:
+        """Returns the levels of each device of a slot.
+
+        Args:
+            host: the devices of the host.
+            shares: what the slot has.
+            report: what the helper enforces.
+        """
+        announced = self.announced(host, report).devices
+        known = {(each.type, each.uuid): each for each in announced}
+        found = []
+        for share in shares:
+            device = known.get((share.type, share.uuid))
+            is_whole = device is not None and share.amounts == device.capacity
+            levels = {
+                name: NONE if device is None else level_of(device, name, is_whole=is_whole)
+                for name in dimensions_of(share.type)
+            }
+            found.append(DeviceIsolation(share.type, share.uuid, tuple(sorted(levels.items()))))
+        return tuple(found)
+
+    def _levels(self, host: HostDevices, device: Device, report: IsolationReport) -> Labels:
+        if host.fake:
+            return ()
+        levels = dict.fromkeys(dimensions_of(device.type), VISIBLE_ONLY)
+        if device.uuid in self.watched:
+            levels[GPU_MEMORY] = WATCH
+        levels |= self.limited.get(device.uuid, {})
+        # Nothing else can use a device that only one slot can open.
+        share = DeviceShare(device.type, device.uuid, device.minor, device.capacity)
+        levels[WHOLE_DEVICE] = KERNEL if self.is_closed(share, report) else VISIBLE_ONLY
+        return tuple(sorted(levels.items()))
+
+
+NO_ENFORCEMENT = DeviceEnforcement()
+
+
+def words_of(levels: Iterable[DeviceIsolation]) -> dict[str, str]:
+    """Returns the weakest levels of a slot's devices, by attribute of `Isolation`."""
+    levels = tuple(levels)
+    gpus = [dict(each.levels) for each in levels if each.type == GPU]
+    others = [level for each in levels if each.type != GPU for _, level in each.levels]
+    return {
+        "gpu_core": weakest(each[GPU_CORE] for each in gpus),
+        "gpu_memory": weakest(each[GPU_MEMORY] for each in gpus),
+        "devices": weakest(others),
+    }
