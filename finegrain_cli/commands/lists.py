@@ -306,10 +306,14 @@ def _status_text(info: Mapping[str, Any]) -> str:
         "",
         f"{'':<12}{'cpu':>10}{'memory':>12}",
     ]
+    has_devices = bool(columns.devices_of(info["total"]))
+    lines[-1] += "    devices" if has_devices else ""
     for name in ("total", "reserved", "allocated", "available"):
         amounts = info[name]
         cpu = format_cpu(amounts.get("cpu_milli", 0))
-        lines.append(f"{name:<12}{cpu:>10}{format_bytes(columns.memory_of(amounts)):>12}")
+        devices = ", ".join(columns.devices_text(columns.devices_of(amounts))) or "-"
+        line = f"{name:<12}{cpu:>10}{format_bytes(columns.memory_of(amounts)):>12}"
+        lines.append(f"{line}    {devices}" if has_devices else line)
     used = info["used"]
     lines.append(
         f"{'used':<12}{format_cpu(used['cpu_milli']):>10}{format_bytes(used['memory_bytes']):>12}"

@@ -32,6 +32,9 @@ LABEL: Final = 9  # width of a row's label: its first cpu, right-aligned
 
 ID_LENGTH_MIN: Final = 8
 
+NODE_UNKNOWN: Final = -1
+"""NUMA node of devices of which no node is known, as executors announce it."""
+
 SHARED, RESERVED, STRICT, KUBELET = "s", "r", "x", "k"
 ISOLATED, OFFLINE, FOREIGN, UNLETTERED = "i", "-", ".", "*"
 LETTERS: Final = string.ascii_uppercase + string.digits + "abcdefghjlmnopqtuvwyz"
@@ -114,10 +117,24 @@ def drawing(report: TopologyReport, marks: Marks) -> list[str]:
             here = [core for at, of, core in cores if (at, of) == (package, node)]
             lines.append(f"  {_node_line(node, zones.get(node), memory.get(node, 0))}")
             lines += _rows(here, by_cpu)
+            lines += _devices_at(topology, node)
     with_cpus = {each[1] for each in cores}
     for node in sorted(memory.keys() - with_cpus):
         lines.append(f"{_node_line(node, zones.get(node), memory[node])}, no cpus")
+        lines += _devices_at(topology, node)
+    if elsewhere := _devices_at(topology, NODE_UNKNOWN):
+        lines += ["NUMA node not known", *elsewhere]
     return lines
+
+
+def _devices_at(topology: Mapping[str, Any], node: int) -> list[str]:
+    """Returns the names of the devices at a NUMA node that slots can have: "gpu0, gpu1"."""
+    names = [
+        f"{each['kind']}{each.get('minor', 0)}"
+        for each in topology.get("devices", ())
+        if each.get("capacity") and int(each.get("numa_node_id", 0)) == node
+    ]
+    return _folded(f"       {', '.join(names)}", indent=7) if names else []
 
 
 def legend(report: TopologyReport, marks: Marks) -> list[str]:

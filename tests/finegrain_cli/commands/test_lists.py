@@ -11,6 +11,7 @@ import pytest
 from finegrain.cpu_assignment import PoolName
 from finegrain.cpu_policy import CpuPolicy, QosClass
 from finegrain.cpuset import EMPTY
+from finegrain_cli.commands.lists import _status_text
 from tests.support.cli import (
     ENFORCED,
     EXECUTOR,
@@ -184,6 +185,25 @@ def test_members_of_a_range_who_stand_alike_are_one_row_that_counts_them(
     assert heading.split()[:3] == ["REQUEST", "COUNT", "JOB"]
     assert row.split()[:2] == ["many.17", "9983"]
     assert "many.17" in finegrain("requests", "many.17").stdout
+
+
+def test_status_has_devices_where_there_are_any() -> None:
+    amounts = {"cpu_milli": 2000, "memory_bytes": 1 << 30}
+    gpus = {"device.gpu-core": 150, "device.gpu-memory-ratio": 150, "device.rdma": 100}
+    info = {
+        "software_version": "1",
+        "rm_epoch": 1,
+        "start_time": "2026-11-24T12:00:00Z",
+        "executors": {},
+        "pending_requests": {},
+        "jobs": 0,
+        "slots": 0,
+        **dict.fromkeys(("total", "reserved", "allocated", "available", "used"), amounts),
+    }
+    assert "devices" not in _status_text(info)
+    with_gpus = _status_text({**info, "total": {**amounts, **gpus}})
+    [total] = [line for line in with_gpus.splitlines() if line.startswith("total")]
+    assert total.endswith("gpu 1.5, rdma 1")
 
 
 def test_status_tells_who_waits_for_what(finegrain: Finegrain, cluster: FakeCluster) -> None:

@@ -124,6 +124,20 @@ def test_kinds_of_cores_and_nodes_without_cpus_are_told_apart() -> None:
     ]
 
 
+def test_devices_are_drawn_at_their_numa_nodes() -> None:
+    empty = host(1, 1, 2, 1)
+    whole = {"gpu-core": "100"}
+    devices = [
+        {"kind": "gpu", "capacity": whole},  # JSON of messages leaves zeros out
+        {"kind": "gpu", "minor": 1, "capacity": whole},
+        {"kind": "gpu", "minor": 2},  # not offered
+        {"kind": "rdma", "minor": 3, "numa_node_id": -1, "capacity": {"rdma": "100"}},
+    ]
+    report = replace(empty, topology={**empty.topology, "devices": devices})
+    lines = drawing(report, Marks.of(report))
+    assert lines[-3:] == ["       gpu0, gpu1", "NUMA node not known", "       rdma3"]
+
+
 def test_an_executor_that_tells_nothing_of_its_cpus(
     finegrain: Finegrain, cluster: FakeCluster
 ) -> None:

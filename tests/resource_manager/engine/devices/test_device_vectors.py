@@ -317,3 +317,29 @@ def test_equal_devices_come_in_the_order_of_their_minors(case: dict[str, Any]) -
     )
     assert not isinstance(found, HostRefusal)
     assert [each.minor for each in found] == case["expect"]
+
+
+@cases(SCORING["partition_index"])
+def test_the_partitions_of_a_tier_are_those_recorded(case: dict[str, Any]) -> None:
+    """Each partition of the best tier is chosen where it is the only one that is free."""
+    partitions = tuple(
+        Partition(tuple(each["minors"]), each["allocationScore"])
+        for of_size in case["table"].values()
+        for each in of_size
+    )
+    whole = (("gpu-core", 100), ("gpu-memory-ratio", 100))
+    gpus = tuple(Device("gpu", f"GPU-{at}", at, whole) for at in range(8))
+    layout = DeviceLayout(HostDevices(gpus, (), partitions, partitions_only=True))
+    for of_size in case["expect"]:
+        count = of_size["num_gpus"]
+        for expected in of_size["groups"][0]["partitions"]:
+            ledger = DeviceLedger(layout)
+            ledger.add(
+                DeviceShare("gpu", each.uuid, each.minor, whole)
+                for each in gpus
+                if each.minor not in expected["minors"]
+            )
+            found = choose_devices(ledger, device_requests({"gpu": 100 * count}))
+            assert not isinstance(found, HostRefusal)
+            assert [each.minor for each in found] == expected["minors"]
+    assert {of_size["num_gpus"] for of_size in case["expect"]} == set(map(int, case["table"]))
