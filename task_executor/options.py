@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from finegrain.options import ListenOptions, LogOptions, TlsOptions
+from finegrain.resources import MIB
 
 DEFAULT_ADDRESS = "127.0.0.1:7180"
 DEFAULT_METRICS_ADDRESS = "127.0.0.1:7181"
@@ -61,6 +62,7 @@ class TaskExecutorOptions:
     devices: str = "auto"  # auto: all devices, unless `cpus` is a share of the host; all; none
     open_devices: tuple[str, ...] = ()  # types of devices that every task can open
     device_types: tuple[DeviceType, ...] = ()  # besides those that are detected
+    gpu_context_bytes: int = 300 * MIB  # memory of a GPU that CUDA takes for each task
     foreign_gpu_use: str = "auto"  # of GPUs that others use: avoid, ignore; auto: avoid where seen
     fake_gpus: str = ""  # name of a machine whose GPUs are played; empty: the real ones
     bind_policy: str = ""  # a HostBindPolicy; here and in the next four, empty: not set

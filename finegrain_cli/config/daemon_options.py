@@ -105,6 +105,7 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         devices=own.devices,
         open_devices=tuple(own.open_devices),
         device_types=_device_types(settings),
+        gpu_context_bytes=own.gpu_context_memory,
         foreign_gpu_use=own.foreign_gpu_use,
         fake_gpus=own.fake_gpus,
         bind_policy=own.bind_policy,

@@ -22,6 +22,7 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpu_words import read_word
 from finegrain.errors import InvalidArgument
+from finegrain.resources import MIB
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms
 from resource_manager import options as rm
 from resource_manager.engine.model.settings import Fairness
@@ -338,6 +339,10 @@ class ExecutorSection(ListenSection):
         pattern="^(auto|all|none)$",
         description="devices that slots can have: all of the host, none, or all unless cpus is a "
         "share of the host (auto)",
+    )
+    gpu_context_memory: Size = Field(
+        300 * MIB,
+        description="memory of an NVIDIA GPU that CUDA takes for each task before it allocates any",
     )
     foreign_gpu_use: str = Field(
         "auto",

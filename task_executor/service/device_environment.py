@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from finegrain.cpu_assignment import CpuAssignment
-from finegrain.devices.device import GPU, DeviceShare, HostDevices
+from finegrain.devices.device import GPU, GPU_MEMORY, DeviceShare, HostDevices
 from finegrain.devices.names import MIG_PREFIX
 from finegrain.errors import InvalidArgument
 
@@ -21,20 +21,25 @@ NVIDIA: Final = "NVIDIA_VISIBLE_DEVICES"
 ROCR: Final = "ROCR_VISIBLE_DEVICES"
 DEVICES: Final = "FINEGRAIN_DEVICES"
 
+NVIDIA_VENDOR: Final = "nvidia"
+
 _NO_DEVICES: Final = "void"
 """For the NVIDIA container runtime: no GPU at all, not even its libraries."""
 
 
-def device_environment(host: HostDevices, assignment: CpuAssignment | None) -> dict[str, str]:
+def device_environment(
+    host: HostDevices, assignment: CpuAssignment | None, *, context_bytes: int = 0
+) -> dict[str, str]:
     """Returns the variables that name a slot's devices.
 
     Args:
         host: devices of this executor that slots can have. Without GPUs among them, only
             FINEGRAIN_DEVICES is set: the executor then gives out no GPUs, and tasks choose theirs.
         assignment: what the slot has.
+        context_bytes: memory of an NVIDIA GPU that CUDA takes for a task before it allocates any.
     """
     shares = assignment.devices if assignment is not None else ()
-    described = json.dumps([_described(host, each) for each in shares])
+    described = json.dumps([_described(host, each, context_bytes) for each in shares])
     if not _gives_out_gpus(host):
         return {DEVICES: described}
     vendors = {each.uuid: each.vendor for each in host.devices}
@@ -70,7 +75,7 @@ def _is_gpu(type_: str) -> bool:
     return type_ == GPU or type_.startswith(MIG_PREFIX)
 
 
-def _described(host: HostDevices, share: DeviceShare) -> dict[str, Any]:
+def _described(host: HostDevices, share: DeviceShare, context_bytes: int) -> dict[str, Any]:
     """Returns one device as FINEGRAIN_DEVICES shows it."""
     device = next((e for e in host.devices if (e.type, e.uuid) == (share.type, share.uuid)), None)
     found: dict[str, Any] = {
@@ -83,6 +88,10 @@ def _described(host: HostDevices, share: DeviceShare) -> dict[str, Any]:
         found["model"] = device.model
         found["pci_address"] = device.pci_address
         found["numa_node"] = device.numa_node
+        memory = dict(share.amounts).get(GPU_MEMORY, 0)
+        # What it takes for itself counts as use of the share, so a task has less than that.
+        if memory and device.vendor == NVIDIA_VENDOR:
+            found["usable_memory_bytes"] = max(memory - context_bytes, 0)
         found["minor"] = device.minor  # it may have changed since the slot was placed
     if share.functions:
         found["functions"] = list(share.functions)

@@ -222,7 +222,11 @@ class TaskRunner:
                 executor_id=self._keeper.identity.executor_id,
                 # The cpus at the start. They can change while the task runs.
                 cpus=str(table.cpus.binding_of(spec).cpus),
-                devices=device_environment(table.devices.host, spec.assignment),
+                devices=device_environment(
+                    table.devices.host,
+                    spec.assignment,
+                    context_bytes=self._options.gpu_context_bytes,
+                ),
             ),
             cwd=submission.cwd or None,
             uid=user.uid,

@@ -188,6 +188,7 @@ devices = "none"
 open_devices = ["rdma"]
 fake_gpus = "dgx-a100"
 foreign_gpu_use = "ignore"
+gpu_context_memory = "512Mi"
 kubelet_config = "/etc/kubelet.yaml"
 cpus = "1-3"
 cpu = 2

@@ -43,6 +43,20 @@ def test_the_vendor_decides_which_variable_names_a_gpu() -> None:
     assert (found["ROCR_VISIBLE_DEVICES"], found["CUDA_VISIBLE_DEVICES"]) == ("GPU-1", "")
 
 
+def test_a_task_is_told_how_much_memory_is_left_beside_its_context() -> None:
+    """So two halves of a GPU fit, though CUDA takes memory for each of two tasks."""
+    [told] = json.loads(
+        device_environment(HOST, gpus(1), context_bytes=300 << 20)["FINEGRAIN_DEVICES"]
+    )
+    assert told["usable_memory_bytes"] == (40 << 30) - (300 << 20)
+    assert 2 * (told["usable_memory_bytes"] + (300 << 20)) <= 80 << 30
+    amd = HostDevices(tuple(replace(each, vendor="amd") for each in HOST.devices))
+    [told] = json.loads(
+        device_environment(amd, gpus(1), context_bytes=300 << 20)["FINEGRAIN_DEVICES"]
+    )
+    assert "usable_memory_bytes" not in told
+
+
 def test_the_present_minor_is_told_when_a_device_was_renumbered() -> None:
     renumbered = HostDevices(tuple(replace(each, minor=each.minor + 4) for each in HOST.devices))
     [told] = json.loads(device_environment(renumbered, gpus(1))["FINEGRAIN_DEVICES"])
