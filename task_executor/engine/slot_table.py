@@ -325,6 +325,12 @@ class SlotTable:
             slot = replace(slot, isolation=isolation)
         return self._rebook(replace(slot, spec=slot.becoming or slot.spec, becoming=None))
 
+    def update_isolation(self, key: SlotKey, isolation: Isolation) -> None:
+        """Replaces what is enforced of a slot."""
+        slot = self._slots[key]
+        if slot.isolation != isolation:
+            self._put(replace(slot, isolation=isolation))
+
     def resize_failed(self, key: SlotKey) -> Slot:
         """Cancels a resize: the slot has its old size again, on the host too."""
         return self._rebook(replace(self._slots[key], becoming=None))

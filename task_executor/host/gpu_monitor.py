@@ -71,6 +71,11 @@ class GpuProcessSample:
     kind: ProcessKind
     memory_bytes: int | None = None  # None: the driver does not tell
 
+    @property
+    def computes(self) -> bool:
+        """True if it can take memory as tasks do, unlike a process that only draws."""
+        return self.kind is not ProcessKind.GRAPHICS
+
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
@@ -81,6 +86,7 @@ class GpuSample:
         work_lost: with a problem: work that uses it now cannot go on either.
         recovery_known: the driver reports recovery actions, so XIDs need no interpretation.
         xids: numbers of the errors since the last reading, each once; their count is `xid_count`.
+        measures_processes: the driver lists the processes that compute, with the memory of each.
     """
 
     uuid: str
@@ -97,6 +103,7 @@ class GpuSample:
     memory_total_bytes: int | None = None
     busy_percent: int | None = None
     processes: tuple[GpuProcessSample, ...] = ()
+    measures_processes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +264,7 @@ class NvmlSession:
         action = None if problem else recovery_action(self._nvml, handle)
         pci = ask(self._nvml, "nvmlDeviceGetPciInfo", handle)
         busy = ask(self._nvml, "nvmlDeviceGetUtilizationRates", handle)
+        processes = self._processes(handle)
         return GpuSample(
             uuid=uuid,
             index=self._numbers[uuid],
@@ -270,7 +278,9 @@ class NvmlSession:
             memory_used_bytes=used,
             memory_total_bytes=total,
             busy_percent=None if busy is None else int(busy.gpu),
-            processes=self._processes(handle),
+            processes=processes or (),
+            measures_processes=processes is not None
+            and all(each.memory_bytes is not None for each in processes if each.computes),
         )
 
     def _memory(self, handle: Any) -> tuple[int | None, int | None, str, bool]:
@@ -284,11 +294,15 @@ class NvmlSession:
             return None, None, printable(why), False
         return int(info.used), int(info.total), "", False
 
-    def _processes(self, handle: Any) -> tuple[GpuProcessSample, ...]:
+    def _processes(self, handle: Any) -> tuple[GpuProcessSample, ...] | None:
+        """Returns the processes that have a GPU open; None if the driver does not list them."""
         found: dict[int, GpuProcessSample] = {}
         for query, kind in _QUERIES:
+            listed = ask(self._nvml, query, handle)
+            if listed is None and kind is ProcessKind.COMPUTE:
+                return None
             seen: dict[int, int | None] = {}
-            for each in (ask(self._nvml, query, handle) or ())[:_PROCESSES_MAX]:
+            for each in (listed or ())[:_PROCESSES_MAX]:
                 used = each.usedGpuMemory
                 before = seen.get(each.pid)
                 # A process with contexts on several MIG instances is listed once for each.
@@ -319,7 +333,7 @@ class NvmlSession:
                     xid_count=gpu.xid_count,
                     memory_used_bytes=None if info is None else int(info.used),
                     memory_total_bytes=None if info is None else int(info.total),
-                    processes=self._processes(mig),
+                    processes=self._processes(mig) or (),
                 )
             )
         return found

@@ -1,114 +1,153 @@
 """Ends the tasks of slots that use more memory of a GPU than their share: the level "watch".
 
-Nothing refuses the memory, so a slot can be above its share for a moment. One reading above it is
-not enough: a task that has just been replaced by another one may be counted twice.
+Nothing refuses the memory, so a slot can be above its share for a moment. How far and how long is
+logged and counted. `task_executor.engine.memory_watch` decides who is above its share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from finegrain.devices.device import GPU_MEMORY
 from finegrain.devices.levels import WATCH
 from finegrain.errors import FinegrainError, Reason
 from finegrain.logs import get_logger
 from finegrain.units import format_bytes
+from finegrain.values.states import TaskState
 from finegrain.values.usage import DeviceUsage
-from task_executor.engine.slots import Slot, SlotKey
+from task_executor.engine.memory_watch import MemoryUse, MemoryWatch, Overuse
+from task_executor.engine.slots import CarveState, Slot, SlotKey
 from task_executor.host.helper_messages import TaskFault
 from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.task_runner import TaskRunner
+from task_executor.service.task_table import Task
+
+ENDED_S: Final = 10.0
+"""How long killed tasks may take to end before they are killed again."""
 
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Overuse:
-    """A slot that uses more of a device than it has.
-
-    Attributes:
-        key: the slot.
-        device: name of the device, such as "gpu3".
-        used_bytes: memory of the device that its processes have.
-        share_bytes: memory that the slot has.
-    """
-
-    key: SlotKey
-    device: str
-    used_bytes: int
-    share_bytes: int
-
-
 class OveruseWatch:
-    """Compares measured use with shares, once for each reading.
+    """Ends the tasks of slots that are above their share of a GPU's memory.
 
     Args:
         keeper: the slots.
         runner: ends tasks.
+        ended: called with the bytes above the share, and with the seconds from the last reading
+            within the share until all tasks had ended.
     """
 
-    def __init__(self, keeper: SlotKeeper, runner: TaskRunner) -> None:
+    def __init__(
+        self,
+        keeper: SlotKeeper,
+        runner: TaskRunner,
+        ended: Callable[[int, float], None] = lambda _bytes, _seconds: None,
+    ) -> None:
         self._keeper = keeper
         self._runner = runner
-        self._above: dict[tuple[SlotKey, str], float] = {}  # since when, by slot and UUID
+        self._ended = ended
+        self._watch = MemoryWatch()
+        self._ending: set[SlotKey] = set()
 
-    async def check(self, usages: Iterable[DeviceUsage], at_s: float) -> None:
-        """Ends the tasks of slots that are above their share for the second time in a row.
+    def check(self, usages: Iterable[DeviceUsage], at_s: float) -> bool:
+        """Begins to end the tasks of slots that are above their share in two readings in a row.
 
         Args:
             usages: measured use of devices.
             at_s: when it was measured, in seconds of `time.monotonic`.
+
+        Returns:
+            True if the next reading should follow soon.
         """
-        before, self._above = self._above, {}
-        for usage in usages:
-            for each in usage.slots:
-                slot = self._keeper.table.get(SlotKey(each.allocation_id, each.generation))
-                over = None if slot is None else _overuse(slot, usage.uuid, each.memory_bytes)
-                if over is None:
-                    continue
-                since_s = before.get((over.key, usage.uuid))
-                self._above[over.key, usage.uuid] = at_s if since_s is None else since_s
-                if since_s is not None:
-                    await self._end_tasks(over, at_s - since_s)
+        by_device = {
+            usage.uuid: {
+                SlotKey(each.allocation_id, each.generation): each.memory_bytes
+                for each in usage.slots
+            }
+            for usage in usages
+        }
+        uses = [
+            MemoryUse(slot.key, uuid, by_device[uuid].get(slot.key, 0), share_bytes)
+            for slot in self._keeper.table
+            for uuid, share_bytes in _watched_shares(slot)
+            if uuid in by_device
+        ]
+        for over in self._watch.observe(at_s, uses):
+            if over.use.key not in self._ending:
+                self._ending.add(over.use.key)
+                # In the background, because a reading must not wait for a helper that is busy.
+                self._keeper.run_in_background(self._end_tasks(over))
+        return self._watch.must_confirm
 
-    async def _end_tasks(self, over: Overuse, seconds: float) -> None:
-        used, share = format_bytes(over.used_bytes), format_bytes(over.share_bytes)
-        fault = TaskFault(
-            Reason.GPU_MEMORY_EXCEEDED,
-            f"the tasks of the slot used {used} of the memory of {over.device}, and it has {share}",
-        )
-        for task in [each for each in self._keeper.tasks.of_slot(over.key) if not each.has_ended]:
-            if task.ended_for is not None:
-                continue
-            log.warning(
-                "gpu_memory_exceeded",
-                task_id=task.task_id,
-                allocation_id=over.key.allocation_id,
-                device=over.device,
-                used_bytes=over.used_bytes,
-                share_bytes=over.share_bytes,
-                above_share_s=round(seconds, 3),
-            )
-            try:
-                # At once: the memory may belong to a neighbour, and a grace period lets it grow.
-                await self._runner.end_for(task, fault)
-            except FinegrainError as error:
-                log.warning("task_not_ended", task_id=task.task_id, error=str(error))
+    async def _end_tasks(self, over: Overuse) -> None:
+        try:
+            # A task that is being started has no memory yet. If it takes some, it is ended then.
+            tasks = [
+                task
+                for task in self._keeper.tasks.of_slot(over.use.key)
+                if task.state is TaskState.RUNNING
+            ]
+            if not tasks:
+                return  # they have ended, and their memory is being freed
+            log.warning("gpu_memory_exceeded", tasks=len(tasks), **_ids(over))
+            why = TaskFault(Reason.GPU_MEMORY_EXCEEDED.value, self._sentence(over))
+            async with asyncio.TaskGroup() as group:
+                for task in tasks:
+                    group.create_task(self._end(task, why))
+            seconds = time.monotonic() - over.within_at_s
+            if all(task.has_ended for task in tasks):
+                log.warning("gpu_memory_tasks_ended", reaction_s=round(seconds, 3), **_ids(over))
+                self._ended(over.use.excess_bytes, seconds)
+        finally:
+            self._ending.discard(over.use.key)
+
+    async def _end(self, task: Task, why: TaskFault) -> None:
+        """Kills a task and waits for its end. If that fails, a later reading tries again."""
+        try:
+            with task.watched() as changed:
+                # At once: a grace period would let it take yet more of its neighbours' memory.
+                await self._runner.end_for(task, why)
+                async with asyncio.timeout(ENDED_S):
+                    while not task.has_ended:
+                        changed.clear()
+                        await changed.wait()
+        except (FinegrainError, TimeoutError) as error:
+            log.error("task_not_ended", task_id=task.task_id, error=str(error))
+
+    def _sentence(self, over: Overuse) -> str:
+        names = (e.name for e in self._keeper.table.devices.host.devices if e.uuid == over.use.uuid)
+        device = next(names, over.use.uuid)
+        used, excess = format_bytes(over.use.used_bytes), format_bytes(over.use.excess_bytes)
+        return f"its slot used {used} of the memory of {device}, {excess} more than its share"
 
 
-def _overuse(slot: Slot, uuid: str, used_bytes: int) -> Overuse | None:
-    """Returns by how much a slot is above its share of a GPU's memory, if the share is watched."""
-    watched = any(
-        each.uuid == uuid and dict(each.levels).get(GPU_MEMORY) == WATCH
-        for each in slot.isolation.device_levels
-    )
+def _watched_shares(slot: Slot) -> Iterator[tuple[str, int]]:
+    """Yields UUID and bytes of the GPUs whose memory is watched for a slot."""
     assignment = slot.spec.assignment
-    if not watched or assignment is None:
-        return None
-    for share in assignment.devices:
-        # A request that names compute alone has no share of the memory, and may use all of it.
+    if slot.state is not CarveState.ALLOCATED or assignment is None:
+        return
+    watched = {
+        each.uuid
+        for each in slot.isolation.device_levels
+        if dict(each.levels).get(GPU_MEMORY) == WATCH
+    }
+    for share in assignment.devices if watched else ():
         share_bytes = dict(share.amounts).get(GPU_MEMORY, 0)
-        if share.uuid == uuid and 0 < share_bytes < used_bytes:
-            return Overuse(slot.key, f"{share.type}{share.minor}", used_bytes, share_bytes)
-    return None
+        # A request that names compute alone has no share of the memory, and may use all of it.
+        if share.uuid in watched and share_bytes:
+            yield share.uuid, share_bytes
+
+
+def _ids(over: Overuse) -> dict[str, object]:
+    use = over.use
+    return {
+        "allocation_id": use.key.allocation_id,
+        "generation": use.key.generation,
+        "gpu": use.uuid,
+        "used_bytes": use.used_bytes,
+        "share_bytes": use.share_bytes,
+    }

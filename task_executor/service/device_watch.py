@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -28,6 +28,9 @@ from task_executor.host.process_owners import ProcessOwners
 from task_executor.service.device_probe import DeviceProbe
 from task_executor.service.device_use import DeviceUses, ProcessSorter
 from task_executor.service.slot_keeper import SlotKeeper
+
+CONFIRM_S: Final = 0.2
+"""Time until the next reading, if one has found a slot above its share."""
 
 NICS_EVERY_S: Final = 5.0
 XID_WAIT_MS: Final = 60_000
@@ -55,13 +58,9 @@ program can cause (13, 31, 43, 45 and others) are not among them.
 
 DeviceKey = tuple[str, str]
 
-CheckUse = Callable[[Iterable[DeviceUsage], float], Awaitable[None]]
+CheckUse = Callable[[Iterable[DeviceUsage], float], bool]
 
 log = get_logger(__name__)
-
-
-async def _check_nothing(_usages: Iterable[DeviceUsage], _at_s: float) -> None:
-    """Checks no use."""
 
 
 class DeviceWatch:
@@ -75,7 +74,9 @@ class DeviceWatch:
         own_pids: returns the executor's own processes.
         foreign_use: what to do about strangers' uses: "auto", "avoid" or "ignore".
         moved: called with the devices if one has another minor number or PCI address.
-        check_use: called with each new measurement of use and its time (of `time.monotonic`).
+        check_use: called with each new measurement of use and its time (of `time.monotonic`);
+            returns True if the next reading should follow soon.
+        measured_changed: called if other GPUs than before are `measured`.
         root: root of the file system, for tests.
     """
 
@@ -89,7 +90,8 @@ class DeviceWatch:
         own_pids: Callable[[], Iterable[int]],
         foreign_use: str = FOREIGN_AUTO,
         moved: Callable[[HostDevices], None] = lambda _host: None,
-        check_use: CheckUse = _check_nothing,
+        check_use: CheckUse = lambda _usages, _at_s: False,
+        measured_changed: Callable[[], None] = lambda: None,
         root: Path = Path("/"),
     ) -> None:
         self._keeper = keeper
@@ -99,6 +101,9 @@ class DeviceWatch:
         self._own_pids = own_pids
         self._moved = moved
         self._check_use = check_use
+        self._measured_changed = measured_changed
+        self._measures: dict[str, bool] = {}  # by UUID of a GPU: whether `measured` has it
+        self._must_confirm = False
         self._checked = 0  # number of the last reading whose use was checked
         self._root = root
         owners = ProcessOwners(root / "proc")
@@ -127,13 +132,7 @@ class DeviceWatch:
     @property
     def measured(self) -> frozenset[str]:
         """UUIDs of the GPUs whose memory is measured for each slot."""
-        if self._monitor is None or not self._trusts_pids:
-            return frozenset()
-        return frozenset(
-            each.uuid
-            for each in self._devices
-            if each.type == GPU and each.vendor in ("", "nvidia")
-        )
+        return frozenset(uuid for uuid, measures in self._measures.items() if measures)
 
     @property
     def usages(self) -> tuple[DeviceUsage, ...]:
@@ -155,13 +154,19 @@ class DeviceWatch:
             while True:
                 started_s = time.monotonic()
                 await self.refresh()
-                await asyncio.sleep(max(READ_EVERY_S - (time.monotonic() - started_s), 0.1))
+                pause_s = CONFIRM_S if self._must_confirm else READ_EVERY_S
+                await asyncio.sleep(max(pause_s - (time.monotonic() - started_s), 0.1))
         finally:
             for task in self._probing.values():
                 task.cancel()
             await asyncio.gather(*self._probing.values(), return_exceptions=True)
             if self._monitor is not None:
                 self._monitor.close()
+
+    async def find_measured(self) -> None:
+        """Reads the GPUs for the first time, so that `measured` is known."""
+        if self._monitor is not None:
+            self._note_measured(await self._monitor.read())
 
     async def refresh(self) -> None:
         """Reads everything once, and passes on what has changed."""
@@ -172,9 +177,11 @@ class DeviceWatch:
             self._follow_moves(reading)
             if not reading.problem:
                 self._uses = self._sort(reading)
+                if self._note_measured(reading):
+                    self._measured_changed()
                 if reading.number != self._checked:
                     self._checked = reading.number
-                    await self._check_use(self._uses.usages, reading.at_s)
+                    self._must_confirm = self._check_use(self._uses.usages, reading.at_s)
         if time.monotonic() - self._nics_at_s >= NICS_EVERY_S:
             self._nics_at_s = time.monotonic()
             self._nics = await asyncio.to_thread(self._nic_problems)
@@ -289,6 +296,16 @@ class DeviceWatch:
         tasks = {task.pid: task.key for task in self._keeper.tasks if task.pid}
         gpus = [each for each in self._devices if _is_gpu(each)]
         return self._sorter.sort(reading, gpus, groups=groups, tasks=tasks, own=self._own_pids())
+
+    def _note_measured(self, reading: GpuReading) -> bool:
+        """Takes in which GPUs tell the memory of processes; returns True if that has changed."""
+        before = self.measured
+        for device in self._devices if self._trusts_pids and not reading.problem else ():
+            sample = reading.gpus.get(device.uuid)
+            # A GPU that does not work says nothing about what its driver measures.
+            if device.type == GPU and sample is not None and not sample.problem:
+                self._measures[device.uuid] = sample.measures_processes
+        return self.measured != before
 
     def _foreign_uses(self, device: Device) -> tuple[ForeignUse, ...]:
         pods = self._pods_with(device)

@@ -73,13 +73,13 @@ def result(identity: str, error: FinegrainError | None) -> slots_pb2.ItemResult:
 def _task_exit(task: Task) -> task_executor_pb2.TaskExit | None:
     if task.exit is None:
         return None
-    fault = task.ended_for
+    cause = task.cause
     return write(
         task_executor_pb2.TaskExit,
         task.exit,
         cancelled=task.cancelled,
-        end_reason="" if fault is None else fault.reason,
-        end_message="" if fault is None else fault.message,
+        end_reason="" if cause is None else cause.reason,
+        end_message="" if cause is None else cause.message,
     )
 
 

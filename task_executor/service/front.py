@@ -148,10 +148,8 @@ class Front:
             own_pids=lambda: (os.getpid(), info.pid),
             foreign_use=options.foreign_gpu_use,
             moved=self._devices_moved,
-            check_use=OveruseWatch(self.keeper, self.runner).check,
-        )
-        self.keeper.enforcement = replace(
-            self.keeper.enforcement, watched=self.device_watch.measured
+            check_use=OveruseWatch(self.keeper, self.runner, self.metrics.overuse_ended).check,
+            measured_changed=self._measured_changed,
         )
         self.sync = HostSync(self.keeper, self.runner, self.watch.refresh)
         # Stage 4: the connections to job masters and to the RM, and our own server.
@@ -195,8 +193,10 @@ class Front:
             HelperUnavailable: the connection to the helper was lost.
         """
         await self.watch.refresh()  # before any slot is bound to cpus
+        await self.device_watch.find_measured()
         # Recovered before the address is bound, because no call may find an empty slot table.
         await recover(self.keeper, self._prepared.saved)
+        self._update_watched()  # also for slots that an earlier front has carved
         await self._keep_identity()
         bound_address = await self._server.start()
         # Checked after the bind, because the configured port may be 0.
@@ -370,6 +370,15 @@ class Front:
         self.keeper.table.devices.replace_host(host)
         self.agent.register_again()
         self.keeper.run_in_background(self._close_moved(host))
+
+    def _measured_changed(self) -> None:
+        """Announces devices again, after a driver has begun or ceased to measure processes."""
+        log.warning("gpu_memory_watched", gpus=sorted(self.device_watch.measured))
+        self._update_watched()
+        self.agent.register_again()
+
+    def _update_watched(self) -> None:
+        self.keeper.update_watched(self.device_watch.measured, self._info.isolation)
 
     async def _close_moved(self, host: HostDevices) -> None:
         """Closes and opens the files that the devices have now."""

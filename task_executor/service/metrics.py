@@ -43,6 +43,8 @@ OUTCOMES = (
 )
 _CARVE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _FREE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_OVERSHOOT_BYTES = tuple(1 << power for power in range(24, 38))  # 16 MiB to 128 GiB
+_REACTION_S = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 5, 10)
 _LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 
@@ -134,6 +136,18 @@ class ExecutorMetrics:
             "finegrain_executor_device_memory_used_bytes",
             "Measured memory of each GPU: all, and of slots.",
             (*device, "of"),
+            registry=registry,
+        )
+        self.gpu_memory_overshoot = Histogram(
+            "finegrain_executor_gpu_memory_overshoot_bytes",
+            "GPU memory above the share of a slot whose tasks were ended for it.",
+            buckets=_OVERSHOOT_BYTES,
+            registry=registry,
+        )
+        self.gpu_memory_reaction = Histogram(
+            "finegrain_executor_gpu_memory_reaction_seconds",
+            "Time from the last reading of GPU memory within the share until the tasks had ended.",
+            buckets=_REACTION_S,
             registry=registry,
         )
         self.device_busy = Gauge(
@@ -241,6 +255,11 @@ class ExecutorMetrics:
     def free_ended(self, seconds: float) -> None:
         """Observes the end of a slot; called by the slot keeper."""
         self.free_seconds.observe(seconds)
+
+    def overuse_ended(self, excess_bytes: int, seconds: float) -> None:
+        """Observes that a slot was above its share of a GPU's memory; called by its watch."""
+        self.gpu_memory_overshoot.observe(excess_bytes)
+        self.gpu_memory_reaction.observe(seconds)
 
     def resize_ended(self, seconds: float, failure: FinegrainError | None) -> None:
         """Observes a resize; called by the slot keeper. `failure` None: it succeeded."""

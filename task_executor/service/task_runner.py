@@ -318,8 +318,10 @@ class TaskRunner:
         await self._await_start(task)
         if task.has_ended:
             return
-        task.ended_for = fault
-        await self._save_or_log(task)
+        # Saved before the kill, so that a restart still reports the reason.
+        if task.ended_for is None:
+            task.ended_for = fault
+            await self._save_or_log(task)
         await self._unless_ended(self._helper.kill_task(task.task_id, 0))
 
     async def signal(self, task: Task, signum: int) -> None:

@@ -59,6 +59,12 @@ class Task:
         """True if nothing about the task will change any more."""
         return self.state in ENDED_STATES
 
+    @property
+    def cause(self) -> TaskFault | None:
+        """What the executor ended it for; None if it did not, or if the task was quicker."""
+        succeeded = self.exit is not None and self.exit.exit_code == 0
+        return None if succeeded else self.ended_for
+
     def wake(self) -> None:
         """Notifies all watchers of a change."""
         if self.state is not TaskState.STARTING:
@@ -249,7 +255,7 @@ def outcome_of(task: Task, record: ExitRecord) -> str:
         return "oom_killed"
     if record.timed_out:
         return "timed_out"
-    if task.ended_for is not None:
+    if task.cause is not None:
         return "over_share"
     if task.cancelled:
         return "cancelled"

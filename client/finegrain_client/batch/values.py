@@ -39,7 +39,7 @@ class ThreadResult(Value):
     signal: int
     oom_killed: bool
     timed_out: bool
-    reason: str  # why it never ran (COMMAND_NOT_FOUND, ...) or was given up; else empty
+    reason: str  # why it never ran (COMMAND_NOT_FOUND, ...), was ended or given up; else empty
     message: str  # how it ended, for people
     executor_id: str
     start_time: datetime | None

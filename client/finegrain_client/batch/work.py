@@ -140,7 +140,7 @@ class Attempt:
                 signal=result.signal,
                 oom_killed=result.oom_killed,
                 timed_out=result.timed_out,
-                reason="",
+                reason=result.end_reason,
                 message="" if result.ok else self._how(result),
                 executor_id=self.slot.executor_id,
                 start_time=start,

@@ -254,6 +254,8 @@ int nvmlDeviceGetFieldValues(void *handle, int count, struct value *values) {
     }
     return SUCCESS; }
 struct process { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; };
+/* All bits are set where the driver does not tell. */
+static u64 bytes_of(u64 mib) { return mib == ~0ull ? mib : mib << 20; }
 static int list(gpu_t *gpu, int kind, unsigned *count, struct process *found) {
     unsigned room = *count, n = 0;
     for (unsigned i = 0; i < gpu->processes; i++) n += gpu->process[i].kind == kind;
@@ -262,7 +264,7 @@ static int list(gpu_t *gpu, int kind, unsigned *count, struct process *found) {
     n = 0;
     for (unsigned i = 0; found && i < gpu->processes; i++)
         if (gpu->process[i].kind == kind)
-            found[n++] = (struct process){gpu->process[i].pid, gpu->process[i].used_mib << 20, 0, 0};
+            found[n++] = (struct process){gpu->process[i].pid, bytes_of(gpu->process[i].used_mib), 0, 0};
     return SUCCESS;
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struct process *found) {

@@ -24,7 +24,8 @@ mig N MODE PENDING              1: enabled
 part N UUID MIB PROCESSORS NAME an instance of a GPU in MIG mode
 link N LINK BUS_ID|switch       an active NVLink
 level N M LEVEL                 the nearest common ancestor on the bus
-process N PID MIB [mps|graphics] a process that computes, as a client of MPS, or only draws
+process N PID MIB [mps|graphics] a process that computes, as a client of MPS, or only draws;
+                                -1 MIB: the driver does not tell
 used N MIB PERCENT              used memory and utilisation
 xid N XID COUNT                 events that the driver reports once
 error CALL N|-1 CODE            the call fails, for GPU N or for all; CALL *: all calls

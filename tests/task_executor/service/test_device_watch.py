@@ -14,6 +14,7 @@ from finegrain.devices.condition import DeviceCondition, DeviceHealth
 from finegrain.devices.device import GPU, RDMA, Device, HostDevices
 from task_executor.host.gpu_monitor import GpuReading, GpuSample
 from task_executor.host.kubelet.state import KubeletDevices, KubeletState
+from task_executor.service import device_watch
 from task_executor.service.device_probe import DeviceProbe
 from task_executor.service.device_watch import DeviceWatch
 from tests.task_executor.service.conftest import Executor
@@ -30,9 +31,13 @@ class Driver:
     def __init__(self) -> None:
         self.samples: tuple[GpuSample, ...] = (GOOD,)
         self.problem = ""
+        self.readings = 0
 
     async def read(self) -> GpuReading:
-        return GpuReading(1, 0.0, {each.uuid: each for each in self.samples}, self.problem)
+        self.readings += 1
+        return GpuReading(
+            self.readings, 0.0, {each.uuid: each for each in self.samples}, self.problem
+        )
 
     def close(self) -> None: ...
 
@@ -137,6 +142,48 @@ async def test_a_silent_driver_makes_its_devices_unknown(watched: Callable[..., 
     its.driver.problem = ""
     await its.refreshed()
     await eventually(lambda: its.watch.conditions == (), "it works")
+
+
+async def test_a_reading_that_must_be_confirmed_is_followed_by_another_at_once(
+    watched: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = []
+
+    def check(_usages: object, at_s: float) -> bool:
+        checks.append(at_s)
+        return len(checks) == 1
+
+    its = watched(check_use=check)
+    monkeypatch.setattr(device_watch, "READ_EVERY_S", 3600)
+    running = asyncio.create_task(its.watch.run())
+    await eventually(lambda: len(checks) == 2, "it reads again")
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_what_a_driver_measures_of_processes(watched: Callable[..., Watched]) -> None:
+    changes = []
+    its = watched(foreign_use="avoid", measured_changed=lambda: changes.append(1))
+    await its.watch.find_measured()
+    assert its.watch.measured == frozenset()
+    await its.sees(measures_processes=True)
+    assert its.watch.measured == {"GPU-0"}
+    # A GPU that is broken or gone says nothing about it.
+    await its.sees(problem="reset it")
+    its.driver.samples = ()
+    await its.refreshed()
+    assert its.watch.measured == {"GPU-0"}
+    await its.sees()
+    assert its.watch.measured == frozenset()
+    assert len(changes) == 2
+
+
+async def test_processes_that_are_not_recognized_are_not_measured(
+    watched: Callable[..., Watched],
+) -> None:
+    its = watched(foreign_use="auto")  # the folder for tests has no processes
+    await its.sees(measures_processes=True)
+    assert its.watch.measured == frozenset()
 
 
 async def test_a_problem_at_the_start_is_taken_back(watched: Callable[..., Watched]) -> None:

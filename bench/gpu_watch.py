@@ -1,0 +1,70 @@
+"""Measures how long a slot can use more than its share of a GPU's memory: the level "watch".
+
+    nice -n 5 python -m bench.gpu_watch [--runs 20]
+
+A real executor (as root) reads GPUs that the driver for tests plays. In each run a task is above
+its share from some moment within a second on. Measured from there until the task has ended, as its
+job master sees it. A real driver adds the time of its own calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from tests.support.nvml.fake_driver import FakeDriver
+from tests.task_executor.service.executor_process import ExecutorProcess
+from tests.task_executor.service.gpu_host import A, B, GpuHost, gpu_slot
+from tests.task_executor.service.scripted_rm import ScriptedRM
+
+SHARE_MIB = 40_000
+AMOUNTS = (("gpu-core", 50), ("gpu-memory", SHARE_MIB << 20), ("gpu-memory-ratio", 50))
+SEED = 1
+
+
+async def measure(folder: Path, runs: int) -> list[float]:
+    """Returns the seconds of each run."""
+    rm = ScriptedRM()
+    await rm.start()
+    process = ExecutorProcess(folder, rm.address)
+    driver_folder = folder / "driver"
+    driver_folder.mkdir()
+    host = GpuHost(FakeDriver(driver_folder), process, rm)
+    moments = random.Random(SEED)
+    found = []
+    try:
+        job_master = await host.starts()
+        await rm.allocate(gpu_slot("slot", "GPU-a", 1, AMOUNTS))
+        for run in range(runs):
+            task_id = f"task-{run}"
+            task = await job_master.submit("/bin/sleep", "600", task_id=task_id)
+            host.plays(f"{A}{B}process 0 {task.pid} {SHARE_MIB}\n")
+            await asyncio.sleep(1.5 + moments.random())
+            begun = time.monotonic()
+            host.plays(f"{A}{B}process 0 {task.pid} {SHARE_MIB + 1}\n")
+            end = (await job_master.watch(task_id)).exit
+            found.append(time.monotonic() - begun)
+            if end.end_reason != "GPU_MEMORY_EXCEEDED":
+                raise RuntimeError(f"the task has ended otherwise: {end}")
+    finally:
+        process.clean_up()
+        await rm.stop()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--runs", type=int, default=20)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fg-watch-") as folder:
+        found = sorted(asyncio.run(measure(Path(folder), args.runs)))
+    median = found[len(found) // 2]
+    print(f"{len(found)} runs: median {median:.2f} s, longest {found[-1]:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
