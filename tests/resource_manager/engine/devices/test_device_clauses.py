@@ -149,6 +149,18 @@ def test_an_unhealthy_device_gets_no_new_work_until_it_is_healthy() -> None:
         cluster.check()
 
 
+def test_an_executor_that_gives_out_no_devices_gets_no_slots_with_devices() -> None:
+    """As those of earlier versions, which report GPUs and cannot give them to slots."""
+    only_reported = tuple(replace(each, capacity=()) for each in made_up(2).devices)
+    older = with_devices(gpu_host("older", gpus=2), HostDevices(only_reported))
+    cluster = EngineCluster.settled(older)
+    cluster.submit(request("one", gpu=50))
+    assert cluster.waiting() == {"one"}
+    cluster.register(gpu_host("newer", gpus=2))
+    cluster.settle()
+    assert cluster.where("one") == "newer"
+
+
 @pytest.mark.parametrize("type_", ["tpu", "example.com/tpu"])
 def test_a_type_that_no_code_knows_is_given_out_like_others(type_: str) -> None:
     device = replace(
