@@ -8,13 +8,14 @@ GPU by accident.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.devices.device import GPU, GPU_MEMORY, DeviceShare, HostDevices
 from finegrain.devices.names import MIG_PREFIX
 from finegrain.errors import InvalidArgument
+from finegrain.values.isolation import DeviceIsolation
 
 CUDA: Final = "CUDA_VISIBLE_DEVICES"
 NVIDIA: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -28,7 +29,11 @@ _NO_DEVICES: Final = "void"
 
 
 def device_environment(
-    host: HostDevices, assignment: CpuAssignment | None, *, context_bytes: int = 0
+    host: HostDevices,
+    assignment: CpuAssignment | None,
+    levels: Iterable[DeviceIsolation] = (),
+    *,
+    context_bytes: int = 0,
 ) -> dict[str, str]:
     """Returns the variables that name a slot's devices.
 
@@ -36,10 +41,12 @@ def device_environment(
         host: devices of this executor that slots can have. Without GPUs among them, only
             FINEGRAIN_DEVICES is set: the executor then gives out no GPUs, and tasks choose theirs.
         assignment: what the slot has.
+        levels: how strictly the slot is held to its share of each device.
         context_bytes: memory of an NVIDIA GPU that CUDA takes for a task before it allocates any.
     """
     shares = assignment.devices if assignment is not None else ()
-    described = json.dumps([_described(host, each, context_bytes) for each in shares])
+    known = {(each.type, each.uuid): dict(each.levels) for each in levels}
+    described = json.dumps([_described(host, each, known, context_bytes) for each in shares])
     if not _gives_out_gpus(host):
         return {DEVICES: described}
     vendors = {each.uuid: each.vendor for each in host.devices}
@@ -75,7 +82,12 @@ def _is_gpu(type_: str) -> bool:
     return type_ == GPU or type_.startswith(MIG_PREFIX)
 
 
-def _described(host: HostDevices, share: DeviceShare, context_bytes: int) -> dict[str, Any]:
+def _described(
+    host: HostDevices,
+    share: DeviceShare,
+    levels: Mapping[tuple[str, str], Mapping[str, str]],
+    context_bytes: int,
+) -> dict[str, Any]:
     """Returns one device as FINEGRAIN_DEVICES shows it."""
     device = next((e for e in host.devices if (e.type, e.uuid) == (share.type, share.uuid)), None)
     found: dict[str, Any] = {
@@ -83,6 +95,7 @@ def _described(host: HostDevices, share: DeviceShare, context_bytes: int) -> dic
         "minor": share.minor,
         "uuid": share.uuid,
         "share": dict(share.amounts),
+        "levels": levels.get((share.type, share.uuid), {}),
     }
     if device is not None:
         found["model"] = device.model

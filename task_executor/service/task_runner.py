@@ -225,6 +225,7 @@ class TaskRunner:
                 devices=device_environment(
                     table.devices.host,
                     spec.assignment,
+                    slot.isolation.device_levels,
                     context_bytes=self._options.gpu_context_bytes,
                 ),
             ),

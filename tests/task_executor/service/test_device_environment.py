@@ -10,6 +10,7 @@ import pytest
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.devices.device import DeviceShare, HostDevices
 from finegrain.errors import InvalidArgument
+from finegrain.values.isolation import DeviceIsolation
 from task_executor.service.device_environment import check_not_overridden, device_environment
 from tests.support.devices import made_up
 
@@ -30,6 +31,14 @@ def test_a_task_finds_its_gpus_by_uuid() -> None:
     assert (first["uuid"], first["minor"], first["model"]) == ("GPU-2", 2, "H100")
     assert first["share"] == {"gpu-core": 50, "gpu-memory": 40 << 30, "gpu-memory-ratio": 50}
     assert second["links"] == {"GPU-2": {"lanes": 4, "path": ""}}
+
+
+def test_a_task_finds_how_strictly_its_shares_are_enforced() -> None:
+    levels = {"gpu-core": "visible-only", "gpu-memory": "watch"}
+    stated = DeviceIsolation("gpu", "GPU-3", tuple(levels.items()))
+    found = device_environment(HOST, gpus(2, 3), [stated])
+    first, second = json.loads(found["FINEGRAIN_DEVICES"])
+    assert (first["levels"], second["levels"]) == ({}, levels)
 
 
 def test_a_task_without_gpus_sees_none() -> None:

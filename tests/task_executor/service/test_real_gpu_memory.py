@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import urllib.request
 
@@ -93,6 +94,14 @@ async def test_the_tasks_of_a_slot_above_its_share_end_and_its_neighbour_goes_on
     assert metric(process, "gpu_memory_overshoot_bytes_sum") == 1 << 20
     assert metric(process, "gpu_memory_reaction_seconds_count") == 1
     assert process.log.count('"gpu_memory_exceeded"') == 2
+
+
+async def test_a_task_finds_the_level_in_its_environment(host: GpuHost, rm: ScriptedRM) -> None:
+    job_master = await host.starts()
+    await allocate(rm, "slot")
+    await job_master.submit("/bin/sh", "-c", 'echo "$FINEGRAIN_DEVICES"', allocation_id="slot")
+    [device] = json.loads((await job_master.watch()).stdout)
+    assert device["levels"] == {"gpu-core": "visible-only", "gpu-memory": "watch"}
 
 
 async def test_a_driver_that_does_not_tell_the_memory_of_processes(
