@@ -21,7 +21,8 @@ ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PAGE_SIZE = re.compile(r"[1-9]\d{0,3}[KMG]B")
 _MAJOR = re.compile(r"[bc] (0|[1-9]\d{0,3})")
-_CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
+_MINOR_MAX, _MINORS_MAX = (1 << 20) - 1, 1024
 
 Check = Callable[[str, Any], Any]
 
@@ -106,13 +107,21 @@ def identifier(field: str, value: Any) -> str:
 
 def cpu_list(field: str, value: Any) -> str:
     """Checks a kernel list such as '0-3,8'; '' means not restricted."""
+    _ranges(field, value, CPU_NUMBER_MAX)
+    return str(value)
+
+
+def _ranges(field: str, value: Any, most: int) -> int:
+    """Checks a list such as '0-3,8'; returns how many numbers it has."""
+    count = 0
     if type(value) is not str:
-        raise _bad(field, value, "a cpu list")
+        raise _bad(field, value, "a list such as 0-3,8")
     for part in value.split(",") if value else ():
-        match = _CPU_RANGE.fullmatch(part)
-        if not match or not int(match[1]) <= int(match[2] or match[1]) <= CPU_NUMBER_MAX:
-            raise _bad(field, value, f"a list such as 0-3,8 with numbers to {CPU_NUMBER_MAX}")
-    return value
+        match = _RANGE.fullmatch(part)
+        if not match or not int(match[1]) <= int(match[2] or match[1]) <= most:
+            raise _bad(field, value, f"a list such as 0-3,8 with numbers to {most}")
+        count += int(match[2] or match[1]) - int(match[1]) + 1
+    return count
 
 
 def page_bytes(field: str, value: Any) -> dict[str, int]:
@@ -122,15 +131,13 @@ def page_bytes(field: str, value: Any) -> dict[str, int]:
     return {size: integer(0, 1 << 60)(f"{field}.{size}", held) for size, held in value.items()}
 
 
-def device_minors(field: str, value: Any) -> dict[str, list[int]]:
-    """Checks minors of device files by kind and major ("c 195")."""
+def device_minors(field: str, value: Any) -> dict[str, str]:
+    """Checks lists of minors of device files by kind and major ("c 195")."""
     if type(value) is not dict or len(value) > 64 or not all(map(_MAJOR.fullmatch, value)):
         raise _bad(field, value, "an object of minors by major, such as c 195, at most 64")
     for major, minors in value.items():
-        if type(minors) is not list or len(minors) > 1024:
-            raise _bad(f"{field}[{major}]", minors, "a list of at most 1024 minors")
-        for minor in minors:
-            integer(0, (1 << 20) - 1)(f"{field}[{major}]", minor)
+        if _ranges(f"{field}[{major}]", minors, _MINOR_MAX) > _MINORS_MAX:
+            raise _bad(f"{field}[{major}]", minors, f"at most {_MINORS_MAX} minors")
     return value
 
 

@@ -50,10 +50,10 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceRules:
-    """What a slot can open, by kind and major ("c 195"), as in `SlotLimits`."""
+    """What a slot can open: lists of minors by kind and major ("c 195"), as in `SlotLimits`."""
 
-    open: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    closed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    open: Mapping[str, str] = field(default_factory=dict)
+    closed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +94,26 @@ class DeviceNodes:
         guarded = frozenset[Node]().union(*self.own.values(), *self.common.values())
         closed = {node for node in guarded - mine if node[:2] not in self.majors}
         opened = {node for node in mine if node[:2] in self.majors}
-        majors = {f"{kind} {number}": () for kind, number in sorted(self.majors)}
+        majors = {f"{kind} {number}": "" for kind, number in sorted(self.majors)}
         return DeviceRules(majors | _by_major(opened), _by_major(closed))
 
 
 NO_NODES: Final = DeviceNodes()
 
 
-def _by_major(nodes: Iterable[Node]) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
+def _by_major(nodes: Iterable[Node]) -> dict[str, str]:
+    """Returns lists of minors, with ranges: a message has the rules of hundreds of slots."""
+    ranges: dict[str, list[list[int]]] = {}
     for kind, major, minor in sorted(nodes):
-        name = f"{kind} {major}"
-        found[name] = (*found.get(name, ()), minor)
-    return found
+        found = ranges.setdefault(f"{kind} {major}", [])
+        if found and found[-1][1] == minor - 1:
+            found[-1][1] = minor
+        else:
+            found.append([minor, minor])
+    return {
+        name: ",".join(f"{low}-{high}" if high > low else f"{low}" for low, high in found)
+        for name, found in ranges.items()
+    }
 
 
 def read_device_nodes(

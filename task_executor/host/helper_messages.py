@@ -22,9 +22,9 @@ class SlotLimits:
     `memory_bytes` is a multiple of 64 KiB. `cpus` and `mems` are kernel lists ("0-3,8"); "" leaves
     them unrestricted. `pids_max` None sets no limit. `best_effort` slots get CPU time only when no
     other slot wants it. `hugepages` are bytes by page size, named as in the kernel ("2MB", "1GB");
-    a size that is not named is not allowed. Device files by kind and major ("c 195"): in a major of
-    `devices_open` only these minors can be opened, in one of `devices_closed` all but these. All
-    other majors are open.
+    a size that is not named is not allowed. Minors of device files ("0-3,8") by kind and major
+    ("c 195"): in a major of `devices_open` only these can be opened, in one of `devices_closed` all
+    but these. All other majors are open.
     """
 
     allocation_id: str
@@ -37,8 +37,8 @@ class SlotLimits:
     pids_max: int | None = None
     best_effort: bool = False
     hugepages: Mapping[str, int] = field(default_factory=dict, hash=False)
-    devices_open: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
-    devices_closed: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    devices_open: Mapping[str, str] = field(default_factory=dict, hash=False)
+    devices_closed: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)

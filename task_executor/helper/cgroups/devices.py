@@ -1,7 +1,7 @@
 """Filter of device files: a BPF program that the kernel asks about each open and mknod (cgroup v2).
 
 `devices_open` of a slot closes whole majors but for some minors, `devices_closed` only some minors
-of a major: {"c 195": [0, 255]}, {"c 10": [58]}. All other devices stay as they are.
+of a major: {"c 195": "0,255"}, {"c 10": "58"}. All other devices stay as they are.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import struct
 from contextlib import suppress
 from typing import Any
 
+from task_executor.helper.protocol import expand
+
 _CALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 0)  # the system call bpf
 _LOAD, _ATTACH, _DETACH, _FD_BY_ID, _QUERY = 5, 8, 9, 13, 16  # enum bpf_cmd
 _PROGRAM_TYPE, _ATTACH_TYPE, _ALLOW_MULTI = 15, 6, 2  # BPF_PROG_TYPE_CGROUP_DEVICE and so on
-_BLOCK, _CHARACTER = 1, 2  # types of devices in struct bpf_cgroup_dev_ctx
+_KINDS = {"b": 1, "c": 2}  # types of devices in struct bpf_cgroup_dev_ctx
 _IDS_MAX = 64  # programs on one group, as in the kernel
 _R0, _R1, _TYPE, _MAJOR, _MINOR = range(5)  # registers
 _LOAD_WORD, _AND, _SET, _IF_EQUAL, _IF_NOT_EQUAL, _EXIT = 0x61, 0x54, 0xB7, 0x15, 0x55, 0x95
@@ -34,11 +36,12 @@ def program_of(limits: dict[str, Any]) -> bytes:
         _step(_LOAD_WORD, _MINOR, _R1, 8),
     ]
     for field, listed in (("devices_open", 1), ("devices_closed", 0)):
-        for major, minors in (limits.get(field) or {}).items():
+        for major, text in (limits.get(field) or {}).items():
             kind, _, number = major.partition(" ")
+            minors = sorted(expand(text))
             count = len(minors)
             code += [
-                _step(_IF_NOT_EQUAL, _TYPE, jump=count + 4, value=_kind(kind)),
+                _step(_IF_NOT_EQUAL, _TYPE, jump=count + 4, value=_KINDS[kind]),
                 _step(_IF_NOT_EQUAL, _MAJOR, jump=count + 3, value=int(number)),
                 _step(_SET, _R0, value=listed),
                 *(
@@ -49,10 +52,6 @@ def program_of(limits: dict[str, Any]) -> bytes:
                 _step(_EXIT),
             ]
     return b"".join([*code, _step(_SET, _R0, value=1), _step(_EXIT)])
-
-
-def _kind(letter: str) -> int:
-    return _CHARACTER if letter == "c" else _BLOCK
 
 
 def _step(code: int, target: int = 0, source: int = 0, jump: int = 0, value: int = 0) -> bytes:

@@ -101,9 +101,9 @@ class V1(CgroupDriver):
                 wanted.add(f"{kind} *:* rwm")
                 continue
             wanted |= {f"{kind} {n}:* rwm" for n in range(_MAJORS) if f"{kind} {n}" not in majors}
-        wanted |= {f"{major}:{minor} rwm" for major, minors in opened.items() for minor in minors}
-        for major, minors in closed.items():
-            wanted |= {f"{major}:{n} rwm" for n in range(_MINORS) if n not in minors}
+        wanted |= {f"{major}:{n} rwm" for major, text in opened.items() for n in expand(text)}
+        for major, text in closed.items():
+            wanted |= {f"{major}:{n} rwm" for n in set(range(_MINORS)) - expand(text)}
         directory = group["devices"]
         now = self._devices(directory)
         if _EVERYTHING in now:  # a new slot, in which nothing runs yet

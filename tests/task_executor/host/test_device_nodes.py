@@ -15,7 +15,13 @@ from finegrain.errors import InvalidArgument
 from finegrain.topology import Gpu, HostTopology, MigInstance
 from task_executor.host.configured_devices import discover
 from task_executor.host.detection import detect
-from task_executor.host.device_nodes import NO_NODES, DeviceNodes, DeviceRules, read_device_nodes
+from task_executor.host.device_nodes import (
+    NO_NODES,
+    DeviceNodes,
+    DeviceRules,
+    Node,
+    read_device_nodes,
+)
 from task_executor.host.devices import devices_of
 from task_executor.host.nvml import NoNvml
 from task_executor.options import DeviceType
@@ -40,7 +46,7 @@ NUMBERS = """Character devices:
 Block devices:
   8 sd
 """
-ALL_OF_NVIDIA = {f"c {major}": () for major in (195, 226, 234, 235, 236, 511)}
+ALL_OF_NVIDIA = {f"c {major}": "" for major in (195, 226, 234, 235, 236, 511)}
 
 
 def nodes_of(root: Path, topology: HostTopology) -> tuple[HostDevices, DeviceNodes]:
@@ -78,12 +84,12 @@ def test_a_slot_opens_its_gpus_and_what_all_gpus_share(machine: Machine) -> None
     mine = nodes.rules(shares(devices, "gpu1"))
     assert mine.closed == {}
     assert mine.open == ALL_OF_NVIDIA | {
-        "c 195": (1, 254, 255),
-        "c 226": (2, 130),
-        "c 236": (0,),
-        "c 511": (0, 1),
+        "c 195": "1,254-255",
+        "c 226": "2,130",
+        "c 236": "0",
+        "c 511": "0-1",
     }
-    assert nodes.rules(shares(devices, "gpu0", "gpu1")).open["c 195"] == (0, 1, 254, 255)
+    assert nodes.rules(shares(devices, "gpu0", "gpu1")).open["c 195"] == "0-1,254-255"
     assert nodes.rules([]) == DeviceRules(ALL_OF_NVIDIA, {})
 
 
@@ -98,7 +104,7 @@ def test_a_gpu_that_returned_under_another_minor_is_found_by_its_address(machine
         for each in devices.devices
     )
     nodes = read_device_nodes(topology, HostDevices(moved), {}, root)
-    assert nodes.rules(shares(devices, "gpu1")).open["c 195"] == (5, 254, 255)
+    assert nodes.rules(shares(devices, "gpu1")).open["c 195"] == "5,254-255"
 
 
 def test_a_slot_of_a_mig_instance_opens_its_capabilities_and_no_other(machine: Machine) -> None:
@@ -115,8 +121,8 @@ def test_a_slot_of_a_mig_instance_opens_its_capabilities_and_no_other(machine: M
     topology = nvidia(root, gpu(0, mig_enabled=True, mig_instances=instances))
     devices, nodes = nodes_of(root, topology)
     first = nodes.rules(shares(devices, "mig-1g.10gb0")).open
-    assert (first["c 195"], first["c 235"]) == ((0, 254, 255), (66, 67))
-    assert nodes.rules(shares(devices, "mig-1g.10gb1")).open["c 235"] == (75, 76)
+    assert (first["c 195"], first["c 235"]) == ("0,254-255", "66-67")
+    assert nodes.rules(shares(devices, "mig-1g.10gb1")).open["c 235"] == "75-76"
 
 
 def test_amd_gpus_share_kfd(machine: Machine) -> None:
@@ -125,8 +131,8 @@ def test_amd_gpus_share_kfd(machine: Machine) -> None:
         files[f"{PCI}/0000:{bus:02x}:00.0/drm/renderD{minor}/dev"] = f"226:{minor}"
     root = machine(files)
     devices, nodes = nodes_of(root, detect(root, NoNvml("no library")))
-    assert nodes.rules(shares(devices, "gpu1")) == DeviceRules({"c 226": (129,), "c 238": (0,)}, {})
-    assert nodes.rules([]) == DeviceRules({"c 226": (), "c 238": ()}, {})
+    assert nodes.rules(shares(devices, "gpu1")) == DeviceRules({"c 226": "129", "c 238": "0"}, {})
+    assert nodes.rules([]) == DeviceRules({"c 226": "", "c 238": ""}, {})
 
 
 def test_a_slot_with_a_virtual_function_does_not_open_the_card(machine: Machine) -> None:
@@ -145,11 +151,11 @@ def test_a_slot_with_a_virtual_function_does_not_open_the_card(machine: Machine)
     (root / part / "physfn").symlink_to("../0000:5e:00.0")
     devices, nodes = nodes_of(root, detect(root))
     (card_share,) = shares(devices, "rdma0")
-    assert nodes.rules([card_share]) == DeviceRules({"c 231": (0, 192)}, {})
+    assert nodes.rules([card_share]) == DeviceRules({"c 231": "0,192"}, {})
     part_share = replace(card_share, functions=("0000:5e:00.1",))
-    assert nodes.rules([part_share]) == DeviceRules({"c 231": (193,)}, {})
+    assert nodes.rules([part_share]) == DeviceRules({"c 231": "193"}, {})
     # The file for connections shares its major with others, so it alone is closed.
-    assert nodes.rules([]) == DeviceRules({"c 231": ()}, {"c 10": (58,)})
+    assert nodes.rules([]) == DeviceRules({"c 231": ""}, {"c 10": "58"})
 
 
 def test_the_ports_of_an_fpga(machine: Machine) -> None:
@@ -160,7 +166,7 @@ def test_the_ports_of_an_fpga(machine: Machine) -> None:
         | {f"{region}/compat_id": "1"}
     )
     devices, nodes = nodes_of(root, detect(root))
-    assert nodes.rules(shares(devices, "fpga0")).open == {"c 240": (0,), "c 241": (0,)}
+    assert nodes.rules(shares(devices, "fpga0")).open == {"c 240": "0", "c 241": "0"}
 
 
 @pytest.mark.needs("root")
@@ -183,10 +189,18 @@ def test_of_configured_devices_only_the_files_themselves_are_closed(machine: Mac
     assert configured.warnings == ()
     devices = devices_of(topology, configured=configured.devices)
     nodes = read_device_nodes(topology, devices, configured.files, root)
-    assert nodes.rules([]) == DeviceRules({}, {"b 259": (3,), "c 240": (0, 1)})
-    assert nodes.rules(shares(devices, "npu1", "disk0")) == DeviceRules({}, {"c 240": (0,)})
+    assert nodes.rules([]) == DeviceRules({}, {"b 259": "3", "c 240": "0-1"})
+    assert nodes.rules(shares(devices, "npu1", "disk0")) == DeviceRules({}, {"c 240": "0"})
     without = [each.name for each in devices.devices if not nodes.of(*shares(devices, each.name))]
     assert without == ["other0", "plain0"]
+
+
+def test_the_rules_of_hundreds_of_devices_are_short() -> None:
+    """A message has the rules of 400 slots, and may have 1 MiB."""
+    own = {("npu", str(at)): frozenset({Node("c", 240, at)}) for at in range(512)}
+    nodes = DeviceNodes(own)
+    shares = [DeviceShare("npu", str(at), at, ()) for at in (0, 7, 8, 511)]
+    assert nodes.rules(shares).closed == {"c 240": "1-6,9-510"}
 
 
 def test_devices_that_are_not_given_out_stay_open(machine: Machine) -> None:
