@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, EXTENDED_PREFIX
+from finegrain.devices.device import GPU_MEMORY
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, DEVICE_PREFIX, EXTENDED_PREFIX
 from finegrain.units import format_bytes, format_cpu, format_duration
 from finegrain.values.states import RequestState
 from finegrain_cli.text.columns import age, profile_text
@@ -27,16 +28,15 @@ def amount_text(dimension: str, amount: int) -> str:
     """Returns an amount in the unit that people use for its dimension."""
     if dimension in (CPU_MILLI, BEST_EFFORT_CPU_MILLI):
         return format_cpu(amount)
-    if dimension.endswith("_bytes"):
+    if dimension.endswith("_bytes") or dimension == DEVICE_PREFIX + GPU_MEMORY:
         return format_bytes(amount)
     return str(amount)
 
 
 def dimension_name(dimension: str) -> str:
-    """Returns a dimension without its unit: "cpu", "memory"."""
-    return (
-        dimension.removeprefix(EXTENDED_PREFIX).removesuffix("_milli").removesuffix("_bytes")
-    ).replace("_", " ")
+    """Returns a dimension without its unit: "cpu", "memory", "gpu-core"."""
+    name = dimension.removeprefix(EXTENDED_PREFIX).removeprefix(DEVICE_PREFIX)
+    return name.removesuffix("_milli").removesuffix("_bytes").replace("_", " ")
 
 
 def explanation_text(found: Explanation) -> str:

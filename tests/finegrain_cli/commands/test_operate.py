@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from finegrain.values.outcomes import ItemOutcome
+from finegrain_cli.text.explanation import amount_text, dimension_name
 from tests.support.cli import EXECUTOR, GRANTED, JOB, SLOT, WAITING, FakeCluster, Finegrain
 
 
@@ -78,6 +79,22 @@ def test_a_release_that_fails_is_told_per_item(finegrain: Finegrain, cluster: Fa
     assert result.exit_code == 1
     assert "it is gone" in result.stdout
     assert "ALLOCATION_UNKNOWN" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("dimension", "amount", "name", "text"),
+    [
+        ("cpu_milli", 1_500, "cpu", "1.5"),
+        ("memory_bytes", 1 << 30, "memory", "1Gi"),
+        ("extended.license", 2, "license", "2"),
+        ("device.gpu-core", 50, "gpu-core", "50"),
+        ("device.gpu-memory", 4 << 30, "gpu-memory", "4Gi"),
+    ],
+)
+def test_explain_names_dimensions_as_people_type_them(
+    dimension: str, amount: int, name: str, text: str
+) -> None:
+    assert (dimension_name(dimension), amount_text(dimension, amount)) == (name, text)
 
 
 def test_explain_names_hosts_numbers_and_the_way_out(
