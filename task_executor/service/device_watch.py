@@ -107,9 +107,11 @@ class DeviceWatch:
         self._checked = 0  # number of the last reading whose use was checked
         self._root = root
         owners = ProcessOwners(root / "proc")
-        # In a container, a process may have the number of another one of the host.
-        self._trusts_pids = foreign_use == FOREIGN_AVOID or owners.sees_host
-        self._sorter = ProcessSorter(owners, trusts_pids=self._trusts_pids)
+        # In a container, a process may have the number of another one of the host. An operator can
+        # rule that out for what is shown, and not for what ends tasks.
+        self._sees_host = owners.sees_host
+        trusts_pids = foreign_use == FOREIGN_AVOID or self._sees_host
+        self._sorter = ProcessSorter(owners, trusts_pids=trusts_pids)
         self._avoid = foreign_use != FOREIGN_IGNORE
         self._announced: Mapping[DeviceKey, str] = {
             (each.type, each.uuid): each.problem for each in self._devices
@@ -300,7 +302,7 @@ class DeviceWatch:
     def _note_measured(self, reading: GpuReading) -> bool:
         """Takes in which GPUs tell the memory of processes; returns True if that has changed."""
         before = self.measured
-        for device in self._devices if self._trusts_pids and not reading.problem else ():
+        for device in self._devices if self._sees_host and not reading.problem else ():
             sample = reading.gpus.get(device.uuid)
             # A GPU that does not work says nothing about what its driver measures.
             if device.type == GPU and sample is not None and not sample.problem:

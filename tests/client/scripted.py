@@ -44,6 +44,8 @@ class Program:
     stdout: bytes = b""
     stderr: bytes = b""
     exit_code: int = 0
+    end_reason: str = ""
+    end_message: str = ""
     error_reason: str = ""
     ends: bool = True
     read: bytearray = field(default_factory=bytearray)
@@ -551,6 +553,8 @@ class Scripted(_Servicer):
         elif self._is_over(task_id):
             status.state = te.TASK_STATE_EXITED
             status.exit.exit_code = program.exit_code
+            status.exit.end_reason = program.end_reason
+            status.exit.end_message = program.end_message
             status.exit.cancelled = program.cancelled or task_id in self.cancelled
             status.exit.cpu_time_us = 1_500_000
             status.exit.stdout_bytes = len(program.stdout)

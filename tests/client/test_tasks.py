@@ -295,3 +295,14 @@ async def test_channels_of_executors_that_nobody_uses_are_closed(
             assert (await task.wait(timeout_s=10)).stdout == TEXT
         links = job._context.connection._links
         await eventually(lambda: len(links) == 1)
+
+
+async def test_a_task_that_the_executor_ended_says_why(servant: Scripted, slot: fg.Slot) -> None:
+    servant.programs["say"] = Program(
+        end_reason="GPU_MEMORY_EXCEEDED", end_message="its slot used 12Gi"
+    )
+    result = await (await slot.run(["say"])).wait()
+    assert not result.ok
+    assert result.end_reason == "GPU_MEMORY_EXCEEDED"
+    with pytest.raises(fg.TaskFailed, match="was ended by the executor: its slot used 12Gi"):
+        result.check()

@@ -333,3 +333,17 @@ async def test_blocking_callers_have_the_same(tmp_path: Path) -> None:
                 return [each.stdout_tail for each in batch.results()]
 
         assert await asyncio.to_thread(run) == [b"said"] * 3
+
+
+async def test_the_result_of_a_thread_that_the_executor_ended_says_why(
+    cluster: fg.Cluster, servant: Scripted, tmp_path: Path
+) -> None:
+    servant.programs["work"] = Program(
+        exit_code=1, end_reason="GPU_MEMORY_EXCEEDED", end_message="its slot used 12Gi"
+    )
+    spec = fg.BatchSpec(1, ["work"], retries=0)
+    batch = fg.BatchJob(cluster, spec, state_file=tmp_path / "state")
+    await batch.run()
+    [result] = batch.results()
+    assert result.reason == "GPU_MEMORY_EXCEEDED"
+    assert result.message.startswith("was ended by the executor: its slot used 12Gi")

@@ -161,9 +161,14 @@ async def test_a_reading_that_must_be_confirmed_is_followed_by_another_at_once(
     await asyncio.wait([running])
 
 
-async def test_what_a_driver_measures_of_processes(watched: Callable[..., Watched]) -> None:
+async def test_what_a_driver_measures_of_processes(
+    watched: Callable[..., Watched], tmp_path: Path
+) -> None:
     changes = []
-    its = watched(foreign_use="avoid", measured_changed=lambda: changes.append(1))
+    namespace = tmp_path / "root/proc/self/ns/pid"
+    namespace.parent.mkdir(parents=True)
+    namespace.symlink_to("pid:[4026531836]")  # that of the host
+    its = watched(measured_changed=lambda: changes.append(1))
     await its.watch.find_measured()
     assert its.watch.measured == frozenset()
     await its.sees(measures_processes=True)
@@ -178,10 +183,12 @@ async def test_what_a_driver_measures_of_processes(watched: Callable[..., Watche
     assert len(changes) == 2
 
 
-async def test_processes_that_are_not_recognized_are_not_measured(
-    watched: Callable[..., Watched],
+@pytest.mark.parametrize("foreign_use", ["auto", "avoid"])
+async def test_in_a_container_no_process_is_measured(
+    foreign_use: str, watched: Callable[..., Watched]
 ) -> None:
-    its = watched(foreign_use="auto")  # the folder for tests has no processes
+    """There a task of another slot could have the number that the driver reports."""
+    its = watched(foreign_use=foreign_use)  # the folder for tests names no namespace
     await its.sees(measures_processes=True)
     assert its.watch.measured == frozenset()
 
