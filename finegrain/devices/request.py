@@ -17,7 +17,7 @@ from finegrain.devices.device import (
     Pairs,
     VirtualFunction,
 )
-from finegrain.devices.levels import is_at_least, level_of
+from finegrain.devices.levels import MPS, VISIBLE_ONLY, is_at_least, level_of
 
 _WORD: Final = re.compile(r"[0-9A-Za-z]+", re.ASCII)
 
@@ -104,7 +104,10 @@ class DeviceRequest:
 
     def level_on(self, device: Device, name: str) -> str:
         """Returns the level at which a dimension of a device would be enforced for this slot."""
-        return level_of(device, name, is_whole=not self.is_shared)
+        level = level_of(device, name, is_whole=not self.is_shared)
+        # A process can be the client of one MPS daemon, and each GPU has its own.
+        is_spread = self.is_shared and (self.count > 1 or self.every)
+        return VISIBLE_ONLY if is_spread and level == MPS else level
 
     def accepts_function(self, function: VirtualFunction) -> bool:
         """Returns True if a virtual function meets the conditions."""

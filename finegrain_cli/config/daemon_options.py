@@ -107,6 +107,7 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         device_types=_device_types(settings),
         gpu_context_bytes=own.gpu_context_memory,
         foreign_gpu_use=own.foreign_gpu_use,
+        mps=own.mps,
         fake_gpus=own.fake_gpus,
         bind_policy=own.bind_policy,
         numa_strategy=own.numa_strategy,

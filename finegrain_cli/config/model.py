@@ -354,6 +354,11 @@ class ExecutorSection(ListenSection):
     open_devices: Words = Field(
         [], description="types of devices that every task can open, such as rdma; default: none"
     )
+    mps: bool = Field(
+        False,
+        description="run NVIDIA's Multi-Process Service for GPUs of which slots have shares, so "
+        "that the driver limits their memory and compute",
+    )
     fake_gpus: str = Field(
         "", description="play the GPUs of this machine, for trying out; default: the real ones"
     )

@@ -21,10 +21,12 @@ from finegrain.devices.levels import (
     WATCH,
     WHOLE_DEVICE,
     dimensions_of,
+    is_at_least,
     level_of,
     weakest,
 )
-from finegrain.values.isolation import DeviceIsolation
+from finegrain.resources import ResourceProfile
+from finegrain.values.isolation import DeviceIsolation, Isolation
 from task_executor.host.device_nodes import NO_NODES, DeviceNodes
 from task_executor.host.helper_messages import IsolationReport
 
@@ -78,6 +80,11 @@ class DeviceEnforcement:
         announced = self.announced(host, report).devices
         known = {(each.type, each.uuid): each for each in announced}
         found = []
+        shares = tuple(shares)
+        # A process can be the client of one MPS daemon, and each GPU has its own.
+        if sum(each.type == GPU for each in shares) > 1:
+            plain = replace(self, limited={})
+            known = {(e.type, e.uuid): e for e in plain.announced(host, report).devices}
         for share in shares:
             device = known.get((share.type, share.uuid))
             is_whole = device is not None and share.amounts == device.capacity
@@ -99,6 +106,23 @@ class DeviceEnforcement:
         share = DeviceShare(device.type, device.uuid, device.minor, device.capacity)
         levels[WHOLE_DEVICE] = KERNEL if self.is_closed(share, report) else VISIBLE_ONLY
         return tuple(sorted(levels.items()))
+
+
+def unmet_levels(profile: ResourceProfile, isolation: Isolation) -> str:
+    """Returns which levels that a request requires of devices its slot does not have; "": none.
+
+    The resource manager has chosen by what the executor announced, which may have changed since.
+    """
+    unmet = [
+        f"{name} of {device.uuid} is enforced by {dict(device.levels).get(name, NONE)},"
+        f" and {wanted} is required"
+        for request in profile.devices
+        for name, wanted in request.isolation
+        for device in isolation.device_levels
+        if device.type == request.type
+        and not is_at_least(dict(device.levels).get(name, NONE), wanted)
+    ]
+    return "; ".join(unmet)
 
 
 NO_ENFORCEMENT = DeviceEnforcement()

@@ -7,7 +7,7 @@ or may be on its way into its slot.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -64,6 +64,7 @@ class ProcessSorter:
         groups: Mapping[str, SlotKey],
         tasks: Mapping[int, SlotKey],
         own: Iterable[int],
+        own_slots: Collection[SlotKey] = (),
     ) -> DeviceUses:
         """Returns the uses of devices by strangers, and measured uses of slots.
 
@@ -73,6 +74,7 @@ class ProcessSorter:
             groups: control groups of slots, as for `ProcessOwners.find`.
             tasks: processes of tasks.
             own: the executor's own processes.
+            own_slots: slots of the executor itself; `groups` has theirs as well.
         """
         own = tuple(own)
         # A process may use many GPUs; each is looked up once for each reading.
@@ -90,7 +92,8 @@ class ProcessSorter:
                 if pid not in known:
                     known[pid] = self._owners.find(pid, groups=groups, tasks=tasks, own=own)
                 owner = known[pid]
-                if owner is None:
+                # The executor's own slots test devices, and have MPS daemons.
+                if owner is None or owner.slot in own_slots:
                     continue
                 memory = process.memory_bytes or 0
                 if owner.slot is not None:

@@ -295,9 +295,17 @@ class DeviceWatch:
     def _sort(self, reading: GpuReading) -> DeviceUses:
         table = self._keeper.table
         groups = {f"{slot.key.allocation_id}.{slot.key.generation}": slot.key for slot in table}
+        groups |= {f"{key.allocation_id}.{key.generation}": key for key in self._keeper.own_slots}
         tasks = {task.pid: task.key for task in self._keeper.tasks if task.pid}
         gpus = [each for each in self._devices if _is_gpu(each)]
-        return self._sorter.sort(reading, gpus, groups=groups, tasks=tasks, own=self._own_pids())
+        return self._sorter.sort(
+            reading,
+            gpus,
+            groups=groups,
+            tasks=tasks,
+            own=self._own_pids(),
+            own_slots=self._keeper.own_slots,
+        )
 
     def _note_measured(self, reading: GpuReading) -> bool:
         """Takes in which GPUs tell the memory of processes; returns True if that has changed."""

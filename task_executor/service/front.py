@@ -52,6 +52,7 @@ from task_executor.service.host_watch import HostWatch, KubeletWatch
 from task_executor.service.isolation import NO_HUGETLB
 from task_executor.service.manager_link import ManagerLink
 from task_executor.service.metrics import ExecutorMetrics
+from task_executor.service.mps import MpsDaemons, mps_problem
 from task_executor.service.offers import Offers
 from task_executor.service.ports import Helper
 from task_executor.service.prepared import Prepared
@@ -123,6 +124,9 @@ class Front:
         self.keeper.on_resize = self.metrics.resize_ended
         self.meter = Meter(self.keeper)
         self.runner = TaskRunner(self.keeper, options, prepared.users, prepared.task_root)
+        self.mps = self._mps_daemons(prepared)
+        if self.mps is not None:
+            self.runner.slot_environment = self.mps.environment
         # Stage 3: what watches the host and keeps the slots in step with it.
         table = self.keeper.table
         hugepages_unlimited = plan.offers_hugepages and info.isolation.hugepages == "none"
@@ -213,6 +217,8 @@ class Front:
         self._run_in_background(self._probe_lag())
         if self.device_watch.has_work:
             self._run_in_background(self.device_watch.run())
+        if self.mps is not None:
+            self._run_in_background(self.mps.run())
         if self._options.best_effort_squeeze == SQUEEZE_CPUSET:
             self._run_in_background(self.squeezer.run())
         # Registered last: the RM may send commands as soon as it knows the address.
@@ -386,6 +392,26 @@ class Front:
         nodes = await asyncio.to_thread(self._prepared.find_nodes, host)
         self.keeper.enforcement = replace(self.keeper.enforcement, nodes=nodes)
         await self.sync.compare()
+
+    def _mps_daemons(self, prepared: Prepared) -> MpsDaemons | None:
+        if not prepared.options.mps:
+            return None
+        if problem := mps_problem(prepared.plan.devices):
+            log.warning("mps_not_used", reason=problem)
+            return None
+        identity = prepared.saved.executor_id
+        daemons = MpsDaemons(self.keeper, prepared.users.default, identity, self._levels_changed)
+        self.keeper.prepare_devices = daemons.prepare
+        return daemons
+
+    async def _levels_changed(self) -> None:
+        """Announces levels of enforcement that have changed, and states them for the slots."""
+        for slot in list(self.keeper.table):
+            if slot.state is CarveState.ALLOCATED and slot.becoming is None:
+                isolation = self.keeper.isolation_of(self._info.isolation, slot.spec)
+                self.keeper.table.resized(slot.key, isolation)
+        self.agent.register_again()
+        await self.keeper.save_or_log()
 
     async def _start_metrics(self) -> None:
         listen = self._options.listen

@@ -165,7 +165,8 @@ async def _destroy_unknown_slots(keeper: SlotKeeper, state: HelperState) -> None
 async def _forget_unknown_tasks(keeper: SlotKeeper, state: HelperState) -> None:
     """Ends and deletes tasks that were never saved: their slots are gone or are being destroyed."""
     for record in state.tasks:
-        if keeper.tasks.get(record.task_id) is None:
+        is_own = any(record.task_id.startswith(key.allocation_id) for key in keeper.own_slots)
+        if keeper.tasks.get(record.task_id) is None and not is_own:
             log.warning("unknown_task_ended", task_id=record.task_id)
             try:
                 if record.exit is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,11 @@ from task_executor.host.device_nodes import NO_NODES
 from task_executor.host.helper_messages import IsolationReport, SlotLimits
 from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
 from task_executor.service.cpu_bindings import CpuBindings
-from task_executor.service.device_levels import NO_ENFORCEMENT, DeviceEnforcement
+from task_executor.service.device_levels import (
+    NO_ENFORCEMENT,
+    DeviceEnforcement,
+    unmet_levels,
+)
 from task_executor.service.failures import carve_failed
 from task_executor.service.isolation import isolation_of
 from task_executor.service.limits import amounts_of, dedicated_cpus, limits_of
@@ -50,6 +54,10 @@ class Identity:
     executor_id: str
     instance_id: str
     boot_id: str
+
+
+async def _prepare_nothing(_specs: Sequence[SlotSpec]) -> None:
+    """Nothing has to be ready."""
 
 
 class SlotKeeper:
@@ -93,7 +101,9 @@ class SlotKeeper:
         self.on_carve: Callable[[float, bool], None] = lambda _seconds, _ok: None
         self.on_free: Callable[[float], None] = lambda _seconds: None
         self.on_resize: Callable[[float, FinegrainError | None], None] = lambda _s, _error: None
-        self.own_slots: set[SlotKey] = set()  # for tests of devices; not in the table
+        self.own_slots: set[SlotKey] = set()  # tests and daemons of devices; not in the table
+        # Makes ready what shares of devices need.
+        self.prepare_devices: Callable[[Sequence[SlotSpec]], Awaitable[None]] = _prepare_nothing
         self.resize_lock = asyncio.Lock()  # held while a slot is being resized
         self._epoch_to_save = 0
         self._saver = Saver(directory, self._snapshot)
@@ -246,6 +256,7 @@ class SlotKeeper:
         async with self.cpu_bindings.lock:
             failed = await self._clear_cpus(new)
             new = [slot for slot in new if slot.key not in failed]
+            await self.prepare_devices([slot.spec for slot in new])
             # Stage 2: enforce all slots on the host, some at a time.
             isolations = await asyncio.gather(*(self._enforce(slot) for slot in new))
         # Stage 3: make durable what was enforced, and remove the remains of the others.
@@ -253,6 +264,10 @@ class SlotKeeper:
         for slot, isolation in zip(new, isolations, strict=True):
             if isinstance(isolation, IsolationReport):
                 known = self.isolation_of(isolation, slot.spec)
+                if unmet := unmet_levels(slot.spec.profile, known):
+                    failed[slot.key] = carve_failed(slot.spec, FailedPrecondition(unmet))
+                    self._clean_up(slot.key)
+                    continue
                 allocated = slot.with_state(
                     CarveState.ALLOCATED, isolation=known, allocated_time_ms=now_ms
                 )

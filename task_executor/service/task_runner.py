@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from finegrain.logs import get_logger
 from finegrain.resources import MEMORY_BYTES, MEMORY_PARTS
 from finegrain.rpc.access import Caller
 from finegrain.v1 import task_executor_pb2
-from task_executor.engine.slots import CarveState, Slot, SlotKey
+from finegrain.values.isolation import Isolation
+from task_executor.engine.slots import CarveState, Slot, SlotKey, SlotSpec
 from task_executor.host.helper_messages import TaskFault, TaskSpec
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.device_environment import (
@@ -64,6 +65,10 @@ NEVER_RAN = frozenset(
 log = get_logger(__name__)
 
 
+def _no_more(_spec: SlotSpec, _isolation: Isolation) -> dict[str, str]:
+    return {}
+
+
 class TaskRunner:
     """All operations on tasks.
 
@@ -89,6 +94,8 @@ class TaskRunner:
         self._task_root = task_root
         self._starting: set[asyncio.Task[Any]] = set()
         self._closed = False
+        # Further variables of a slot's tasks.
+        self.slot_environment: Callable[[SlotSpec, Isolation], dict[str, str]] = _no_more
         keeper.on_slot_removed = self.slot_removed
 
     # -- submit ------------------------------------------------------------------------------
@@ -227,7 +234,8 @@ class TaskRunner:
                     spec.assignment,
                     slot.isolation.device_levels,
                     context_bytes=self._options.gpu_context_bytes,
-                ),
+                )
+                | self.slot_environment(spec, slot.isolation),
             ),
             cwd=submission.cwd or None,
             uid=user.uid,
