@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from finegrain.devices.device import GPU_MEMORY
-from finegrain.devices.levels import WATCH
+from finegrain.devices.levels import MPS, WATCH
 from finegrain.errors import FinegrainError, Reason
 from finegrain.logs import get_logger
 from finegrain.units import format_bytes
@@ -27,6 +27,9 @@ from task_executor.service.task_table import Task
 
 ENDED_S: Final = 10.0
 """How long killed tasks may take to end before they are killed again."""
+
+# MPS limits single processes, by variables that a program could change: what it misses is measured.
+_MEASURED: Final = (WATCH, MPS)
 
 log = get_logger(__name__)
 
@@ -133,7 +136,7 @@ def _watched_shares(slot: Slot) -> Iterator[tuple[str, int]]:
     watched = {
         each.uuid
         for each in slot.isolation.device_levels
-        if dict(each.levels).get(GPU_MEMORY) == WATCH
+        if dict(each.levels).get(GPU_MEMORY) in _MEASURED
     }
     for share in assignment.devices if watched else ():
         share_bytes = dict(share.amounts).get(GPU_MEMORY, 0)

@@ -186,6 +186,7 @@ best_effort_squeeze_minimum = 10
 kubelet_dir = "none"
 devices = "none"
 open_devices = ["rdma"]
+mps = true
 fake_gpus = "dgx-a100"
 foreign_gpu_use = "ignore"
 gpu_context_memory = "512Mi"
