@@ -32,6 +32,9 @@ from task_executor.service.slot_keeper import SlotKeeper
 CONFIRM_S: Final = 0.2
 """Time until the next reading, if one has found a slot above its share."""
 
+DOUBTS_MAX: Final = 3
+"""Consecutive readings without the memory of processes, until a GPU counts as not measured."""
+
 NICS_EVERY_S: Final = 5.0
 XID_WAIT_MS: Final = 60_000
 """How long a GPU stays out after a critical XID, if the driver reports no recovery action."""
@@ -103,6 +106,7 @@ class DeviceWatch:
         self._check_use = check_use
         self._measured_changed = measured_changed
         self._measures: dict[str, bool] = {}  # by UUID of a GPU: whether `measured` has it
+        self._doubts: dict[str, int] = {}  # consecutive readings without memory of processes
         self._must_confirm = False
         self._checked = 0  # number of the last reading whose use was checked
         self._root = root
@@ -313,7 +317,12 @@ class DeviceWatch:
         for device in self._devices if self._sees_host and not reading.problem else ():
             sample = reading.gpus.get(device.uuid)
             # A GPU that does not work says nothing about what its driver measures.
-            if device.type == GPU and sample is not None and not sample.problem:
+            if device.type != GPU or sample is None or sample.problem:
+                continue
+            # A single list of processes may fail while processes start and end.
+            doubts = 0 if sample.measures_processes else self._doubts.get(device.uuid, 0) + 1
+            self._doubts[device.uuid] = doubts
+            if sample.measures_processes or doubts >= DOUBTS_MAX:
                 self._measures[device.uuid] = sample.measures_processes
         return self.measured != before
 
