@@ -198,9 +198,11 @@ class Front:
         """
         await self.watch.refresh()  # before any slot is bound to cpus
         await self.device_watch.find_measured()
+        self._take_in_measured()
         # Recovered before the address is bound, because no call may find an empty slot table.
         await recover(self.keeper, self._prepared.saved)
-        self._update_watched()  # also for slots that an earlier front has carved
+        # An earlier front may have enforced other levels.
+        self.keeper.restate_isolation(self._info.isolation)
         await self._keep_identity()
         bound_address = await self._server.start()
         # Checked after the bind, because the configured port may be 0.
@@ -378,13 +380,14 @@ class Front:
         self.keeper.run_in_background(self._close_moved(host))
 
     def _measured_changed(self) -> None:
-        """Announces devices again, after a driver has begun or ceased to measure processes."""
+        """Called after a driver has begun or ceased to measure processes."""
         log.warning("gpu_memory_watched", gpus=sorted(self.device_watch.measured))
-        self._update_watched()
-        self.agent.register_again()
+        self._take_in_measured()
+        self.keeper.run_in_background(self._levels_changed())
 
-    def _update_watched(self) -> None:
-        self.keeper.update_watched(self.device_watch.measured, self._info.isolation)
+    def _take_in_measured(self) -> None:
+        keeper = self.keeper
+        keeper.enforcement = replace(keeper.enforcement, watched=self.device_watch.measured)
 
     async def _close_moved(self, host: HostDevices) -> None:
         """Closes and opens the files that the devices have now."""
@@ -406,10 +409,7 @@ class Front:
 
     async def _levels_changed(self) -> None:
         """Announces levels of enforcement that have changed, and states them for the slots."""
-        for slot in list(self.keeper.table):
-            if slot.state is CarveState.ALLOCATED and slot.becoming is None:
-                isolation = self.keeper.isolation_of(self._info.isolation, slot.spec)
-                self.keeper.table.resized(slot.key, isolation)
+        self.keeper.restate_isolation(self._info.isolation)
         self.agent.register_again()
         await self.keeper.save_or_log()
 

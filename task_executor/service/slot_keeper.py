@@ -224,14 +224,12 @@ class SlotKeeper:
         """Returns the isolation of a slot, or of the host."""
         return isolation_of(report, spec, self.table.devices.host, self.enforcement)
 
-    def update_watched(self, watched: frozenset[str], report: IsolationReport) -> None:
-        """Takes in which GPUs are watched, and corrects what slots say about it.
+    def restate_isolation(self, report: IsolationReport) -> None:
+        """Corrects what slots say about their devices, after `enforcement` has changed.
 
         Args:
-            watched: UUIDs of GPUs whose memory is measured for each slot.
             report: what the helper enforces.
         """
-        self.enforcement = replace(self.enforcement, watched=watched)
         for slot in list(self.table):
             if slot.state is CarveState.ALLOCATED and slot.spec.profile.devices:
                 self.table.update_isolation(slot.key, self.isolation_of(report, slot.spec))
