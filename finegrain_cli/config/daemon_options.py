@@ -107,6 +107,8 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         device_types=_device_types(settings),
         gpu_context_bytes=own.gpu_context_memory,
         foreign_gpu_use=own.foreign_gpu_use,
+        gpu_partitions=tuple(own.gpu_partitions),
+        gpu_partitions_only=own.gpu_partitions_only,
         mps=own.mps,
         fake_gpus=own.fake_gpus,
         bind_policy=own.bind_policy,

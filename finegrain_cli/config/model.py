@@ -354,6 +354,15 @@ class ExecutorSection(ListenSection):
     open_devices: Words = Field(
         [], description="types of devices that every task can open, such as rdma; default: none"
     )
+    gpu_partitions: Words = Field(
+        [],
+        description="sets of GPUs that slots with several whole GPUs get, by minor numbers, with a "
+        "score and the bandwidth in GB/s: 0+1:2:400; those with the highest score first; default: "
+        "the best connected GPUs",
+    )
+    gpu_partitions_only: bool = Field(
+        False, description="give out several whole GPUs in these sets only"
+    )
     mps: bool = Field(
         False,
         description="run NVIDIA's Multi-Process Service for GPUs of which slots have shares, so "

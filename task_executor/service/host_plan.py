@@ -34,6 +34,7 @@ from task_executor.engine.slot_table import HostShare
 from task_executor.host.capacity import CapacityOptions, plan_capacity
 from task_executor.host.configured_devices import NOTHING_CONFIGURED, ConfiguredDevices
 from task_executor.host.devices import devices_of
+from task_executor.host.gpu_partitions import read_partitions
 from task_executor.host.kubelet.state import MEMORY, KubeletState
 from task_executor.host.numa_capacity import (
     NumaCapacity,
@@ -146,6 +147,11 @@ def _devices(
             expected = f"{', '.join(known)}, or {MIG_PREFIX}PROFILE"
             raise InvalidArgument("open_devices", type_, expected)
     found = devices_of(topology, configured=configured.devices, fake=bool(options.fake_gpus))
+    found = replace(
+        found,
+        partitions=read_partitions(options.gpu_partitions, found),
+        partitions_only=options.gpu_partitions_only,
+    )
     # Executors that divide a host would all offer the same devices.
     is_share = bool(options.cpus) and not options.fake_gpus
     if options.devices == "all" or (options.devices == "auto" and not is_share):

@@ -1,0 +1,50 @@
+"""Reads the sets of GPUs that an operator lets slots have together: partitions.
+
+Some boards join their GPUs only in fixed groups, such as the halves of a board. The vendor's fabric
+manager knows them; no library reports them, so they are configured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from finegrain.devices.device import GPU, HostDevices, Partition
+from finegrain.errors import InvalidArgument
+
+PARTITIONS_MAX: Final = 1_024
+
+_TEXT: Final = re.compile(r"(\d{1,4}(?:\+\d{1,4})*)(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
+_FORM: Final = (
+    "minor numbers of GPUs, a score and a bandwidth in GB/s, such as 0+1, 0+1:2 or 0+1+2+3:1:400"
+)
+
+
+def read_partitions(texts: Iterable[str], host: HostDevices) -> tuple[Partition, ...]:
+    """Returns configured partitions.
+
+    Args:
+        texts: one for each: minor numbers, then optionally a score (higher is better; default 1)
+            and the bandwidth of a ring over its members in GB/s (default: unknown).
+        host: its devices.
+
+    Raises:
+        InvalidArgument: a text is malformed, names a GPU twice or one that the host does not have,
+            or there are too many.
+    """
+    texts = tuple(texts)
+    if len(texts) > PARTITIONS_MAX:
+        raise InvalidArgument("gpu_partitions", len(texts), f"at most {PARTITIONS_MAX}")
+    there = {each.minor for each in host.devices if each.type == GPU}
+    found = []
+    for text in texts:
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise InvalidArgument("gpu_partitions", text, _FORM)
+        minors = tuple(sorted(int(each) for each in match[1].split("+")))
+        if len(set(minors)) < len(minors) or not there.issuperset(minors):
+            known = ", ".join(map(str, sorted(there))) or "none"
+            raise InvalidArgument("gpu_partitions", text, f"different GPUs of this host ({known})")
+        found.append(Partition(minors, int(match[2] or 1), int(match[3] or 0)))
+    return tuple(found)
