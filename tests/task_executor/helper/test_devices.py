@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from task_executor.helper.cgroups import devices
 from task_executor.helper.cgroups.devices import program_of
 from task_executor.helper.protocol import HELPER_VERBS, Fault, check_request
 from task_executor.helper.slots import Slots
@@ -184,6 +185,15 @@ def test_where_devices_cannot_be_closed_the_report_says_why(
     why, _, way_out = slots.driver.devices_problem.partition("; ")
     assert problem in why
     assert any(word in way_out for word in fix.split("|"))
+
+
+def test_an_architecture_whose_system_call_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_CALL", 0)
+    with pytest.raises(OSError, match="not known how to filter devices on") as caught:
+        devices.attach(str(tmp_path), program_of({}))
+    assert caught.value.errno == errno.ENOSYS
 
 
 MINORS = st.lists(st.integers(0, 12), unique=True, max_size=6)

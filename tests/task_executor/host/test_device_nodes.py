@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from finegrain.devices.device import GPU, RDMA, DeviceShare, HostDevices
+from finegrain.devices.device import GPU, RDMA, Device, DeviceShare, HostDevices
 from finegrain.errors import InvalidArgument
 from finegrain.topology import Gpu, HostTopology, MigInstance
 from task_executor.host.configured_devices import discover
@@ -123,6 +123,9 @@ def test_a_slot_of_a_mig_instance_opens_its_capabilities_and_no_other(machine: M
     first = nodes.rules(shares(devices, "mig-1g.10gb0")).open
     assert (first["c 195"], first["c 235"]) == ("0,254-255", "66-67")
     assert nodes.rules(shares(devices, "mig-1g.10gb1")).open["c 235"] == "75-76"
+    (root / "proc/devices").write_text("Character devices:\n195 nvidia\n")
+    _, nodes = nodes_of(root, topology)  # a driver before there was MIG has no such files
+    assert nodes.rules(shares(devices, "mig-1g.10gb0")).open == {"c 195": "0,254-255", "c 226": ""}
 
 
 def test_amd_gpus_share_kfd(machine: Machine) -> None:
@@ -167,6 +170,11 @@ def test_the_ports_of_an_fpga(machine: Machine) -> None:
     )
     devices, nodes = nodes_of(root, detect(root))
     assert nodes.rules(shares(devices, "fpga0")).open == {"c 240": "0", "c 241": "0"}
+    # A device of another type with the same number has not the files of the FPGA.
+    other = Device("other", "one", 0, (("other", 100),))
+    with_other = HostDevices((*devices.devices, other))
+    known = read_device_nodes(detect(root), with_other, {}, root)
+    assert not known.of(*shares(with_other, "other0"))
 
 
 @pytest.mark.needs("root")
