@@ -94,7 +94,16 @@ CLUSTER_ACCESS = table_of(
 )
 TASK_EXECUTOR_ACCESS = table_of(
     "finegrain.v1.TaskExecutorService",
-    user=("SubmitTask", "CancelTask", "SignalTask", "WriteTaskInput", "WatchTask", "ListTasks"),
+    user=(
+        "SubmitTask",
+        "CancelTask",
+        "SignalTask",
+        "WriteTaskInput",
+        "WatchTask",
+        "ListTasks",
+        "RegisterManagedMemory",
+        "SetTaskPeers",
+    ),
     cluster=("AllocateSlots", "FreeSlots", "ResizeSlot"),
 )
 
@@ -111,7 +120,7 @@ _LARGE = {
     "ListRequests",
     "OfferSlots",
 }
-_TASK = {"SubmitTask", "WriteTaskInput"}  # 64 KiB of input plus its envelope
+_TASK = {"SubmitTask", "SetTaskPeers", "WriteTaskInput"}  # 64 KiB of input, thousands of peers
 
 
 def request_bytes_max(method: str) -> int:

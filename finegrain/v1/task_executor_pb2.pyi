@@ -56,6 +56,34 @@ TASK_STATE_FAILED: TaskState.ValueType  # 4
 """It never ran; `error` says why."""
 global___TaskState = TaskState
 
+class _QuotaEnforcement:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _QuotaEnforcementEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_QuotaEnforcement.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    QUOTA_ENFORCEMENT_UNSPECIFIED: _QuotaEnforcement.ValueType  # 0
+    """Never sent."""
+    QUOTA_ENFORCEMENT_DECLARED: _QuotaEnforcement.ValueType  # 1
+    """The quota was returned to the operator. Nothing holds it to the quota."""
+    QUOTA_ENFORCEMENT_POOL: _QuotaEnforcement.ValueType  # 2
+    """A memory pool of the client library in the task holds it to the quota."""
+    QUOTA_ENFORCEMENT_CGROUP: _QuotaEnforcement.ValueType  # 3
+    """The kernel holds its task to the task's memory limit, of which the quota is a part."""
+
+class QuotaEnforcement(_QuotaEnforcement, metaclass=_QuotaEnforcementEnumTypeWrapper):
+    """How an executor holds an operator to its quota."""
+
+QUOTA_ENFORCEMENT_UNSPECIFIED: QuotaEnforcement.ValueType  # 0
+"""Never sent."""
+QUOTA_ENFORCEMENT_DECLARED: QuotaEnforcement.ValueType  # 1
+"""The quota was returned to the operator. Nothing holds it to the quota."""
+QUOTA_ENFORCEMENT_POOL: QuotaEnforcement.ValueType  # 2
+"""A memory pool of the client library in the task holds it to the quota."""
+QUOTA_ENFORCEMENT_CGROUP: QuotaEnforcement.ValueType  # 3
+"""The kernel holds its task to the task's memory limit, of which the quota is a part."""
+global___QuotaEnforcement = QuotaEnforcement
+
 @typing.final
 class SlotAllocation(google.protobuf.message.Message):
     """A slot to carve."""
@@ -415,15 +443,27 @@ class SubmitTaskRequest(google.protobuf.message.Message):
     ALLOCATION_ID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     SPEC_FIELD_NUMBER: builtins.int
+    OPERATOR_TASK_FIELD_NUMBER: builtins.int
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """Identity, chosen by the job master (UUIDv7). Required."""
     allocation_id: builtins.str
     """The slot to run in."""
     generation: builtins.int
     """Generation of the slot."""
+    memory_limit_bytes: builtins.int
+    """Memory limit of this task within that of its slot, in bytes; a multiple of 64 KiB, at most the slot's. 0: none but
+    the slot's. If the quotas of the task's operators change with the size of the slot, the limit changes by as much.
+    """
     @property
     def spec(self) -> global___TaskSpec:
         """What to run."""
+
+    @property
+    def operator_task(self) -> global___OperatorTask:
+        """The operators of a job graph that the task runs; absent: none. The executor passes it to the task as the JSON object
+        FINEGRAIN_TASK (docs/job-graphs.md).
+        """
 
     def __init__(
         self,
@@ -432,11 +472,247 @@ class SubmitTaskRequest(google.protobuf.message.Message):
         allocation_id: builtins.str = ...,
         generation: builtins.int = ...,
         spec: global___TaskSpec | None = ...,
+        operator_task: global___OperatorTask | None = ...,
+        memory_limit_bytes: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "generation", b"generation", "spec", b"spec", "task_id", b"task_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["operator_task", b"operator_task", "spec", b"spec"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "generation", b"generation", "memory_limit_bytes", b"memory_limit_bytes", "operator_task", b"operator_task", "spec", b"spec", "task_id", b"task_id"]) -> None: ...
 
 global___SubmitTaskRequest = SubmitTaskRequest
+
+@typing.final
+class OperatorTask(google.protobuf.message.Message):
+    """One subtask of a chain of operators."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPERATORS_FIELD_NUMBER: builtins.int
+    SUBTASK_INDEX_FIELD_NUMBER: builtins.int
+    PARALLELISM_FIELD_NUMBER: builtins.int
+    PORTS_FIELD_NUMBER: builtins.int
+    PEERS_FIELD_NUMBER: builtins.int
+    subtask_index: builtins.int
+    """Index of the subtask, from 0."""
+    parallelism: builtins.int
+    """Number of subtasks; more than `subtask_index`."""
+    @property
+    def operators(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskOperator]:
+        """The operators, in order along the edges; 1 to 1,000. They are registered before the task starts, all or none, and
+        their quotas are freed when it has ended. The errors are those of RegisterManagedMemory.
+        """
+
+    @property
+    def ports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Network ports that the task may listen on."""
+
+    @property
+    def peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskPeer]:
+        """Tasks that this one exchanges data with; 4,000 at most."""
+
+    def __init__(
+        self,
+        *,
+        operators: collections.abc.Iterable[global___TaskOperator] | None = ...,
+        subtask_index: builtins.int = ...,
+        parallelism: builtins.int = ...,
+        ports: collections.abc.Iterable[builtins.int] | None = ...,
+        peers: collections.abc.Iterable[global___TaskPeer] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["operators", b"operators", "parallelism", b"parallelism", "peers", b"peers", "ports", b"ports", "subtask_index", b"subtask_index"]) -> None: ...
+
+global___OperatorTask = OperatorTask
+
+@typing.final
+class TaskOperator(google.protobuf.message.Message):
+    """An operator in a slot, and its part of the slot's managed memory."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPERATOR_ID_FIELD_NUMBER: builtins.int
+    FRACTION_FIELD_NUMBER: builtins.int
+    operator_id: builtins.str
+    """Name of the operator, unique in the slot. Letters, digits, ".", "_" and "-"; 128 characters at most."""
+    fraction: builtins.str
+    """Its part of the slot's managed memory, exact: "3/4", "0.75" or "1". More than 0, at most 1; at most 40 digits in
+    numerator and denominator each. Empty: it uses no managed memory.
+    """
+    def __init__(
+        self,
+        *,
+        operator_id: builtins.str = ...,
+        fraction: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fraction", b"fraction", "operator_id", b"operator_id"]) -> None: ...
+
+global___TaskOperator = TaskOperator
+
+@typing.final
+class TaskPeer(google.protobuf.message.Message):
+    """A task to exchange data with."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPERATOR_ID_FIELD_NUMBER: builtins.int
+    SUBTASK_INDEX_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    PORTS_FIELD_NUMBER: builtins.int
+    operator_id: builtins.str
+    """Name of its operator at the other end of the edge."""
+    subtask_index: builtins.int
+    """Index of its subtask."""
+    host: builtins.str
+    """Host name or address."""
+    @property
+    def ports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Ports that it listens on."""
+
+    def __init__(
+        self,
+        *,
+        operator_id: builtins.str = ...,
+        subtask_index: builtins.int = ...,
+        host: builtins.str = ...,
+        ports: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["host", b"host", "operator_id", b"operator_id", "ports", b"ports", "subtask_index", b"subtask_index"]) -> None: ...
+
+global___TaskPeer = TaskPeer
+
+@typing.final
+class OperatorStatus(google.protobuf.message.Message):
+    """An operator that runs in a task, or has a quota in its slot."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPERATOR_ID_FIELD_NUMBER: builtins.int
+    FRACTION_FIELD_NUMBER: builtins.int
+    QUOTA_BYTES_FIELD_NUMBER: builtins.int
+    QUOTA_PAGES_FIELD_NUMBER: builtins.int
+    USED_BYTES_FIELD_NUMBER: builtins.int
+    ENFORCEMENT_FIELD_NUMBER: builtins.int
+    operator_id: builtins.str
+    """Name of the operator."""
+    fraction: builtins.str
+    """Its exact part of the slot's managed memory; empty: none."""
+    quota_bytes: builtins.int
+    """Its quota in bytes: the fraction of the slot's managed memory, rounded down."""
+    quota_pages: builtins.int
+    """Its quota in pages, rounded down."""
+    used_bytes: builtins.int
+    """Memory in use, in bytes; 0: not known. POOL: what the pool reports. CGROUP: what the kernel counts for the whole
+    task.
+    """
+    enforcement: global___QuotaEnforcement.ValueType
+    """How the quota is enforced."""
+    def __init__(
+        self,
+        *,
+        operator_id: builtins.str = ...,
+        fraction: builtins.str = ...,
+        quota_bytes: builtins.int = ...,
+        quota_pages: builtins.int = ...,
+        used_bytes: builtins.int = ...,
+        enforcement: global___QuotaEnforcement.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["enforcement", b"enforcement", "fraction", b"fraction", "operator_id", b"operator_id", "quota_bytes", b"quota_bytes", "quota_pages", b"quota_pages", "used_bytes", b"used_bytes"]) -> None: ...
+
+global___OperatorStatus = OperatorStatus
+
+@typing.final
+class RegisterManagedMemoryRequest(google.protobuf.message.Message):
+    """Registers an operator."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    OPERATOR_ID_FIELD_NUMBER: builtins.int
+    FRACTION_FIELD_NUMBER: builtins.int
+    TASK_ID_FIELD_NUMBER: builtins.int
+    allocation_id: builtins.str
+    """The slot."""
+    generation: builtins.int
+    """Generation of the slot."""
+    operator_id: builtins.str
+    """The operator."""
+    fraction: builtins.str
+    """As in TaskOperator; required."""
+    task_id: builtins.str
+    """The quota is freed when this task of the slot has ended; empty: with the slot."""
+    def __init__(
+        self,
+        *,
+        allocation_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        operator_id: builtins.str = ...,
+        fraction: builtins.str = ...,
+        task_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "fraction", b"fraction", "generation", b"generation", "operator_id", b"operator_id", "task_id", b"task_id"]) -> None: ...
+
+global___RegisterManagedMemoryRequest = RegisterManagedMemoryRequest
+
+@typing.final
+class RegisterManagedMemoryResponse(google.protobuf.message.Message):
+    """The quota of the operator. It changes with the size of the slot."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    PAGES_FIELD_NUMBER: builtins.int
+    PAGE_BYTES_FIELD_NUMBER: builtins.int
+    memory_bytes: builtins.int
+    """The fraction of the slot's managed memory, rounded down (computeMemorySize)."""
+    pages: builtins.int
+    """The number of whole pages in it (computeNumberOfPages)."""
+    page_bytes: builtins.int
+    """Bytes of one page."""
+    def __init__(
+        self,
+        *,
+        memory_bytes: builtins.int = ...,
+        pages: builtins.int = ...,
+        page_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["memory_bytes", b"memory_bytes", "page_bytes", b"page_bytes", "pages", b"pages"]) -> None: ...
+
+global___RegisterManagedMemoryResponse = RegisterManagedMemoryResponse
+
+@typing.final
+class SetTaskPeersRequest(google.protobuf.message.Message):
+    """Replaces the peers of a task."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    PEERS_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task; submitted with `operator_task`."""
+    @property
+    def peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskPeer]:
+        """All its peers; 4,000 at most."""
+
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        peers: collections.abc.Iterable[global___TaskPeer] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["peers", b"peers", "task_id", b"task_id"]) -> None: ...
+
+global___SetTaskPeersRequest = SetTaskPeersRequest
+
+@typing.final
+class SetTaskPeersResponse(google.protobuf.message.Message):
+    """The peers are replaced and stored."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___SetTaskPeersResponse = SetTaskPeersResponse
 
 @typing.final
 class SubmitTaskResponse(google.protobuf.message.Message):
@@ -475,6 +751,8 @@ class TaskStatus(google.protobuf.message.Message):
     EXIT_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
     ARGV_FIELD_NUMBER: builtins.int
+    OPERATORS_FIELD_NUMBER: builtins.int
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """Identity."""
     allocation_id: builtins.str
@@ -487,6 +765,8 @@ class TaskStatus(google.protobuf.message.Message):
     """State of the task."""
     pid: builtins.int
     """Process id on its host."""
+    memory_limit_bytes: builtins.int
+    """Its memory limit within that of its slot, in bytes; 0: none."""
     @property
     def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When its process was created."""
@@ -505,6 +785,10 @@ class TaskStatus(google.protobuf.message.Message):
     def argv(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The command."""
 
+    @property
+    def operators(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OperatorStatus]:
+        """The operators of its OperatorTask, and those that were registered for the task later."""
+
     def __init__(
         self,
         *,
@@ -518,9 +802,11 @@ class TaskStatus(google.protobuf.message.Message):
         exit: global___TaskExit | None = ...,
         error: finegrain.v1.slots_pb2.ItemError | None = ...,
         argv: collections.abc.Iterable[builtins.str] | None = ...,
+        operators: collections.abc.Iterable[global___OperatorStatus] | None = ...,
+        memory_limit_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error", "exit", b"exit", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "argv", b"argv", "error", b"error", "exit", b"exit", "generation", b"generation", "job_id", b"job_id", "pid", b"pid", "start_time", b"start_time", "state", b"state", "task_id", b"task_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "argv", b"argv", "error", b"error", "exit", b"exit", "generation", b"generation", "job_id", b"job_id", "memory_limit_bytes", b"memory_limit_bytes", "operators", b"operators", "pid", b"pid", "start_time", b"start_time", "state", b"state", "task_id", b"task_id"]) -> None: ...
 
 global___TaskStatus = TaskStatus
 

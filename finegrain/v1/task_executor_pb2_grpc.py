@@ -96,6 +96,16 @@ class TaskExecutorServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_task__executor__pb2.ListTasksRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_task__executor__pb2.ListTasksResponse.FromString,
                 _registered_method=True)
+        self.RegisterManagedMemory = channel.unary_unary(
+                '/finegrain.v1.TaskExecutorService/RegisterManagedMemory',
+                request_serializer=finegrain_dot_v1_dot_task__executor__pb2.RegisterManagedMemoryRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_task__executor__pb2.RegisterManagedMemoryResponse.FromString,
+                _registered_method=True)
+        self.SetTaskPeers = channel.unary_unary(
+                '/finegrain.v1.TaskExecutorService/SetTaskPeers',
+                request_serializer=finegrain_dot_v1_dot_task__executor__pb2.SetTaskPeersRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_task__executor__pb2.SetTaskPeersResponse.FromString,
+                _registered_method=True)
 
 
 class TaskExecutorServiceServicer(object):
@@ -190,6 +200,26 @@ class TaskExecutorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RegisterManagedMemory(self, request, context):
+        """Gives an operator a fraction of the managed memory of a slot; returns its quota. SubmitTask does the same for the
+        operators of a task. The same operator with the same fraction again gets the same quota. Errors:
+
+        - ALREADY_EXISTS: the operator has another fraction, or belongs to another task that has not ended;
+        - FAILED_PRECONDITION, reason "MANAGED_MEMORY_EXCEEDED": the fractions in the slot would add up to more than 1. The
+        details contain asked and available.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTaskPeers(self, request, context):
+        """Replaces the peers of a task: what the task reads with GetPeers at the socket of its slot. Its environment, which
+        has the peers of SubmitTask, does not change.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TaskExecutorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -237,6 +267,16 @@ def add_TaskExecutorServiceServicer_to_server(servicer, server):
                     servicer.ListTasks,
                     request_deserializer=finegrain_dot_v1_dot_task__executor__pb2.ListTasksRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_task__executor__pb2.ListTasksResponse.SerializeToString,
+            ),
+            'RegisterManagedMemory': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterManagedMemory,
+                    request_deserializer=finegrain_dot_v1_dot_task__executor__pb2.RegisterManagedMemoryRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_task__executor__pb2.RegisterManagedMemoryResponse.SerializeToString,
+            ),
+            'SetTaskPeers': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTaskPeers,
+                    request_deserializer=finegrain_dot_v1_dot_task__executor__pb2.SetTaskPeersRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_task__executor__pb2.SetTaskPeersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -499,6 +539,60 @@ class TaskExecutorService(object):
             '/finegrain.v1.TaskExecutorService/ListTasks',
             finegrain_dot_v1_dot_task__executor__pb2.ListTasksRequest.SerializeToString,
             finegrain_dot_v1_dot_task__executor__pb2.ListTasksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegisterManagedMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.TaskExecutorService/RegisterManagedMemory',
+            finegrain_dot_v1_dot_task__executor__pb2.RegisterManagedMemoryRequest.SerializeToString,
+            finegrain_dot_v1_dot_task__executor__pb2.RegisterManagedMemoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTaskPeers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.TaskExecutorService/SetTaskPeers',
+            finegrain_dot_v1_dot_task__executor__pb2.SetTaskPeersRequest.SerializeToString,
+            finegrain_dot_v1_dot_task__executor__pb2.SetTaskPeersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -105,6 +105,26 @@ class TaskExecutorServiceStub:
     ]
     """Lists the tasks of a job on this executor, including ended ones as long as their slot exists."""
 
+    RegisterManagedMemory: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.task_executor_pb2.RegisterManagedMemoryRequest,
+        finegrain.v1.task_executor_pb2.RegisterManagedMemoryResponse,
+    ]
+    """Gives an operator a fraction of the managed memory of a slot; returns its quota. SubmitTask does the same for the
+    operators of a task. The same operator with the same fraction again gets the same quota. Errors:
+
+    - ALREADY_EXISTS: the operator has another fraction, or belongs to another task that has not ended;
+    - FAILED_PRECONDITION, reason "MANAGED_MEMORY_EXCEEDED": the fractions in the slot would add up to more than 1. The
+      details contain asked and available.
+    """
+
+    SetTaskPeers: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.task_executor_pb2.SetTaskPeersRequest,
+        finegrain.v1.task_executor_pb2.SetTaskPeersResponse,
+    ]
+    """Replaces the peers of a task: what the task reads with GetPeers at the socket of its slot. Its environment, which
+    has the peers of SubmitTask, does not change.
+    """
+
 class TaskExecutorServiceAsyncStub:
     """One host's slots and the tasks in them.
 
@@ -191,6 +211,26 @@ class TaskExecutorServiceAsyncStub:
         finegrain.v1.task_executor_pb2.ListTasksResponse,
     ]
     """Lists the tasks of a job on this executor, including ended ones as long as their slot exists."""
+
+    RegisterManagedMemory: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.task_executor_pb2.RegisterManagedMemoryRequest,
+        finegrain.v1.task_executor_pb2.RegisterManagedMemoryResponse,
+    ]
+    """Gives an operator a fraction of the managed memory of a slot; returns its quota. SubmitTask does the same for the
+    operators of a task. The same operator with the same fraction again gets the same quota. Errors:
+
+    - ALREADY_EXISTS: the operator has another fraction, or belongs to another task that has not ended;
+    - FAILED_PRECONDITION, reason "MANAGED_MEMORY_EXCEEDED": the fractions in the slot would add up to more than 1. The
+      details contain asked and available.
+    """
+
+    SetTaskPeers: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.task_executor_pb2.SetTaskPeersRequest,
+        finegrain.v1.task_executor_pb2.SetTaskPeersResponse,
+    ]
+    """Replaces the peers of a task: what the task reads with GetPeers at the socket of its slot. Its environment, which
+    has the peers of SubmitTask, does not change.
+    """
 
 class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
     """One host's slots and the tasks in them.
@@ -296,5 +336,29 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.task_executor_pb2.ListTasksResponse, collections.abc.Awaitable[finegrain.v1.task_executor_pb2.ListTasksResponse]]:
         """Lists the tasks of a job on this executor, including ended ones as long as their slot exists."""
+
+    @abc.abstractmethod
+    def RegisterManagedMemory(
+        self,
+        request: finegrain.v1.task_executor_pb2.RegisterManagedMemoryRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.task_executor_pb2.RegisterManagedMemoryResponse, collections.abc.Awaitable[finegrain.v1.task_executor_pb2.RegisterManagedMemoryResponse]]:
+        """Gives an operator a fraction of the managed memory of a slot; returns its quota. SubmitTask does the same for the
+        operators of a task. The same operator with the same fraction again gets the same quota. Errors:
+
+        - ALREADY_EXISTS: the operator has another fraction, or belongs to another task that has not ended;
+        - FAILED_PRECONDITION, reason "MANAGED_MEMORY_EXCEEDED": the fractions in the slot would add up to more than 1. The
+          details contain asked and available.
+        """
+
+    @abc.abstractmethod
+    def SetTaskPeers(
+        self,
+        request: finegrain.v1.task_executor_pb2.SetTaskPeersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.task_executor_pb2.SetTaskPeersResponse, collections.abc.Awaitable[finegrain.v1.task_executor_pb2.SetTaskPeersResponse]]:
+        """Replaces the peers of a task: what the task reads with GetPeers at the socket of its slot. Its environment, which
+        has the peers of SubmitTask, does not change.
+        """
 
 def add_TaskExecutorServiceServicer_to_server(servicer: TaskExecutorServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -55,6 +55,14 @@ class TaskState(StrEnum):
         return self in (TaskState.EXITED, TaskState.FAILED)
 
 
+class QuotaEnforcement(StrEnum):
+    """How an executor holds an operator to its quota of managed memory."""
+
+    DECLARED = "DECLARED"  # not at all: it only has the number
+    POOL = "POOL"  # by a memory pool of the client library in the task
+    CGROUP = "CGROUP"  # by the kernel, with the memory limit of its task
+
+
 class GangPlacement(StrEnum):
     """Where the members of a gang go."""
 

@@ -109,6 +109,12 @@ class Helper:
         self.slots.need(args)
         return self.tasks.start(args, lambda: self.slots.limits[self.slots.need(args)])
 
+    def limit_task(self, args: dict[str, Any]) -> Job:
+        def slot_bytes(name: str) -> int:
+            return int(self.slots.limits[name]["memory_bytes"]) if name in self.slots.limits else 0
+
+        return self.tasks.limit(args["task_id"], args["memory_limit_bytes"], slot_bytes)
+
     def signal_task(self, args: dict[str, Any]) -> Job:
         return self.tasks.ask(args.pop("task_id"), "signal", args)
 

@@ -213,6 +213,7 @@ _INPUT = {
     "data": Field(octets, ""),
     "eof": Field(flag, False),
 }
+_TASK_MEMORY = integer(MEMORY_UNIT_BYTES, 1 << 60, MEMORY_UNIT_BYTES)
 SIGNAL: dict[str, Field] = {"signum": Field(integer(1, 64))}
 HELPER_VERBS: Mapping[str, Fields] = {
     "hello": {},
@@ -231,7 +232,9 @@ HELPER_VERBS: Mapping[str, Fields] = {
         "stdin": Field(flag, False),
         "log_limit_bytes": Field(integer(0, 1 << 50), 64 << 20),
         "timeout_ms": Field(integer(1, 365 * _DAY_MS), None),
+        "memory_limit_bytes": Field(_TASK_MEMORY, None),
     },
+    "limit_task": _TASK | {"memory_limit_bytes": Field(_TASK_MEMORY)},
     "signal_task": _TASK | SIGNAL,
     "kill_task": _TASK | _GRACE,
     "write_input": _TASK | _INPUT,

@@ -139,6 +139,9 @@ class _Shim:
             # Stage 1: start the program.
             self._make_scratch()
             self.driver.make(self.group)
+            # Before its process exists, so that it is never without the limit.
+            if limit := self.spec["memory_limit_bytes"]:
+                self.driver.limit_memory(self.group, limit)
             error_fd = self._fork()
             yield from self._until_exec(error_fd)
             # Stage 2: it runs. The record gets its pid before the helper can report the task as

@@ -24,7 +24,7 @@ from task_executor.helper.cgroups.base import Driver
 from task_executor.helper.child import bound_to, remove_as
 from task_executor.helper.loop import Job, Loop
 from task_executor.helper.paths import boot_id, read_json, start_ticks, write_json
-from task_executor.helper.protocol import Fault, decode, encode, fault_of, frames
+from task_executor.helper.protocol import Fault, as_fault, decode, encode, fault_of, frames
 from task_executor.helper.server import socket_address
 from task_executor.helper.shim import run_shim
 
@@ -163,7 +163,9 @@ class Tasks:
         while this job waits. Raises Fault.
         """
         task_id = args["task_id"]
-        digest = hashlib.sha256(json.dumps(args, sort_keys=True).encode()).hexdigest()
+        # Without a limit that was not given: an earlier helper, which knew none, has started tasks.
+        named = {n: v for n, v in args.items() if n != "memory_limit_bytes" or v is not None}
+        digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
         # The id may be of a task from before a restart, whose record is not read yet.
         while task_id in self.unidentified:
             yield 0.01
@@ -179,6 +181,7 @@ class Tasks:
                 self.loop.later(0, lambda: self._send_end(known))
             return {name: known.record[name] for name in ("pid", "start_time_ticks")}
         uid, gid = self._user(args["uid"], args["gid"])
+        _check_within(limits()["memory_bytes"], args["memory_limit_bytes"])
         # A new task: choose its user, directory and groups.
         spec = args | {"uid": uid, "gid": gid, "digest": digest, "scratch": None}
         if args["cwd"] is None:
@@ -253,6 +256,30 @@ class Tasks:
             yield 0.01
             task.refresh()
 
+    def limit(self, task_id: str, memory_bytes: int, slot_bytes: Callable[[str], int]) -> Job:
+        """Changes the memory limit of a running task; does nothing if it has ended. Repeatable.
+
+        Raises TASK_UNKNOWN, BELOW_USE (the old limit is in effect) or CARVE_FAILED.
+        """
+        while task_id in self.unidentified:
+            yield 0.01
+        if (task := self.known.get(task_id)) is None:
+            raise Fault("TASK_UNKNOWN", f"no task {task_id} on this executor", task_id=task_id)
+        yield from self._until_started(task)
+        group = task.record["group"]
+        if task.exit or not all(map(self.driver.kernel.exists, group.values())):
+            return
+        _check_within(slot_bytes(task.slot), memory_bytes)
+        controller, _soft, file = self.driver.reclaim_files
+        old = self.driver.count(group, controller, file)
+        try:
+            yield from self.driver.make_room(group, memory_bytes)
+            self.driver.limit_memory(group, memory_bytes)
+        except (Fault, OSError) as error:
+            if old:  # `make_room` may have throttled the task
+                self.driver.limit_memory(group, old)
+            raise as_fault(error, "CARVE_FAILED") from None
+
     def _user(self, uid: int | None, gid: int | None) -> tuple[int, int]:
         """Returns the user of a task: the configured one, or one of the allowed range.
 
@@ -325,6 +352,12 @@ class Tasks:
         # Another call may have removed it while this one has waited.
         if self.known.pop(task_id, None):
             shutil.rmtree(task.directory)
+
+
+def _check_within(slot_bytes: int, memory_bytes: int | None) -> None:
+    if memory_bytes is not None and memory_bytes > slot_bytes:
+        message = f"memory_limit_bytes is {memory_bytes}; expected at most the slot's, {slot_bytes}"
+        raise Fault("CARVE_FAILED", message)
 
 
 def _exchange(peer: socket.socket, outbox: bytearray, deadline: float) -> Job:

@@ -218,8 +218,21 @@ class HelperClient:
                 USER_NOT_ALLOWED, LIMIT_TOO_SMALL, START_FAILED, ALLOCATION_UNKNOWN, SLOT_NOT_READY,
                 ALREADY_EXISTS or INVALID_ARGUMENT. No task exists then.
         """
-        result = await self._call("start_task", FRAMES.to_json(spec))
+        content: dict[str, Any] = FRAMES.to_json(spec)
+        if spec.memory_limit_bytes is None:  # a helper of an earlier version does not know it
+            del content["memory_limit_bytes"]
+        result = await self._call("start_task", content)
         return FRAMES.from_json(TaskStarted, result)
+
+    async def limit_task(self, task_id: str, memory_limit_bytes: int) -> None:
+        """Changes the memory limit of a task; does nothing if it has ended. Repeating is safe.
+
+        Raises:
+            HelperError: CARVE_FAILED, or BELOW_USE (details: asked, used, in bytes); the old limit
+                is in effect.
+        """
+        args = {"task_id": task_id, "memory_limit_bytes": memory_limit_bytes}
+        await self._call("limit_task", args)
 
     async def signal_task(self, task_id: str, signum: int) -> None:
         """Sends a signal to the task's process group.

@@ -72,6 +72,7 @@ class TaskSpec:
     stdin: bool = False
     log_limit_bytes: int = 64 << 20
     timeout_ms: int | None = None
+    memory_limit_bytes: int | None = None  # None: none but the slot's
 
 
 @dataclass(frozen=True)

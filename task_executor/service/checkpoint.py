@@ -28,6 +28,7 @@ from finegrain.ids import ID_PATTERN, new_id
 from finegrain.mapping.json_form import JsonCodec, JsonForm
 from finegrain.mapping.stored import FORMS
 from task_executor.engine.slots import EndedSlot, Slot, SlotKey
+from task_executor.service.operators import SlotOperator
 
 FORMAT_VERSION = 3  # 2: slots may be in a resize; 3: slots may have dedicated cpus
 LOCK_FILE = "executor.lock"
@@ -53,6 +54,7 @@ class SavedState:
     policy: HostPolicy = field(default_factory=HostPolicy)  # set by an operator for this host
     policy_number: int = 0  # number of `policy`; 0: none was set
     user_token_sha256: str = ""  # from the last registration; empty: not known
+    operators: tuple[SlotOperator, ...] = ()  # registered for whole slots
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import task_executor_pb2, task_executor_pb2_grpc
 from task_executor.service.commands import GRACE_MS_MAX, CommandRunner
 from task_executor.service.encoding import write
+from task_executor.service.operator_calls import OperatorCalls
 from task_executor.service.task_runner import TaskRunner
 from task_executor.service.task_watch import watch_task
 
@@ -21,9 +22,12 @@ from task_executor.service.task_watch import watch_task
 class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
     """The gRPC service of one executor."""
 
-    def __init__(self, commands: CommandRunner, tasks: TaskRunner) -> None:
+    def __init__(
+        self, commands: CommandRunner, tasks: TaskRunner, operators: OperatorCalls
+    ) -> None:
         self._commands = commands
         self._tasks = tasks
+        self._operators = operators
 
     async def AllocateSlots(
         self, request: task_executor_pb2.AllocateSlotsRequest, _context: Any
@@ -83,3 +87,14 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
         return task_executor_pb2.ListTasksResponse(
             tasks=[write(task_executor_pb2.TaskStatus, task) for task in tasks]
         )
+
+    async def RegisterManagedMemory(
+        self, request: task_executor_pb2.RegisterManagedMemoryRequest, _context: Any
+    ) -> task_executor_pb2.RegisterManagedMemoryResponse:
+        return await self._operators.register(request, current_caller())
+
+    async def SetTaskPeers(
+        self, request: task_executor_pb2.SetTaskPeersRequest, _context: Any
+    ) -> task_executor_pb2.SetTaskPeersResponse:
+        await self._operators.set_peers(request, current_caller())
+        return task_executor_pb2.SetTaskPeersResponse()

@@ -54,6 +54,7 @@ from task_executor.service.manager_link import ManagerLink
 from task_executor.service.metrics import ExecutorMetrics
 from task_executor.service.mps import MpsDaemons, mps_problem
 from task_executor.service.offers import Offers
+from task_executor.service.operator_calls import OperatorCalls
 from task_executor.service.ports import Helper
 from task_executor.service.prepared import Prepared
 from task_executor.service.slot_keeper import Identity, SlotKeeper
@@ -183,7 +184,7 @@ class Front:
         )
         self._server.add(
             task_executor_pb2_grpc.add_TaskExecutorServiceServicer_to_server,
-            ExecutorService(self.commands, self.runner),
+            ExecutorService(self.commands, self.runner, OperatorCalls(self.keeper, self.runner)),
         )
         self._metrics_server: MetricsServer | None = None
         self._background: list[asyncio.Task[None]] = []

@@ -66,6 +66,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
         _adopt(keeper, slot, on_host, why_missing)
     # Tasks after slots: a task whose slot was not adopted is deleted after a while.
     _adopt_tasks(keeper, state)
+    keeper.operators.adopt(saved.operators)
     # Stage 3: remove what is on the host and has no owner.
     await _destroy_unknown_slots(keeper, state)
     await _forget_unknown_tasks(keeper, state)

@@ -38,6 +38,7 @@ from task_executor.service.device_levels import (
 from task_executor.service.failures import carve_failed
 from task_executor.service.isolation import isolation_of
 from task_executor.service.limits import amounts_of, dedicated_cpus, limits_of
+from task_executor.service.operators import PAGE_BYTES, Operators
 from task_executor.service.ports import Helper
 from task_executor.service.task_table import TaskTable
 
@@ -70,6 +71,7 @@ class SlotKeeper:
         directory: where the checkpoint is written.
         default_grace_ms: time between SIGTERM and SIGKILL if an order does not say.
         enforcement: what can be enforced of devices.
+        page_bytes: size of a page of managed memory.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class SlotKeeper:
         *,
         default_grace_ms: int,
         enforcement: DeviceEnforcement = NO_ENFORCEMENT,
+        page_bytes: int = PAGE_BYTES,
     ) -> None:
         self.identity = identity
         self.table = table
@@ -91,6 +94,7 @@ class SlotKeeper:
         self.closes_devices = False  # the helper does so; one of an earlier version cannot
         self.cpu_bindings = CpuBindings(table, helper)
         self.tasks = TaskTable()
+        self.operators = Operators(table, self.tasks, page_bytes)
         self.reports = ReportLog()
         self.starts = 0  # fronts started with this identity, including this one
         self.user_token_sha256 = ""  # from the last registration; empty: not known
@@ -147,6 +151,7 @@ class SlotKeeper:
             # destroyed.
             slots=(*self.table.visible(), *self._enforced.values()),
             ended=tuple(self.reports.all_ended()),
+            operators=tuple(self.operators.of_slots()),
         )
 
     async def save(self) -> None:

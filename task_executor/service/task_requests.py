@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
+from finegrain.resources import AMOUNT_MAX
 from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import task_executor_pb2
+from finegrain.values.operators import OperatorTask
 from task_executor.engine.slots import SlotKey
 from task_executor.service.messages import check_generation
+from task_executor.service.operator_requests import operator_task_of
 
 COMMAND_BYTES_MAX = 128 * 1024
+MEMORY_UNIT_BYTES = 64 * 1024  # limits are multiples of it, so that the kernel never rounds
 TIMEOUT_MS_MAX = 365 * 24 * 3600 * 1000
 OUTPUT_LIMIT_BYTES_MAX = 1 << 50
 PATH_LENGTH_MAX = 4096
@@ -35,6 +39,8 @@ class Submission:
     stdin: bool
     timeout_ms: int | None
     output_limit_bytes: int  # 0: the executor's default
+    operator_task: OperatorTask | None = None
+    memory_limit_bytes: int = 0  # 0: none but the slot's
 
 
 def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
@@ -70,7 +76,18 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
         stdin=spec.stdin,
         timeout_ms=timeout_ms,
         output_limit_bytes=spec.output_limit_bytes,
+        operator_task=(
+            operator_task_of(request.operator_task) if request.HasField("operator_task") else None
+        ),
+        memory_limit_bytes=_check_memory_limit(request.memory_limit_bytes),
     )
+
+
+def _check_memory_limit(limit_bytes: int) -> int:
+    if not 0 <= limit_bytes <= AMOUNT_MAX or limit_bytes % MEMORY_UNIT_BYTES:
+        expected = f"0, or a multiple of {MEMORY_UNIT_BYTES}"
+        raise InvalidArgument("memory_limit_bytes", limit_bytes, expected)
+    return limit_bytes
 
 
 def _check_argv(argv: tuple[str, ...]) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ from task_executor.service.device_environment import (
     check_not_overridden,
     device_environment,
 )
+from task_executor.service.operators import task_variable
 from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.task_requests import Submission, submission_of
 from task_executor.service.task_table import Task
@@ -122,9 +123,11 @@ class TaskRunner:
         if task is None:
             if self._closed:
                 raise Unavailable("this executor is stopping")
-            slot = self._slot_of(submission, caller)
+            slot = self.slot_of(submission.key, caller)
+            _check_memory_limit(submission, slot)
             self._make_room(submission.key)
             task = self._new_task(submission, slot)
+            self._keeper.operators.register_task(task)
             # In the table before anything waits, so that a repeated submission finds the task.
             self._tasks.add(task)
             # Shielded: a caller that disconnects must not leave a task half started.
@@ -151,8 +154,14 @@ class TaskRunner:
             )
         return task
 
-    def _slot_of(self, submission: Submission, caller: Caller) -> Slot:
-        key = submission.key
+    def slot_of(self, key: SlotKey, caller: Caller) -> Slot:
+        """Returns a slot that accepts tasks of the caller.
+
+        Raises:
+            NotFound: ALLOCATION_UNKNOWN.
+            PermissionDenied: JOB_SECRET_WRONG.
+            FailedPrecondition: STALE_GENERATION or SLOT_NOT_READY.
+        """
         latest = self._keeper.table.latest(key.allocation_id)
         details = {"allocation_id": key.allocation_id, "generation": key.generation}
         if latest is None or latest.state is CarveState.CARVING:
@@ -193,13 +202,15 @@ class TaskRunner:
             submit_time_ms=round(time.time() * 1000),
             submit_number=self._tasks.last_number + 1,
             directory=self._task_root / submission.task_id,
+            operator_task=submission.operator_task,
+            memory_limit_bytes=submission.memory_limit_bytes,
         )
 
     async def _start_new(self, task: Task, submission: Submission, slot: Slot) -> None:
         """Saves the task, then starts it, so that a crash in between leaves no unknown process."""
         try:
-            await self._save(task)
-            started = await self._start(task, self._spec_of(submission, slot))
+            await self.store(task)
+            started = await self._start(task, self._spec_of(task, submission, slot))
             self._tasks.started(task, started, round(time.time() * 1000), task.directory)
             log.info("task_started", task_id=task.task_id, pid=started, **_ids(task))
         except FinegrainError as error:
@@ -213,7 +224,7 @@ class TaskRunner:
             self._drop(task)
             raise
 
-    def _spec_of(self, submission: Submission, slot: Slot) -> TaskSpec:
+    def _spec_of(self, task: Task, submission: Submission, slot: Slot) -> TaskSpec:
         user = self._users.resolve(submission.user)
         table, spec = self._keeper.table, slot.spec
         return TaskSpec(
@@ -236,6 +247,9 @@ class TaskRunner:
                     context_bytes=self._options.gpu_context_bytes,
                 )
                 | self.slot_environment(spec, slot.isolation),
+                operators=(
+                    task_variable(task, self._keeper.operators) if task.operator_task else ""
+                ),
             ),
             cwd=submission.cwd or None,
             uid=user.uid,
@@ -243,6 +257,7 @@ class TaskRunner:
             stdin=submission.stdin,
             log_limit_bytes=submission.output_limit_bytes or self._options.output_limit_bytes,
             timeout_ms=submission.timeout_ms,
+            memory_limit_bytes=submission.memory_limit_bytes or None,
         )
 
     async def _start(self, task: Task, spec: TaskSpec) -> int:
@@ -263,11 +278,17 @@ class TaskRunner:
 
     def _drop(self, task: Task) -> None:
         self._tasks.drop(task)
+        self._keeper.operators.withdraw(task)
         self._keeper.directory.forget_task(task.task_id)
         task.settled.set()
         task.wake()
 
-    async def _save(self, task: Task) -> None:
+    async def store(self, task: Task) -> None:
+        """Writes the task's file.
+
+        Raises:
+            Unavailable: it could not be written.
+        """
         try:
             await asyncio.to_thread(self._keeper.directory.save_task, task.task_id, task.to_dict())
         except OSError as error:
@@ -279,7 +300,7 @@ class TaskRunner:
 
     async def _save_or_log(self, task: Task) -> None:
         try:
-            await self._save(task)
+            await self.store(task)
         except Unavailable as error:
             log.error("task_not_recorded", task_id=task.task_id, error=error.message)
 
@@ -420,6 +441,7 @@ class TaskRunner:
         now = asyncio.get_running_loop().time()
         for task in self._tasks.of_slot(key):
             task.slot_removed_at = now
+        self._keeper.operators.slot_removed(key)
 
     def _make_room(self, key: SlotKey) -> None:
         """Checks the limits on tasks, and marks the oldest ended tasks of a full slot for deletion.
@@ -458,6 +480,12 @@ class TaskRunner:
         self._closed = True
         if self._starting:
             await asyncio.wait(self._starting, timeout=1.0)
+
+
+def _check_memory_limit(submission: Submission, slot: Slot) -> None:
+    if submission.memory_limit_bytes > slot.spec.memory_bytes:
+        expected = f"at most {slot.spec.memory_bytes}, the memory of the slot"
+        raise InvalidArgument("memory_limit_bytes", submission.memory_limit_bytes, expected)
 
 
 def _check_owner(job_secret_sha256: str, caller: Caller, what: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from finegrain.errors import NotFound, Reason, ResourceExhausted
 from finegrain.mapping.json_form import JsonCodec, JsonForm
+from finegrain.values.operators import OperatorStatus, OperatorTask, TaskOperator
 from finegrain.values.states import TaskState
 from task_executor.engine.slots import SlotKey
 from task_executor.host.helper_messages import ExitRecord, TaskFault
@@ -43,6 +44,9 @@ class Task:
     cancelled: bool = False  # by CancelTask or because its slot was freed, before it ended
     fault: TaskFault | None = None  # why it never ran
     ended_for: TaskFault | None = None  # what the executor ended it for, while it ran
+    operator_task: OperatorTask | None = None  # what it runs of a job graph
+    registered: tuple[TaskOperator, ...] = ()  # operators that it registered while it ran
+    memory_limit_bytes: int = 0  # within that of its slot; 0: none
     # not saved
     state: TaskState = TaskState.STARTING
     pid: int = 0
@@ -51,6 +55,7 @@ class Task:
     exit: ExitRecord | None = None
     slot_removed_at: float | None = None  # event loop time
     watchers: int = 0
+    operators: tuple[OperatorStatus, ...] = ()
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # no longer STARTING
     _wakers: set[asyncio.Event] = field(default_factory=set)
 
@@ -104,7 +109,9 @@ class Task:
         return task
 
 
-_LEARNT = "state pid start_time_ms directory exit slot_removed_at watchers settled _wakers"
+_LEARNT = (
+    "state pid start_time_ms directory exit slot_removed_at watchers operators settled _wakers"
+)
 _JSON = JsonCodec(
     {
         Task: JsonForm(inline="key", hidden=_LEARNT),
@@ -121,6 +128,7 @@ class TaskTable:
         self._by_slot: dict[SlotKey, dict[str, Task]] = defaultdict(dict)
         self.outcomes: dict[str, int] = defaultdict(int)  # ended tasks since the start
         self.oom_kills = 0
+        self.on_end: Callable[[Task], None] = lambda _task: None  # frees what the task has
         self.last_number = 0
 
     def __iter__(self) -> Iterator[Task]:
@@ -221,6 +229,7 @@ class TaskTable:
             task.fault = fault
             task.state = TaskState.FAILED
             self.outcomes["failed"] += 1
+            self.on_end(task)
             task.wake()
 
     def exited(self, task: Task, record: ExitRecord, *, count: bool = True) -> None:
@@ -245,6 +254,7 @@ class TaskTable:
         if count:
             self.outcomes[outcome_of(task, record)] += 1
             self.oom_kills += record.oom_kills
+        self.on_end(task)
         task.wake()
 
 

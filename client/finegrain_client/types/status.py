@@ -19,6 +19,7 @@ from finegrain.errors import FinegrainError, Reason
 from finegrain.mapping.value import Value
 from finegrain.resources import ResourceProfile
 from finegrain.values.isolation import Isolation
+from finegrain.values.operators import OperatorStatus
 from finegrain.values.states import (
     ExecutorState,
     GangPlacement,
@@ -244,6 +245,8 @@ class TaskStatus(Value):
     result: TaskResult | None  # only when EXITED
     reason: str = ""  # why it never ran; only when FAILED
     message: str = ""
+    operators: tuple[OperatorStatus, ...] = ()  # of a job graph
+    memory_limit_bytes: int = 0  # within that of its slot; 0: none
 
 
 @dataclass(frozen=True, slots=True)

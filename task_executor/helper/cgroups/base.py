@@ -242,6 +242,12 @@ class Driver:
         Raises CARVE_FAILED for one that was not accepted.
         """
 
+    def limit_memory(self, group: Group, memory_bytes: int) -> None:
+        """Limits the memory of a task within its slot; reads the limit back.
+
+        Raises CARVE_FAILED, or BELOW_USE if the task uses more.
+        """
+
     def limit_devices(self, group: Group, limits: dict[str, Any]) -> None:
         """Closes the device files that `limits` name (a part of `apply`). Raises CARVE_FAILED."""
 

@@ -65,15 +65,18 @@ class V1(CgroupDriver):
         if hugetlb := group.get("hugetlb"):
             self.limit_hugepages(hugetlb, "limit_in_bytes", limits)
         # Memory is last, because what the tasks use can make this write fail.
+        self.limit_memory(group, limits["memory_bytes"])
+
+    def limit_memory(self, group: Group, memory_bytes: int) -> None:
         if memory := group.get("memory"):
             files = [f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"]
-            if limits["memory_bytes"] > int(self.kernel.read(files[0])):
+            if memory_bytes > int(self.kernel.read(files[0])):
                 files.reverse()  # memory + swap must never be below memory, not even in between
             for file in filter(self.kernel.exists, files):
                 try:
-                    self.put(file, str(limits["memory_bytes"]))
+                    self.put(file, str(memory_bytes))
                 except Fault:
-                    self.refuse_below_use(group, limits["memory_bytes"])  # risen since the check
+                    self.refuse_below_use(group, memory_bytes)  # risen since the check
                     raise
 
     def probe_devices(self) -> str:

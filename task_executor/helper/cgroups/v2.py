@@ -73,11 +73,15 @@ class V2(CgroupDriver):
             self.put(f"{path}/pids.max", str(limits["pids_max"] or "max"))
         if "hugetlb" in has:
             self.limit_hugepages(path, "max", limits)
-        if "memory" in has:
+        self.limit_memory(group, limits["memory_bytes"])
+
+    def limit_memory(self, group: Group, memory_bytes: int) -> None:
+        path = group["unified"]
+        if "memory" in self.kernel.read(f"{path}/cgroup.controllers").split():
             # Without swap the memory limit covers everything that the slot uses, as on v1.
             if self.kernel.exists(f"{path}/memory.swap.max"):
                 self.put(f"{path}/memory.swap.max", "0")
-            self.put(f"{path}/memory.max", str(limits["memory_bytes"]))
+            self.put(f"{path}/memory.max", str(memory_bytes))
             self.put(f"{path}/memory.high", "max")  # `make_room` had lowered it
 
     def probe_devices(self) -> str:

@@ -58,6 +58,42 @@ async def test_a_task_that_eats_memory_dies_alone_and_is_reported(host: Host) ->
         break
 
 
+async def test_a_task_with_a_limit_of_its_own_is_held_to_it_and_its_neighbour_notices_nothing(
+    host: Host,
+) -> None:
+    await host.slot(memory_bytes=256 * MIB)
+    await host.start("", "modest", argv=python(HOG.format(mib=100)))
+    await eventually(lambda: host.output("modest") == "fits\n", "the modest one has its memory")
+    await host.start("", "limited", argv=python(HOG.format(mib=100)), memory_limit_bytes=48 * MIB)
+    record = await host.exit_of("limited")
+    assert (record.oom_killed, record.signal) == (True, 9)
+    assert record.peak_memory_bytes <= 48 * MIB
+    states = {task.task_id: task.state for task in (await host.client.inspect()).tasks}
+    assert states == {"modest": "running", "limited": "exited"}
+
+
+async def test_the_limit_of_a_task_changes_while_it_runs(host: Host) -> None:
+    await host.slot(memory_bytes=256 * MIB)
+    await host.start("", "task", argv=python(HOG.format(mib=60)), memory_limit_bytes=128 * MIB)
+    await eventually(lambda: host.output() == "fits\n", "it has its memory")
+    limit = group_of(host, "task", "memory") / "memory.limit_in_bytes"
+    assert int(limit.read_text()) == 128 * MIB
+    await host.client.limit_task("task", 192 * MIB)
+    assert int(limit.read_text()) == 192 * MIB
+    with pytest.raises(FinegrainError) as refused:
+        await host.client.limit_task("task", 32 * MIB)
+    assert refused.value.reason is Reason.BELOW_USE
+    assert int(limit.read_text()) == 192 * MIB
+    with pytest.raises(FinegrainError, match="at most the slot's"):
+        await host.client.limit_task("task", 512 * MIB)
+
+
+async def test_a_task_has_no_larger_limit_than_its_slot(host: Host) -> None:
+    await host.slot(memory_bytes=64 * MIB)
+    with pytest.raises(FinegrainError, match="at most the slot's"):
+        await host.start("true", memory_limit_bytes=128 * MIB)
+
+
 async def test_a_child_that_dies_of_memory_is_counted_although_the_task_goes_on(host: Host) -> None:
     await host.slot(memory_bytes=64 * MIB)
     script = f'{sys.executable} -I -S -c "x = bytearray(500 << 20)"; echo "child $?"; exit 0'

@@ -151,6 +151,10 @@ class FakeHelper:
         if task_id in self.exits:
             raise FailedPrecondition("it ended", reason=Reason.TASK_ENDED)
 
+    async def limit_task(self, task_id: str, memory_limit_bytes: int) -> None:
+        self.calls.append(f"limit {task_id} {memory_limit_bytes}")
+        self._running(task_id)
+
     async def signal_task(self, task_id: str, signum: int) -> None:
         self.calls.append(f"signal {task_id} {signum}")
         self._running(task_id)

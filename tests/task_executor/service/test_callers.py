@@ -101,6 +101,8 @@ def request_for(method: Method) -> bytes:
     fields: dict[str, Any] = {"task_id": "task"}
     if method.path.endswith("SubmitTask"):
         fields |= {"allocation_id": "slot", "generation": 1, "spec": te.TaskSpec(argv=["true"])}
+    if method.path.endswith("RegisterManagedMemory"):
+        fields |= {"allocation_id": "slot", "generation": 1, "operator_id": "sort"}
     message: Any = getattr(te, f"{name_of(method)}Request")(**fields)
     return bytes(message.SerializeToString())
 

@@ -181,6 +181,9 @@ def test_a_task_is_spelled_as_ever_and_comes_back() -> None:
         "cancelled": True,
         "fault": None,
         "ended_for": None,
+        "operator_task": None,
+        "registered": [],
+        "memory_limit_bytes": 0,
     }
     assert task.to_dict() == document
     assert Task.from_dict(document).to_dict() == document

@@ -1,0 +1,58 @@
+"""Operators of job graphs as they run in tasks: what a task gets with its start, and their quotas.
+
+docs/job-graphs.md describes them for job masters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finegrain.values.states import QuotaEnforcement
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOperator:
+    """An operator in a slot.
+
+    `fraction` is its exact part of the slot's managed memory, such as "3/4"; empty: none.
+    """
+
+    operator_id: str
+    fraction: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPeer:
+    """A task to exchange data with, and the network ports that it listens on."""
+
+    operator_id: str
+    subtask_index: int
+    host: str
+    ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTask:
+    """One subtask of a chain of operators."""
+
+    operators: tuple[TaskOperator, ...]
+    subtask_index: int = 0
+    parallelism: int = 1
+    ports: tuple[int, ...] = ()
+    peers: tuple[TaskPeer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorStatus:
+    """An operator that runs in a task, with its quota of managed memory.
+
+    `used_bytes` is 0 if it is not known. If the quota is enforced by a control group, it is the
+    memory of the whole task.
+    """
+
+    operator_id: str
+    fraction: str
+    quota_bytes: int
+    quota_pages: int
+    used_bytes: int
+    enforcement: QuotaEnforcement

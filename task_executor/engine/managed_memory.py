@@ -1,0 +1,188 @@
+"""Divides the managed memory of each slot among the operators that run in it.
+
+Operators register exact fractions, as in FLIP-53. Of one slot they never add up to more than 1, and
+every quota is rounded down. So quotas never add up to more than the slot has, whatever its size.
+
+Example: a slot has 100 pages. "sort" registers 2/3 and gets 66 pages, "join" registers 1/3 and gets
+33; one page belongs to neither. If the slot grows to 300 pages, they have 200 and 100.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from finegrain.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Reason
+from task_executor.engine.slots import SlotKey
+
+FRACTION_EXPECTED: Final = (
+    'more than 0 and at most 1, written as "3/4" or "0.75" with at most 40 digits on each side'
+)
+OPERATORS_MAX: Final = 1_000  # of one slot
+_FRACTION: Final = re.compile(r"\d{1,40}/\d{1,40}|\d{1,40}(\.\d{1,40})?")
+
+
+class Quota(NamedTuple):
+    """The quota of one operator: bytes, and the whole pages in them."""
+
+    memory_bytes: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A registered operator. It is freed with the task, or, if that is empty, with the slot."""
+
+    fraction: Fraction
+    task_id: str
+
+
+class ManagedMemory:
+    """The registered operators of all slots.
+
+    Sizes of slots are arguments, because the slot table has them.
+
+    Args:
+        page_bytes: size of one page.
+    """
+
+    def __init__(self, page_bytes: int) -> None:
+        self.page_bytes = page_bytes
+        self._claims: dict[SlotKey, dict[str, Claim]] = defaultdict(dict)
+        self._sums: dict[SlotKey, Fraction] = defaultdict(Fraction)
+
+    def register(self, key: SlotKey, task_id: str, operators: Mapping[str, Fraction]) -> None:
+        """Registers all of the operators, or none.
+
+        An operator that is registered with the same fraction, for this task or for the slot, stays
+        as it is.
+
+        Args:
+            key: the slot.
+            task_id: the task that the operators run in; empty: until the slot ends.
+            operators: fractions by operator.
+
+        Raises:
+            AlreadyExists: an operator has another fraction, or belongs to another task.
+            FailedPrecondition: MANAGED_MEMORY_EXCEEDED: the fractions would add up to more than 1.
+            InvalidArgument: the slot would have too many operators.
+        """
+        known = self._claims.get(key, {})
+        for operator, fraction in operators.items():
+            if operator in known:
+                _check_same(operator, fraction, task_id, known[operator])
+        new = {name: fraction for name, fraction in operators.items() if name not in known}
+        wanted = sum(new.values(), start=Fraction(0))
+        available = 1 - self._sums.get(key, Fraction(0))
+        if wanted > available:
+            raise FailedPrecondition(
+                f"operators {', '.join(sorted(new))[:200]} ask for {_shown(wanted)} of the managed "
+                f"memory of slot {key.allocation_id}, and {_shown(available)} is left; register "
+                "smaller fractions, or wait for other tasks of the slot to end",
+                reason=Reason.MANAGED_MEMORY_EXCEEDED,
+                details={"asked": _shown(wanted), "available": _shown(available)},
+            )
+        if len(known) + len(new) > OPERATORS_MAX:
+            raise InvalidArgument(
+                "operators", len(known) + len(new), f"at most {OPERATORS_MAX} in one slot"
+            )
+        if new:
+            self._claims[key].update({n: Claim(f, task_id) for n, f in new.items()})
+            self._sums[key] += wanted
+
+    def end_task(self, key: SlotKey, task_id: str) -> bool:
+        """Frees the operators of a task; returns whether there were any."""
+        claims = self._claims.get(key, {})
+        ended = [name for name, claim in claims.items() if claim.task_id == task_id]
+        for name in ended:
+            self._sums[key] -= claims.pop(name).fraction
+        if not claims:
+            self.end_slot(key)
+        return bool(ended)
+
+    def end_slot(self, key: SlotKey) -> None:
+        """Frees all operators of a slot."""
+        self._claims.pop(key, None)
+        self._sums.pop(key, None)
+
+    def claims(self, key: SlotKey) -> Mapping[str, Claim]:
+        """Returns the operators of a slot."""
+        return MappingProxyType(self._claims.get(key, {}))
+
+    def quota(self, fraction: Fraction, managed_bytes: int) -> Quota:
+        """Returns the quota of a fraction in a slot with this much managed memory."""
+        size = compute_memory_size(fraction, managed_bytes)
+        return Quota(size, compute_number_of_pages(fraction, managed_bytes, self.page_bytes))
+
+
+def compute_memory_size(fraction: Fraction, managed_bytes: int) -> int:
+    """Returns the bytes of a fraction, rounded down (the seed's `computeMemorySize`)."""
+    return int(fraction * managed_bytes)
+
+
+def compute_number_of_pages(fraction: Fraction, managed_bytes: int, page_bytes: int) -> int:
+    """Returns the whole pages of a fraction (the seed's `computeNumberOfPages`)."""
+    return compute_memory_size(fraction, managed_bytes) // page_bytes
+
+
+def read_fraction(field: str, text: str) -> Fraction:
+    """Reads an exact fraction.
+
+    Args:
+        field: name of the field, for the error.
+        text: such as "3/4".
+
+    Raises:
+        InvalidArgument: it is not a number, or not more than 0 and at most 1.
+    """
+    if _FRACTION.fullmatch(text) and text.isascii():
+        try:
+            fraction = Fraction(text)
+        except ZeroDivisionError:
+            fraction = Fraction(0)
+        if 0 < fraction <= 1:
+            return fraction
+    raise InvalidArgument(field, text, FRACTION_EXPECTED)
+
+
+def read_fractions(operators: Iterable[tuple[str, str]], field: str) -> dict[str, Fraction]:
+    """Reads the fractions of operators, without those that use no managed memory.
+
+    Args:
+        operators: names and fractions as text; empty: no managed memory.
+        field: path of the list, for errors.
+
+    Raises:
+        InvalidArgument: a fraction is not valid.
+    """
+    return {
+        name: read_fraction(f"{field}[{at}].fraction", text)
+        for at, (name, text) in enumerate(operators)
+        if text
+    }
+
+
+def _check_same(operator: str, fraction: Fraction, task_id: str, known: Claim) -> None:
+    if fraction != known.fraction:
+        raise AlreadyExists(
+            f"operator {operator} is registered with {_shown(known.fraction)} of the slot's "
+            f"managed memory, not {_shown(fraction)}; repeat that fraction, or wait until its task "
+            "has ended",
+            details={"operator_id": operator, "fraction": _shown(known.fraction)},
+        )
+    if known.task_id not in ("", task_id):
+        raise AlreadyExists(
+            f"operator {operator} runs in task {known.task_id} of this slot; wait until that task "
+            "has ended",
+            details={"operator_id": operator, "task_id": known.task_id},
+        )
+
+
+def _shown(fraction: Fraction) -> str:
+    text = str(fraction)
+    return text if len(text) <= 60 else f"about {float(fraction):.6g}"

@@ -1,0 +1,125 @@
+"""What job masters and tasks do with operators: register them, and change or read peers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from finegrain.errors import FailedPrecondition, InvalidArgument, Reason, Unavailable
+from finegrain.ids import check_id
+from finegrain.rpc.access import Caller
+from finegrain.v1 import task_executor_pb2
+from finegrain.values.operators import TaskOperator
+from task_executor.engine.managed_memory import Quota
+from task_executor.engine.slots import SlotKey
+from task_executor.service.messages import check_generation
+from task_executor.service.operator_requests import peers_of
+from task_executor.service.slot_keeper import SlotKeeper
+from task_executor.service.task_runner import TaskRunner
+from task_executor.service.task_table import Task
+
+
+class OperatorCalls:
+    """Serves these calls.
+
+    Args:
+        keeper: the slots, with the operators in them.
+        runner: the tasks.
+    """
+
+    def __init__(self, keeper: SlotKeeper, runner: TaskRunner) -> None:
+        self._keeper = keeper
+        self._runner = runner
+
+    async def register(
+        self, request: task_executor_pb2.RegisterManagedMemoryRequest, caller: Caller
+    ) -> task_executor_pb2.RegisterManagedMemoryResponse:
+        """Registers an operator for a task, or for a slot.
+
+        Raises:
+            InvalidArgument: a field is not valid.
+            NotFound, PermissionDenied, FailedPrecondition: as `TaskRunner.slot_of`, or the task is
+                not in the slot.
+            AlreadyExists, FailedPrecondition: as `Operators.register`.
+            Unavailable: it could not be stored.
+        """
+        key = SlotKey(
+            check_id("allocation_id", request.allocation_id),
+            check_generation(request.generation, "generation"),
+        )
+        operator_id = check_id("operator_id", request.operator_id)
+        self._runner.slot_of(key, caller)
+        if request.task_id:
+            task = self._runner.need(request.task_id, caller)
+            if task.key != key:
+                expected = f"a task of slot {key.allocation_id} generation {key.generation}"
+                raise InvalidArgument("task_id", request.task_id, expected)
+            quota = await self.register_in_task(task, operator_id, request.fraction)
+        else:
+            quota = self._keeper.operators.register(key, operator_id, request.fraction)
+            try:
+                await self._keeper.save()
+            except OSError as error:
+                raise Unavailable(
+                    f"the operator could not be recorded in {self._keeper.directory.path}: "
+                    f"{error.strerror}; free some space there and try again",
+                    reason=Reason.DISK_FULL,
+                ) from None
+        return task_executor_pb2.RegisterManagedMemoryResponse(
+            memory_bytes=quota.memory_bytes,
+            pages=quota.pages,
+            page_bytes=self._keeper.operators.page_bytes,
+        )
+
+    async def register_in_task(self, task: Task, operator_id: str, fraction: str) -> Quota:
+        """Registers an operator for a task, durably; returns its quota.
+
+        Raises:
+            AlreadyExists, FailedPrecondition, InvalidArgument: as `Operators.register`, or the task
+                has ended.
+            Unavailable: it could not be stored; the same call again is safe.
+        """
+        async with self._keeper.operators.storing:
+            await task.settled.wait()
+            _check_runs(task)
+            quota = self._keeper.operators.register(task.key, operator_id, fraction, task.task_id)
+            given = task.operator_task.operators if task.operator_task else ()
+            if operator_id not in (each.operator_id for each in (*given, *task.registered)):
+                task.registered += (TaskOperator(operator_id, fraction),)
+                self._keeper.operators.refresh_task(task)
+            # Also if it is known: an earlier call may have failed at this point.
+            await self._runner.store(task)
+            return quota
+
+    async def set_peers(
+        self, request: task_executor_pb2.SetTaskPeersRequest, caller: Caller
+    ) -> None:
+        """Replaces the peers of a task.
+
+        Raises:
+            InvalidArgument: a field is not valid.
+            NotFound, PermissionDenied: as `TaskRunner.need`.
+            FailedPrecondition: the task has ended, or runs no operators.
+            Unavailable: it could not be stored; the same call again is safe.
+        """
+        task = self._runner.need(request.task_id, caller)
+        peers = peers_of(request.peers)
+        async with self._keeper.operators.storing:
+            await task.settled.wait()
+            _check_runs(task)
+            if task.operator_task is None:
+                raise FailedPrecondition(
+                    f"task {task.task_id} was submitted without operator_task, so it has no peers",
+                    details={"task_id": task.task_id},
+                )
+            task.operator_task = replace(task.operator_task, peers=peers)
+            await self._runner.store(task)
+        self._keeper.operators.on_change(task.key)
+
+
+def _check_runs(task: Task) -> None:
+    if task.has_ended:
+        raise FailedPrecondition(
+            f"task {task.task_id} has ended",
+            reason=Reason.TASK_ENDED,
+            details={"task_id": task.task_id},
+        )

@@ -1,0 +1,287 @@
+"""Operators of job graphs: their quotas in the managed memory of slots, while their tasks run.
+
+The rules are in `engine/managed_memory.py`. The operators of a task are stored in the task's file,
+those that a job master registered for a whole slot in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from finegrain.errors import FailedPrecondition, FinegrainError, Reason
+from finegrain.logs import get_logger
+from finegrain.mapping.json_form import JsonCodec
+from finegrain.values.operators import OperatorStatus, OperatorTask, TaskOperator, TaskPeer
+from finegrain.values.states import QuotaEnforcement
+from task_executor.engine.managed_memory import (
+    ManagedMemory,
+    Quota,
+    read_fraction,
+    read_fractions,
+)
+from task_executor.engine.slot_table import SlotTable
+from task_executor.engine.slots import Slot, SlotKey
+from task_executor.service.task_table import Task, TaskTable
+
+PAGE_BYTES: Final = 32 << 10
+PEERS_IN_ENVIRONMENT_BYTES_MAX: Final = 32 << 10
+HARD: Final = "hard"
+
+log = get_logger(__name__)
+_JSON = JsonCodec()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOperator:
+    """An operator that a job master registered for a whole slot."""
+
+    key: SlotKey
+    operator_id: str
+    fraction: str
+
+
+class Operators:
+    """The registered operators of all slots.
+
+    Args:
+        table: the slots.
+        tasks: the tasks.
+        page_bytes: size of a page of managed memory.
+    """
+
+    def __init__(self, table: SlotTable, tasks: TaskTable, page_bytes: int = PAGE_BYTES) -> None:
+        self._table = table
+        self._tasks = tasks
+        self._memory = ManagedMemory(page_bytes)
+        self._used: dict[tuple[str, str], int] = {}  # reported by pools, by task and operator
+        self._measured: Mapping[str, int] = {}  # memory of whole tasks
+        self.on_change: Callable[[SlotKey], None] = lambda _key: None  # quotas may have changed
+        self.storing = asyncio.Lock()  # held while an operator or peers are added to a task
+        tasks.on_end = self._task_ended
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page."""
+        return self._memory.page_bytes
+
+    # -- registration ------------------------------------------------------------------------
+
+    def register_task(self, task: Task) -> None:
+        """Registers all operators of a task, or none.
+
+        Raises:
+            AlreadyExists, FailedPrecondition, InvalidArgument: as `ManagedMemory.register`, or a
+                fraction is not valid.
+        """
+        operators = [(each.operator_id, each.fraction) for each in _operators_of(task)]
+        fractions = read_fractions(operators, "operator_task.operators")
+        if fractions:
+            self._check_has_memory(task.key)
+        self._memory.register(task.key, task.task_id, fractions)
+        self.refresh_task(task)  # it is not in the table yet
+
+    def register(self, key: SlotKey, operator_id: str, fraction: str, task_id: str = "") -> Quota:
+        """Registers one operator for a task, or for the whole slot; returns its quota.
+
+        Raises:
+            AlreadyExists, FailedPrecondition, InvalidArgument: as `register_task`.
+        """
+        share = read_fraction("fraction", fraction)
+        self._check_has_memory(key)
+        self._memory.register(key, task_id, {operator_id: share})
+        self._changed(key)
+        return self._memory.quota(share, self._managed_bytes(key))
+
+    def _check_has_memory(self, key: SlotKey) -> None:
+        if not self._managed_bytes(key):
+            raise FailedPrecondition(
+                f"slot {key.allocation_id} has no managed memory; request some for the slot, or "
+                "leave the fraction out",
+                reason=Reason.MANAGED_MEMORY_EXCEEDED,
+                details={"allocation_id": key.allocation_id, "available": "0"},
+            )
+
+    def withdraw(self, task: Task) -> None:
+        """Frees the operators of a task that was not started."""
+        self._task_ended(task)
+
+    def _task_ended(self, task: Task) -> None:
+        for pair in [each for each in self._used if each[0] == task.task_id]:
+            del self._used[pair]
+        if self._memory.end_task(task.key, task.task_id):
+            self._changed(task.key)
+
+    def slot_removed(self, key: SlotKey) -> None:
+        """Frees all operators of a slot."""
+        self._memory.end_slot(key)
+        self.on_change(key)
+
+    def adopt(self, of_slots: Iterable[SlotOperator]) -> None:
+        """Registers again what was registered before a restart; tasks must be adopted already.
+
+        What cannot be registered is logged; it would be a bug.
+        """
+        for each in of_slots:
+            if self._table.get(each.key) is not None:
+                with _logged(each.key):
+                    self._memory.register(
+                        each.key, "", {each.operator_id: read_fraction("fraction", each.fraction)}
+                    )
+        for task in self._tasks:
+            if not task.has_ended and _operators_of(task):
+                with _logged(task.key):
+                    operators = [(each.operator_id, each.fraction) for each in _operators_of(task)]
+                    fractions = read_fractions(operators, "operators")
+                    self._memory.register(task.key, task.task_id, fractions)
+                self._changed(task.key)
+
+    def of_slots(self) -> Iterator[SlotOperator]:
+        """Yields the operators to store that belong to no task."""
+        for slot in self._table:
+            for name, claim in self._memory.claims(slot.key).items():
+                if not claim.task_id:
+                    yield SlotOperator(slot.key, name, str(claim.fraction))
+
+    # -- quotas ------------------------------------------------------------------------------
+
+    def size_changed(self, key: SlotKey) -> None:
+        """Recomputes the quotas of a slot that is being resized, or was resized."""
+        if self._memory.claims(key):
+            self._changed(key)
+
+    def managed(self, key: SlotKey) -> bool:
+        """True if the slot has managed memory."""
+        return self._managed_bytes(key) > 0
+
+    def _managed_bytes(self, key: SlotKey) -> int:
+        """Returns the managed memory that quotas are computed from.
+
+        During a resize it is the smaller size: what shrinks is revoked before the limit is lowered,
+        and what grows is given when the limit is raised.
+        """
+        slot = self._table.get(key)
+        if slot is None:
+            return 0
+        sizes = (slot.spec, slot.becoming or slot.spec)
+        return min(each.profile.managed_memory_bytes for each in sizes)
+
+    def quota_bytes_of(self, task: Task) -> int:
+        """Returns the sum of the quotas of a task's operators."""
+        return sum(each.quota_bytes for each in task.operators)
+
+    def _changed(self, key: SlotKey) -> None:
+        slot = self._table.get(key)
+        if slot is None:
+            return
+        for task in self._tasks.of_slot(key):
+            if not task.has_ended:
+                self._refresh(task, slot)
+        self.on_change(key)
+
+    def refresh_task(self, task: Task) -> None:
+        """Brings the status of a task's operators up to date, if it still runs."""
+        slot = self._table.get(task.key)
+        if slot is not None and not task.has_ended:
+            self._refresh(task, slot)
+
+    def _refresh(self, task: Task, slot: Slot) -> None:
+        claims, managed_bytes = self._memory.claims(task.key), self._managed_bytes(task.key)
+        limited = task.memory_limit_bytes and slot.isolation.memory == HARD
+        statuses = []
+        for each in _operators_of(task):
+            claim = claims.get(each.operator_id)
+            owned = claim is not None and claim.task_id in ("", task.task_id) and each.fraction
+            quota = self._memory.quota(claim.fraction, managed_bytes) if owned and claim else None
+            pooled = self._used.get((task.task_id, each.operator_id))
+            if limited:
+                how, used = QuotaEnforcement.CGROUP, self._measured.get(task.task_id, 0)
+            elif pooled is not None:
+                how, used = QuotaEnforcement.POOL, pooled
+            else:
+                how, used = QuotaEnforcement.DECLARED, 0
+            statuses.append(
+                OperatorStatus(each.operator_id, each.fraction, *(quota or Quota(0, 0)), used, how)
+            )
+        task.operators = tuple(statuses)
+
+    # -- use ---------------------------------------------------------------------------------
+
+    def measured(self, memory_bytes: Mapping[str, int]) -> None:
+        """Takes in the memory that the kernel counts for tasks, by task."""
+        self._measured = memory_bytes
+        for task_id in memory_bytes:
+            task = self._tasks.get(task_id)
+            if task is None or not task.memory_limit_bytes or not task.operators:
+                continue
+            self.refresh_task(task)
+
+    def used(self, task: Task, operator_id: str, used_bytes: int | None) -> None:
+        """Takes in the use that a pool of a task reports; None: the pool is gone."""
+        if used_bytes is None:
+            self._used.pop((task.task_id, operator_id), None)
+        else:
+            self._used[task.task_id, operator_id] = used_bytes
+        self.refresh_task(task)
+
+    def over_quota(self, key: SlotKey) -> bool:
+        """True if a pool in the slot has reported more use than its quota."""
+        return any(
+            each.enforcement is QuotaEnforcement.POOL and each.used_bytes > each.quota_bytes
+            for task in self._tasks.of_slot(key)
+            if not task.has_ended
+            for each in task.operators
+        )
+
+
+def task_variable(task: Task, operators: Operators) -> str:
+    """Returns the value of FINEGRAIN_TASK: JSON of what a task needs to know of its operators.
+
+    Very long lists of peers do not fit into an environment. `peers` is then null, and the task asks
+    at the socket of its slot.
+    """
+    work = task.operator_task or OperatorTask(())
+    peers: Any = peers_json(work.peers)
+    if len(json.dumps(peers)) > PEERS_IN_ENVIRONMENT_BYTES_MAX:
+        peers = None
+    content = {
+        **quotas_json(task, operators),
+        "subtask_index": work.subtask_index,
+        "parallelism": work.parallelism,
+        "ports": list(work.ports),
+        "peers": peers,
+        "memory_limit_bytes": task.memory_limit_bytes,
+    }
+    return json.dumps(content, separators=(",", ":"))
+
+
+def quotas_json(task: Task, operators: Operators) -> dict[str, Any]:
+    """Returns the quotas of a task as JSON data."""
+    names = ("operator_id", "fraction", "quota_bytes", "quota_pages")
+    return {
+        "page_bytes": operators.page_bytes,
+        "operators": [{name: getattr(each, name) for name in names} for each in task.operators],
+    }
+
+
+def peers_json(peers: tuple[TaskPeer, ...]) -> list[dict[str, Any]]:
+    """Returns peers as JSON data."""
+    return [_JSON.to_json(each) for each in peers]
+
+
+def _operators_of(task: Task) -> tuple[TaskOperator, ...]:
+    given = task.operator_task.operators if task.operator_task else ()
+    return given + task.registered
+
+
+@contextmanager
+def _logged(key: SlotKey) -> Iterator[None]:
+    """Logs an error of one registration instead of raising it."""
+    try:
+        yield
+    except FinegrainError as error:
+        log.error("operator_not_adopted", allocation_id=key.allocation_id, error=error.message)
