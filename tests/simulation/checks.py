@@ -166,6 +166,7 @@ class Checks:
             self.require(self._orders_without_slots(hosts))
             if not idle:
                 self.require(self.devices.decided(state, changes))
+                self.require(self.devices.lost_work(state, changes))
             for effect in effects:
                 if isinstance(effect, PublishJobEvent):
                     self._missing(effect.event)

@@ -13,7 +13,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from finegrain.cpu_assignment import CpuAssignment
+from finegrain.devices.condition import DeviceHealth
 from finegrain.devices.device import Device, DeviceShare, HostDevices
+from finegrain.errors import Reason
+from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import Resize, Slot
 from resource_manager.engine.state import State
@@ -32,10 +35,12 @@ class DeviceChecks:
 
     Attributes:
         given: number of slots with devices.
+        ended: number of slots that ended because a device failed.
         cordoned: UUIDs of devices whose cordon was acknowledged.
     """
 
     given: int = 0
+    ended: int = 0
     cordoned: set[str] = field(default_factory=set)
     _hardware: dict[str, Device] = field(default_factory=dict)  # by UUID
     _seen: set[Key] = field(default_factory=set)
@@ -63,13 +68,40 @@ class DeviceChecks:
                 ((key, _both(slot.assignment, slot.ordered)) for key, slot in host.slots.items()),
             )
 
+    def lost_work(self, state: State, changes: Changes) -> Iterator[str]:
+        """Checks who was ended because a device failed, and that all who asked for it were."""
+        for event in changes.job_events:
+            if event.reason != Reason.DEVICE_LOST:
+                continue
+            self.ended += 1
+            request = state.requests.named(event.allocation_id)
+            if request is not None and not (
+                request.spec.restart_on_device_loss or request.spec.gang_id
+            ):
+                yield f"{event.allocation_id} was ended, and did not ask for it"
+            if request is not None and request.state is RequestState.LOST:
+                yield f"{event.allocation_id} has ended with its device, and must wait again"
+        for host in state.hosts.values():
+            lost = {each.uuid for each in host.executor.device_conditions if each.work_lost}
+            for key, slot in host.slots.items() if lost else ():
+                request = state.requests.served_by(slot)
+                if request is None or not request.spec.restart_on_device_loss:
+                    continue
+                its = {each.uuid for each in _both(slot.assignment, slot.ordered)}
+                # A slot that is not confirmed yet is ended when the next report shows it.
+                if its & lost and slot.state is SlotState.ALLOCATED and not slot.ordered:
+                    yield f"slot {key} goes on with {its & lost}, which no work can use"
+
     def _new(self, state: State, slot: Slot, assignment: CpuAssignment) -> Iterator[str]:
         key = slot.allocation_id, slot.generation
         shares, wanted = assignment.devices, slot.profile.devices
         self.given += bool(shares)
         host = state.hosts.get(slot.executor_id)
-        usable = _announced(host.executor.registration.topology) if host is not None else {}
+        usable = dict(_announced(host.executor.registration.topology)) if host is not None else {}
+        now = {each.uuid: each for each in host.executor.device_conditions} if host else {}
         for share in shares:
+            if (seen := now.get(share.uuid)) is not None:
+                usable[share.uuid] = seen.health is DeviceHealth.HEALTHY and not seen.foreign_uses
             if share.uuid in self.cordoned:
                 yield f"slot {key} was given {share.uuid}, which is cordoned"
             if not usable.get(share.uuid):

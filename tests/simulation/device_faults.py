@@ -1,13 +1,16 @@
 """Faults of devices: they vanish and return under other numbers, fail, and operators cordon them.
 
-An executor looks for devices when it starts, so a change restarts its front.
+An executor looks for devices when it starts, so a device that vanishes restarts its front. What
+happens to the health of a device, and who else uses it, is reported while it runs.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from finegrain.devices.condition import DeviceCondition, DeviceHealth, ForeignUse
 from resource_manager.engine.model.events import DeviceCordoned, DeviceUncordoned
 from tests.simulation.device_machines import renumbered
 
@@ -74,6 +77,39 @@ def device_breaks(world: World, rng: Random) -> bool:
     return True
 
 
+def device_fails_at_work(world: World, rng: Random) -> bool:
+    """Changes the condition of a device for a while, and lets others use another one."""
+    executor = _some(world, rng)
+    if executor is None or not executor.up:
+        return False
+    health = rng.choice((DeviceHealth.UNHEALTHY, DeviceHealth.GONE, DeviceHealth.UNKNOWN))
+    failed, used = (rng.choice(executor.hardware.devices) for _ in range(2))
+    lost = health is not DeviceHealth.UNKNOWN and rng.random() < 0.6
+    others = (ForeignUse("process", "python", 4_711),)
+    bad = DeviceCondition(failed.type, failed.uuid, health, "a reset is needed", lost)
+    shared = DeviceCondition(used.type, used.uuid, foreign_uses=others)
+    seen = (bad,) if failed is used else tuple(sorted((bad, shared), key=_type_and_uuid))
+    world.log(f"devices of {executor.name}: {failed.uuid} is {health}, {used.uuid} is used")
+    executor.see_devices(seen)
+
+    def probing() -> None:
+        again = replace(bad, health=DeviceHealth.PROBING, work_lost=False, problem="a probe")
+        executor.see_devices((again,))
+
+    def healthy() -> None:
+        world.log(f"devices of {executor.name} are healthy")
+        executor.see_devices(())
+
+    away_ms = rng.choice(AWAY_MS)
+    world.loop.after(away_ms, probing)
+    world.loop.after(away_ms + rng.choice((100, 1_500)), healthy)
+    return True
+
+
+def _type_and_uuid(condition: DeviceCondition) -> tuple[str, str]:
+    return condition.type, condition.uuid
+
+
 def operator_cordons_a_device(world: World, rng: Random) -> bool:
     """Cordons a device, perhaps one that is absent."""
     executor, leader = _some(world, rng), world.leader()
@@ -108,6 +144,7 @@ def operator_uncordons_a_device(world: World, rng: Random) -> bool:
 def heal_devices(world: World) -> None:
     """Brings all devices back; executors find them at their next start."""
     for executor in _with_devices(world):
+        executor.see_devices(())
         if executor.absent or executor.problems:
             executor.absent.clear()
             executor.problems.clear()

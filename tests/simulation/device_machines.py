@@ -140,7 +140,11 @@ def with_devices(rng: Random, spec: RequestSpec) -> RequestSpec:
     # Slots with dedicated cpus stay as they are.
     plain = spec.cpu_policy.qos.is_pinned or spec.cpu_limit_milli
     base = spec.profile if plain else SLOT
-    return replace(spec, profile=replace(base, devices=requests))
+    return replace(
+        spec,
+        profile=replace(base, devices=requests),
+        restart_on_device_loss=rng.random() < 0.5,
+    )
 
 
 def _near_gpus(request: DeviceRequest, chance: float) -> DeviceRequest:

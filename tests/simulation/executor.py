@@ -61,6 +61,7 @@ class Executor(CommandedHost):
         self._waiting = self._changed = False
         self._contact_ms = self.loop.now_ms
         self._look_at_cpus()
+        self._look_at_devices()
         self.checks.contact(self)
         self.log(f"{self.name} starts with {[f'{k[0]}/{k[1]}' for k in self.on_host]}")
         return self._settle(self.loop.now_ms)

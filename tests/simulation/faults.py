@@ -18,6 +18,7 @@ from tests.simulation.cpu_faults import (
 )
 from tests.simulation.device_faults import (
     device_breaks,
+    device_fails_at_work,
     devices_vanish,
     operator_cordons_a_device,
     operator_uncordons_a_device,
@@ -233,6 +234,7 @@ FAULTS: dict[str, tuple[int, Fault]] = {
     "kubelet takes cpus": (3, kubelet_takes_cpus),
     "devices vanish": (5, devices_vanish),
     "device breaks": (4, device_breaks),
+    "device fails at work": (5, device_fails_at_work),
     "operator cordons a device": (5, operator_cordons_a_device),
     "operator uncordons a device": (3, operator_uncordons_a_device),
     "job ends": (2, job_ends),
@@ -250,6 +252,7 @@ OF_DEVICES = frozenset(
     {
         "devices vanish",
         "device breaks",
+        "device fails at work",
         "operator cordons a device",
         "operator uncordons a device",
     }

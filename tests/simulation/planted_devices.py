@@ -13,7 +13,9 @@ from finegrain.devices.device import DeviceShare
 from resource_manager.engine import restoring
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.devices.ledger import DeviceLedger
-from resource_manager.engine.executors import device_cordons
+from resource_manager.engine.executors import (
+    device_cordons,
+)
 from resource_manager.engine.executors.cpu_states import adopt_settings
 from resource_manager.engine.hosts import cpu_allocator
 from resource_manager.engine.hosts.host import Host
@@ -150,10 +152,26 @@ def vanished_device_keeps_nothing(patch: Patch) -> None:
     patch.setattr(executor_side.DeviceLedger, "put", put)
 
 
+def conditions_of_devices_are_ignored(patch: Patch) -> None:
+    """Devices that fail while the executor runs, or that others use, get new work."""
+    real = CpuLedger.set_unusable_devices
+
+    def set_unusable(ledger: CpuLedger, unusable: dict[Any, str], foreign: frozenset[Any]) -> None:
+        announced = {
+            key: why
+            for key, why in unusable.items()
+            if why.startswith(("cordoned", "XID")) or why == "a probe"
+        }
+        real(ledger, announced, frozenset())
+
+    patch.setattr(CpuLedger, "set_unusable_devices", set_unusable)
+
+
 DEVICES_MISHANDLED: tuple[Callable[[Patch], None], ...] = (
     devices_of_slots_are_forgotten_at_a_start,
     executor_forgets_devices_of_slots_when_it_starts,
     devices_with_problems_get_new_work,
+    conditions_of_devices_are_ignored,
     cordons_are_not_durable,
     cordons_are_forgotten_when_an_executor_registers,
     cached_choices_outlive_a_cordon,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.devices.condition import DeviceCondition
 from finegrain.devices.device import NO_DEVICES, HostDevices
 from finegrain.errors import Reason
 from finegrain.resources import GIB, MIB, Amounts, ResourceProfile
@@ -115,6 +116,7 @@ class SlotHost(Node):
         self.hardware = plan.devices  # under the present minor numbers
         self.absent: set[str] = set()  # UUIDs of devices
         self.problems: dict[str, str] = {}  # of devices, by UUID
+        self.device_conditions: tuple[DeviceCondition, ...] = ()
         self.default_profile, self.labels = plan.default_profile, plan.labels
         self.orphan_ms = plan.orphan_ms
         self.on_host: dict[SlotKey, SlotSpec] = {}
@@ -243,6 +245,16 @@ class SlotHost(Node):
             )
             self._change()
             self._save()
+
+    def see_devices(self, conditions: tuple[DeviceCondition, ...]) -> None:
+        """Changes the conditions of its devices, which a front that starts sees as well."""
+        self.device_conditions = conditions
+        if self.up and self.machine is not None:
+            self._look_at_devices()
+
+    def _look_at_devices(self) -> None:
+        if self.table.update_device_conditions(self.device_conditions):
+            self._change()
 
     def look_for_devices(self) -> None:
         """Finds the devices that are there now; it happens once, when the front starts."""

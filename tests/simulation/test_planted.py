@@ -91,6 +91,7 @@ FOUND_BY = {
     "devices_of_slots_are_forgotten_at_a_start": 1,
     "executor_forgets_devices_of_slots_when_it_starts": 1,
     "devices_with_problems_get_new_work": 5,
+    "conditions_of_devices_are_ignored": 7,
     "cordons_are_not_durable": 7,
     "cordons_are_forgotten_when_an_executor_registers": 2,
     "virtual_functions_are_given_twice": 10,
