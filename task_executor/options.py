@@ -83,6 +83,7 @@ class TaskExecutorOptions:
     number_of_slots: int | None = None  # deprecated: use default_slot_fraction
     slots_max: int = 0
     pids_max: int = 4096  # per slot, if the request does not set it
+    managed_memory_page_bytes: int = 32 * 1024  # quotas of operators are whole pages
     isolation: str = "auto"  # auto, none
     cgroup_parent: str = ""  # delegated subtree; empty: the daemon's own cgroup
     task_user: str = "nobody"  # user of tasks if run as root; "" or "self": the daemon's own

@@ -126,6 +126,7 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         number_of_slots=own.number_of_slots,
         slots_max=own.slots_max,
         pids_max=own.pids_max,
+        managed_memory_page_bytes=own.managed_memory_page,
         isolation=own.isolation,
         cgroup_parent=own.cgroup_parent,
         task_user=own.task_user,

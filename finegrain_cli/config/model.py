@@ -436,6 +436,12 @@ class ExecutorSection(ListenSection):
     pids_max: int = Field(
         4096, ge=1, description="most processes per slot, unless the request says otherwise"
     )
+    managed_memory_page: Size = Field(
+        32 * 1024,
+        ge=4096,
+        multiple_of=4096,
+        description="page of managed memory: operators of job graphs get whole pages",
+    )
     isolation: str = Field(
         "auto",
         pattern="^(auto|none)$",

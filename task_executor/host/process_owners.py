@@ -89,6 +89,25 @@ class ProcessOwners:
         is_own = not set(own).isdisjoint(ancestors)
         return ProcessOwner(None, is_own, user, self._command(folder))
 
+    def task_of(self, pid: int, group: str, tasks: Mapping[str, int]) -> str | None:
+        """Returns which of these tasks of one slot a process belongs to; None: to none.
+
+        Args:
+            pid: the process.
+            group: name of the slot's control group.
+            tasks: pids by task.
+        """
+        try:
+            names = set((self._proc / f"{pid}/cgroup").read_text().replace("\n", "/").split("/"))
+        except OSError:
+            return None
+        if group in names:
+            for task_id in tasks:
+                if f"task-{task_id}" in names:
+                    return task_id
+        ancestors = set(self._ancestors(pid))
+        return next((task_id for task_id, task in tasks.items() if task in ancestors), None)
+
     def _ancestors(self, pid: int) -> list[int]:
         """Returns a process and its ancestors, as far as they can be read."""
         found: list[int] = []

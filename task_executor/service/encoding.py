@@ -156,7 +156,8 @@ write = Writer(
             },
             kept=(
                 "job_secret_sha256 digest submit_time_ms submit_number directory "
-                "slot_removed_at watchers operator_task registered settled _wakers"
+                "slot_removed_at watchers operator_task registered first_quota_bytes settled "
+                "_wakers"
             ),
         ),
         Writing(TaskFault, slots_pb2.ItemError, {"details": As("details", _fault_details)}),

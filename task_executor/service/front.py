@@ -58,6 +58,7 @@ from task_executor.service.operator_calls import OperatorCalls
 from task_executor.service.ports import Helper
 from task_executor.service.prepared import Prepared
 from task_executor.service.slot_keeper import Identity, SlotKeeper
+from task_executor.service.slot_sockets import SlotSockets
 from task_executor.service.squeezer import Squeezer, SqueezeRule
 from task_executor.service.task_runner import TaskRunner
 from task_executor.service.usage import Meter
@@ -115,6 +116,7 @@ class Front:
             helper,
             prepared.directory,
             default_grace_ms=options.task_kill_grace_ms,
+            page_bytes=options.managed_memory_page_bytes,
             enforcement=DeviceEnforcement(prepared.find_nodes(plan.devices)),
         )
         self.keeper.closes_devices = info.isolation.devices == FILES_CLOSED
@@ -125,6 +127,10 @@ class Front:
         self.keeper.on_resize = self.metrics.resize_ended
         self.meter = Meter(self.keeper)
         self.runner = TaskRunner(self.keeper, options, prepared.users, prepared.task_root)
+        operator_calls = OperatorCalls(self.keeper, self.runner)
+        self.slot_sockets = SlotSockets(self.keeper, operator_calls, prepared.slot_sockets)
+        self.runner.open_socket = self.slot_sockets.open_for
+        self.keeper.before_shrink = self.slot_sockets.wait_given_back
         self.mps = self._mps_daemons(prepared)
         if self.mps is not None:
             self.runner.slot_environment = self.mps.environment
@@ -184,7 +190,7 @@ class Front:
         )
         self._server.add(
             task_executor_pb2_grpc.add_TaskExecutorServiceServicer_to_server,
-            ExecutorService(self.commands, self.runner, OperatorCalls(self.keeper, self.runner)),
+            ExecutorService(self.commands, self.runner, operator_calls),
         )
         self._metrics_server: MetricsServer | None = None
         self._background: list[asyncio.Task[None]] = []
@@ -204,6 +210,7 @@ class Front:
         await recover(self.keeper, self._prepared.saved)
         # An earlier front may have enforced other levels.
         self.keeper.restate_isolation(self._info.isolation)
+        await self.slot_sockets.open_all()
         await self._keep_identity()
         bound_address = await self._server.start()
         # Checked after the bind, because the configured port may be 0.
@@ -296,6 +303,7 @@ class Front:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.offers.close()
+        await self.slot_sockets.close()
         await self.keeper.close()
         await self.agent.close()
         if self._metrics_server is not None:

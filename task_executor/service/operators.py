@@ -11,13 +11,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason
 from finegrain.logs import get_logger
 from finegrain.mapping.json_form import JsonCodec
 from finegrain.values.operators import OperatorStatus, OperatorTask, TaskOperator, TaskPeer
-from finegrain.values.states import QuotaEnforcement
+from finegrain.values.states import QuotaEnforcement, TaskState
 from task_executor.engine.managed_memory import (
     ManagedMemory,
     Quota,
@@ -31,6 +32,7 @@ from task_executor.service.task_table import Task, TaskTable
 PAGE_BYTES: Final = 32 << 10
 PEERS_IN_ENVIRONMENT_BYTES_MAX: Final = 32 << 10
 HARD: Final = "hard"
+LIMIT_UNIT_BYTES: Final = 64 << 10  # limits are multiples of it
 
 log = get_logger(__name__)
 _JSON = JsonCodec()
@@ -84,6 +86,7 @@ class Operators:
             self._check_has_memory(task.key)
         self._memory.register(task.key, task.task_id, fractions)
         self.refresh_task(task)  # it is not in the table yet
+        task.first_quota_bytes = _quota_bytes(task)
 
     def register(self, key: SlotKey, operator_id: str, fraction: str, task_id: str = "") -> Quota:
         """Registers one operator for a task, or for the whole slot; returns its quota.
@@ -170,9 +173,19 @@ class Operators:
         sizes = (slot.spec, slot.becoming or slot.spec)
         return min(each.profile.managed_memory_bytes for each in sizes)
 
-    def quota_bytes_of(self, task: Task) -> int:
-        """Returns the sum of the quotas of a task's operators."""
-        return sum(each.quota_bytes for each in task.operators)
+    def task_limits(self, key: SlotKey) -> dict[str, int]:
+        """Returns the memory limits of tasks that follow the quotas of their operators."""
+        slot = self._table.get(key)
+        if slot is None:
+            return {}
+        most = min(each.memory_bytes for each in (slot.spec, slot.becoming or slot.spec))
+        limits = {}
+        for task in self._tasks.of_slot(key):
+            if task.memory_limit_bytes and task.state is TaskState.RUNNING:
+                grown = _quota_bytes(task) - task.first_quota_bytes
+                limit = (task.memory_limit_bytes + grown) // LIMIT_UNIT_BYTES * LIMIT_UNIT_BYTES
+                limits[task.task_id] = max(min(limit, most), LIMIT_UNIT_BYTES)
+        return limits
 
     def _changed(self, key: SlotKey) -> None:
         slot = self._table.get(key)
@@ -231,14 +244,27 @@ class Operators:
     def over_quota(self, key: SlotKey) -> bool:
         """True if a pool in the slot has reported more use than its quota."""
         return any(
-            each.enforcement is QuotaEnforcement.POOL and each.used_bytes > each.quota_bytes
+            self._used.get((task.task_id, each.operator_id), 0) > each.quota_bytes
             for task in self._tasks.of_slot(key)
-            if not task.has_ended
             for each in task.operators
         )
 
 
-def task_variable(task: Task, operators: Operators) -> str:
+def operator_variables(task: Task, operators: Operators, path: Path | None) -> dict[str, str]:
+    """Returns the variables of a task that concern operators.
+
+    Args:
+        task: the task.
+        operators: the registered operators.
+        path: the socket of the slot; None: it has none.
+    """
+    variables = {"FINEGRAIN_SLOT_SOCKET": str(path)} if path else {}
+    if task.operator_task:
+        variables["FINEGRAIN_TASK"] = _task_variable(task, operators)
+    return variables
+
+
+def _task_variable(task: Task, operators: Operators) -> str:
     """Returns the value of FINEGRAIN_TASK: JSON of what a task needs to know of its operators.
 
     Very long lists of peers do not fit into an environment. `peers` is then null, and the task asks
@@ -271,6 +297,10 @@ def quotas_json(task: Task, operators: Operators) -> dict[str, Any]:
 def peers_json(peers: tuple[TaskPeer, ...]) -> list[dict[str, Any]]:
     """Returns peers as JSON data."""
     return [_JSON.to_json(each) for each in peers]
+
+
+def _quota_bytes(task: Task) -> int:
+    return sum(each.quota_bytes for each in task.operators)
 
 
 def _operators_of(task: Task) -> tuple[TaskOperator, ...]:

@@ -59,6 +59,12 @@ class Prepared:
         return self.options.helper_socket is None
 
     @property
+    def slot_sockets(self) -> Path:
+        """The folder of the slots' sockets: short, and unique per state directory."""
+        run_dir, state_dir = self.options.run_dir.absolute(), self.options.state_dir.absolute()
+        return run_dir / f"slots-{_mark(state_dir)}"
+
+    @property
     def task_root(self) -> Path:
         """The helper's folder of task directories."""
         return Path(self.helper.state_dir) / "tasks"
@@ -175,8 +181,11 @@ def _socket_path(options: TaskExecutorOptions, state_dir: Path) -> Path:
     # The owner of the parent could replace the whole directory.
     for path in (run_dir, run_dir.parent):
         check_ours(path)
-    mark = hashlib.sha256(str(state_dir).encode()).hexdigest()[:12]
-    return run_dir / f"helper-{mark}.sock"
+    return run_dir / f"helper-{_mark(state_dir)}.sock"
+
+
+def _mark(state_dir: Path) -> str:
+    return hashlib.sha256(str(state_dir).encode()).hexdigest()[:12]
 
 
 def check_ours(path: Path) -> None:

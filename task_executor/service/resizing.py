@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpuset import EMPTY
-from finegrain.errors import FinegrainError, Unavailable
+from finegrain.errors import FinegrainError, Reason, Unavailable
 from finegrain.logs import get_logger
 from finegrain.resources import ResourceProfile
 from task_executor.engine.cpu_ledger import CpuBinding
@@ -115,6 +115,12 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
     if slot is None or wanted is None:
         return Outcome(key, error=slot_removed(key))
     begun = time.monotonic()
+    # Operators lose what shrinks before the limits do, so that they can give it back.
+    keeper.operators.size_changed(key)
+    await keeper.before_shrink(key)
+    # If an earlier attempt may have reached the host, only the attempt below settles it.
+    if (refused := await _limit_tasks(keeper, key)) and not again:
+        return await _keep_size(keeper, key, wanted, refused)
     async with keeper.cpu_bindings.lock:
         try:
             binding, found = await _apply(keeper, slot.spec, wanted, again=again)
@@ -137,12 +143,47 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
             outcome = Outcome(key, error=failure)
             keeper.table.resize_failed(key)
         keeper.cpu_bindings.applied(key, binding)
+    keeper.operators.size_changed(key)
+    if refused := await _limit_tasks(keeper, key):
+        log.error("task_limit_not_set", allocation_id=key.allocation_id, error=str(refused))
     await keeper.cpu_bindings.sync_or_log()  # cpus that the slot has left go to the pools
     keeper.on_resize(time.monotonic() - begun, failure)
     await keeper.save_or_log()  # a crash before this repeats the resize
     keeper.on_change()
     _log_result(wanted, failure)
     return outcome
+
+
+async def _limit_tasks(keeper: SlotKeeper, key: SlotKey) -> FinegrainError | None:
+    """Sets the memory limits of tasks to the quotas of their operators; returns an error, or None.
+
+    Limits that were set before the error stay.
+    """
+    for task_id, limit in keeper.operators.task_limits(key).items():
+        try:
+            await keeper.helper.limit_task(task_id, limit)
+        except FinegrainError as error:
+            if error.reason is not Reason.TASK_UNKNOWN:
+                return error
+    return None
+
+
+async def _keep_size(
+    keeper: SlotKeeper, key: SlotKey, wanted: SlotSpec, refused: FinegrainError
+) -> Outcome:
+    """Ends a resize because a task uses more memory than it would have afterwards."""
+    slot = keeper.table.get(key)
+    if slot is None or slot.becoming != wanted:
+        return Outcome(key, error=slot_removed(key))
+    keeper.table.resize_failed(key)
+    keeper.operators.size_changed(key)
+    if left := await _limit_tasks(keeper, key):
+        log.error("task_limit_not_set", allocation_id=key.allocation_id, error=str(left))
+    error = size_kept(wanted, refused)
+    keeper.on_resize(0.0, error)
+    await keeper.save_or_log()
+    _log_result(wanted, error)
+    return Outcome(key, error=error)
 
 
 async def _apply(

@@ -61,6 +61,10 @@ async def _prepare_nothing(_specs: Sequence[SlotSpec]) -> None:
     """Nothing has to be ready."""
 
 
+async def _no_wait(_key: SlotKey) -> None:
+    return
+
+
 class SlotKeeper:
     """All state that must survive a restart, and the only writer of it.
 
@@ -102,6 +106,8 @@ class SlotKeeper:
         self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
         # Starts the time after which the tasks of the removed slot are deleted.
         self.on_slot_removed: Callable[[SlotKey], None] = lambda _key: None
+        # Waits until tasks had time to give managed memory back that a resize takes away.
+        self.before_shrink: Callable[[SlotKey], Awaitable[None]] = _no_wait
         self.on_carve: Callable[[float, bool], None] = lambda _seconds, _ok: None
         self.on_free: Callable[[float], None] = lambda _seconds: None
         self.on_resize: Callable[[float, FinegrainError | None], None] = lambda _s, _error: None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,11 @@ from task_executor.service.device_environment import (
     check_not_overridden,
     device_environment,
 )
-from task_executor.service.operators import task_variable
+from task_executor.service.operators import operator_variables
 from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.task_requests import Submission, submission_of
 from task_executor.service.task_table import Task
-from task_executor.service.task_users import UserPolicy, task_environment
+from task_executor.service.task_users import User, UserPolicy, task_environment
 
 LINGER_S = 60.0  # how long ended tasks are kept after their slot
 LINGER_WATCHED_S = 600.0  # the same while they are watched
@@ -97,6 +97,8 @@ class TaskRunner:
         self._closed = False
         # Further variables of a slot's tasks.
         self.slot_environment: Callable[[SlotSpec, Isolation], dict[str, str]] = _no_more
+        # Opens the socket of a task's slot, for a user; None: the task needs none.
+        self.open_socket: Callable[[Task, int], Awaitable[Path | None]] = _no_socket
         keeper.on_slot_removed = self.slot_removed
 
     # -- submit ------------------------------------------------------------------------------
@@ -210,7 +212,11 @@ class TaskRunner:
         """Saves the task, then starts it, so that a crash in between leaves no unknown process."""
         try:
             await self.store(task)
-            started = await self._start(task, self._spec_of(task, submission, slot))
+            user = self._users.resolve(submission.user)
+            variables = operator_variables(
+                task, self._keeper.operators, await self.open_socket(task, user.uid)
+            )
+            started = await self._start(task, self._spec_of(submission, slot, user, variables))
             self._tasks.started(task, started, round(time.time() * 1000), task.directory)
             log.info("task_started", task_id=task.task_id, pid=started, **_ids(task))
         except FinegrainError as error:
@@ -224,8 +230,9 @@ class TaskRunner:
             self._drop(task)
             raise
 
-    def _spec_of(self, task: Task, submission: Submission, slot: Slot) -> TaskSpec:
-        user = self._users.resolve(submission.user)
+    def _spec_of(
+        self, submission: Submission, slot: Slot, user: User, operators: Mapping[str, str]
+    ) -> TaskSpec:
         table, spec = self._keeper.table, slot.spec
         return TaskSpec(
             task_id=submission.task_id,
@@ -247,9 +254,7 @@ class TaskRunner:
                     context_bytes=self._options.gpu_context_bytes,
                 )
                 | self.slot_environment(spec, slot.isolation),
-                operators=(
-                    task_variable(task, self._keeper.operators) if task.operator_task else ""
-                ),
+                operators=operators,
             ),
             cwd=submission.cwd or None,
             uid=user.uid,
@@ -480,6 +485,10 @@ class TaskRunner:
         self._closed = True
         if self._starting:
             await asyncio.wait(self._starting, timeout=1.0)
+
+
+async def _no_socket(_task: Task, _uid: int) -> Path | None:
+    return None
 
 
 def _check_memory_limit(submission: Submission, slot: Slot) -> None:

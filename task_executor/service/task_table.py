@@ -47,6 +47,7 @@ class Task:
     operator_task: OperatorTask | None = None  # what it runs of a job graph
     registered: tuple[TaskOperator, ...] = ()  # operators that it registered while it ran
     memory_limit_bytes: int = 0  # within that of its slot; 0: none
+    first_quota_bytes: int = 0  # of its operators when it was submitted: a part of that limit
     # not saved
     state: TaskState = TaskState.STARTING
     pid: int = 0

@@ -118,7 +118,7 @@ def task_environment(
     executor_id: str,
     cpus: str,
     devices: Mapping[str, str],
-    operators: str = "",
+    operators: Mapping[str, str],
 ) -> dict[str, str]:
     """Returns the environment of a task.
 
@@ -133,7 +133,7 @@ def task_environment(
         executor_id: this executor.
         cpus: cpu list that the slot is bound to.
         devices: variables that name the slot's devices.
-        operators: FINEGRAIN_TASK; empty: the task runs no operators.
+        operators: variables about operators of job graphs.
     """
     home = user.home if os.path.isdir(user.home) else "/"  # noqa: PTH112 - a text, not a tree
     spec = slot.spec
@@ -148,6 +148,6 @@ def task_environment(
         "FINEGRAIN_CPU_MILLI": str(spec.profile.cpu_milli),
         "FINEGRAIN_MEMORY_BYTES": str(spec.memory_bytes),
         "FINEGRAIN_CPUS": cpus,
-        **({"FINEGRAIN_TASK": operators} if operators else {}),
+        **operators,
         **devices,
     }

@@ -87,3 +87,10 @@ class Meter:
             counted=bool(memory),
         )
         self._cpu_usec = counters
+        self._keeper.operators.measured(
+            {
+                task.task_id: task.memory_current_bytes
+                for task in usage.tasks
+                if task.memory_current_bytes is not None
+            }
+        )

@@ -184,6 +184,7 @@ def test_a_task_is_spelled_as_ever_and_comes_back() -> None:
         "operator_task": None,
         "registered": [],
         "memory_limit_bytes": 0,
+        "first_quota_bytes": 0,
     }
     assert task.to_dict() == document
     assert Task.from_dict(document).to_dict() == document

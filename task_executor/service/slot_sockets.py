@@ -1,0 +1,353 @@
+"""One unix socket per slot, for the tasks in it: quotas that change, and peers.
+
+Frames are those of the helper's sockets (`helper/protocol.py`). The kernel tells who connects; a
+process that belongs to no task of the slot is refused. After a restart of the front, the sockets
+are made again at the same paths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from finegrain.errors import FinegrainError, Reason, Unavailable
+from finegrain.logs import get_logger
+from task_executor.engine.slots import SlotKey
+from task_executor.helper.protocol import (
+    FRAME_BYTES_MAX,
+    Fault,
+    Field,
+    Fields,
+    check_request,
+    decode,
+    encode,
+    identifier,
+    integer,
+    text,
+)
+from task_executor.helper.server import socket_address
+from task_executor.host.process_owners import ProcessOwners
+from task_executor.service.operator_calls import OperatorCalls
+from task_executor.service.operators import Operators, peers_json, quotas_json
+from task_executor.service.slot_keeper import SlotKeeper
+from task_executor.service.task_table import Task
+
+CONNECTIONS_MAX: Final = 16  # of one task
+REQUEST_BYTES_MAX: Final = 64 << 10
+UNSENT_BYTES_MAX: Final = 4 << 20  # a task that does not read is disconnected
+SHRINK_S_MAX: Final = 1.0  # how long a resize waits for pools to give memory back
+VERBS: Final[Mapping[str, Fields]] = {
+    "RegisterManagedMemory": {"operator_id": Field(identifier), "fraction": Field(text)},
+    "WatchQuota": {},
+    "GetPeers": {},
+    "ReportUse": {"operator_id": Field(identifier), "used_bytes": Field(integer(0, 1 << 60))},
+}
+
+log = get_logger(__name__)
+
+
+class SlotSockets:
+    """The sockets of all slots whose tasks may need one.
+
+    Args:
+        keeper: slots, tasks and operators.
+        calls: registers operators.
+        directory: where the sockets are; the path must be short.
+        owners: finds the task of a process.
+    """
+
+    def __init__(
+        self,
+        keeper: SlotKeeper,
+        calls: OperatorCalls,
+        directory: Path,
+        owners: ProcessOwners | None = None,
+    ) -> None:
+        self._keeper = keeper
+        self._calls = calls
+        self._directory = directory
+        self._owners = owners or ProcessOwners()
+        self._servers: dict[SlotKey, asyncio.Server] = {}
+        self._connections: dict[SlotKey, set[_Connection]] = {}
+        self._given_back = asyncio.Event()
+        keeper.operators.on_change = self._quotas_changed
+
+    def path(self, key: SlotKey) -> Path:
+        """Returns the path of a slot's socket. It is the same in every run of the executor."""
+        mark = hashlib.sha256(f"{key.allocation_id}.{key.generation}".encode()).hexdigest()[:16]
+        return self._directory / f"{mark}.sock"
+
+    async def open_for(self, task: Task, uid: int) -> Path | None:
+        """Opens the socket of a task's slot, unless it is open; returns its path.
+
+        None: the slot has no managed memory, and the task runs no operators.
+
+        Args:
+            task: the task that may use it.
+            uid: the user of the task.
+
+        Raises:
+            Unavailable: the socket cannot be made.
+        """
+        if task.operator_task is None and not self._keeper.operators.managed(task.key):
+            return None
+        path = self.path(task.key)
+        try:
+            if task.key not in self._servers:
+                await self._open(task.key)
+            _admit(path, uid)
+        except OSError as error:
+            raise Unavailable(
+                f"the socket {path} of the slot cannot be made: {error.strerror}; see run_dir",
+                reason=Reason.UNREACHABLE,
+            ) from None
+        return path
+
+    async def open_all(self) -> None:
+        """Opens the sockets of the tasks that run, and removes those of slots that are gone."""
+        for task in self._keeper.tasks:
+            if not task.has_ended:
+                try:
+                    await self.open_for(task, _uid_of(task.pid))
+                except FinegrainError as error:
+                    log.error("slot_socket_not_made", error=error.message)
+        wanted = {self.path(key) for key in self._servers}
+        if self._directory.is_dir():
+            for path in set(self._directory.iterdir()) - wanted:
+                path.unlink(missing_ok=True)
+
+    async def _open(self, key: SlotKey) -> None:
+        _make_directory(self._directory)
+        path = self.path(key)
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        umask = os.umask(0o177)  # others are admitted when the task's user is known
+        try:
+            with socket_address(path) as address:
+                listener.bind(address)
+        finally:
+            os.umask(umask)
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._serve(key, reader, writer)
+
+        self._servers[key] = await asyncio.start_unix_server(
+            connected, sock=listener, limit=REQUEST_BYTES_MAX
+        )
+        self._connections[key] = set()
+
+    def close_slot(self, key: SlotKey) -> None:
+        """Closes the socket of a slot that is gone."""
+        server = self._servers.pop(key, None)
+        if server is not None:
+            server.close()
+            for connection in self._connections.pop(key, set()):
+                connection.close()
+            self.path(key).unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """Closes all sockets. Their files stay, so that tasks connect again to the next front."""
+        for key, server in self._servers.items():
+            server.close()
+            for connection in self._connections.get(key, set()):
+                connection.close()
+        self._servers.clear()
+
+    # -- connections -------------------------------------------------------------------------
+
+    async def _serve(
+        self, key: SlotKey, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        connection = _Connection(self, reader, writer)
+        connections = self._connections.get(key, set())
+        try:
+            task = self._caller(key, writer)
+            if sum(each.task is task for each in connections) >= CONNECTIONS_MAX:
+                message = f"task {task.task_id} has {CONNECTIONS_MAX} connections; close some"
+                raise Fault("OVER_LIMIT", message)
+            connection.task = task
+            connections.add(connection)
+            await connection.serve(task)
+        except Fault as fault:
+            connection.send({"id": None, "ok": False, "error": fault.as_dict()})
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the task has closed the connection, or ended
+        finally:
+            connections.discard(connection)
+            self._forget_pools(connection, connections)
+            with contextlib.suppress(OSError):
+                connection.close()
+
+    def _caller(self, key: SlotKey, writer: asyncio.StreamWriter) -> Task:
+        """Returns the task that a connection comes from. Raises Fault if there is none."""
+        peer = writer.get_extra_info("socket")
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid = struct.unpack("3i", credentials)[0]
+        running = {t.task_id: t for t in self._keeper.tasks.of_slot(key) if not t.has_ended}
+        # -1: the task is being started. Its process may run before the helper's answer is here.
+        pids = {task_id: task.pid or -1 for task_id, task in running.items()}
+        found = self._owners.task_of(pid, f"{key.allocation_id}.{key.generation}", pids)
+        if found is None:
+            message = (
+                f"process {pid} belongs to no task of slot {key.allocation_id}; only tasks of the "
+                "slot may use this socket"
+            )
+            raise Fault("JOB_SECRET_WRONG", message, pid=pid)
+        return running[found]
+
+    def _forget_pools(self, gone: _Connection, left: set[_Connection]) -> None:
+        if gone.task is None:
+            return
+        kept = {name for each in left if each.task is gone.task for name in each.pools}
+        for name in gone.pools - kept:
+            self.operators.used(gone.task, name, None)
+        self._given_back.set()
+
+    def _quotas_changed(self, key: SlotKey) -> None:
+        if self._keeper.table.get(key) is None:
+            self.close_slot(key)
+        for connection in list(self._connections.get(key, ())):
+            connection.push()
+
+    @property
+    def operators(self) -> Operators:
+        """The operators of all slots."""
+        return self._keeper.operators
+
+    async def wait_given_back(self, key: SlotKey) -> None:
+        """Waits until no pool of a slot is above its quota, at most `SHRINK_S_MAX` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHRINK_S_MAX):
+                while self.operators.over_quota(key):
+                    self._given_back.clear()
+                    await self._given_back.wait()
+
+    # -- calls -------------------------------------------------------------------------------
+
+    async def call(
+        self, connection: _Connection, task: Task, verb: str, args: dict[str, Any]
+    ) -> Any:
+        """Answers one call of a task. Raises Fault or FinegrainError."""
+        match verb:
+            case "RegisterManagedMemory":
+                quota = await self._calls.register_in_task(
+                    task, args["operator_id"], args["fraction"]
+                )
+                return {
+                    "memory_bytes": quota.memory_bytes,
+                    "pages": quota.pages,
+                    "page_bytes": self.operators.page_bytes,
+                }
+            case "WatchQuota":
+                connection.watches = True
+                return quotas_json(task, self.operators)
+            case "ReportUse":
+                if args["operator_id"] not in (each.operator_id for each in task.operators):
+                    message = f"operator {args['operator_id']} is not registered in this task"
+                    raise Fault("INVALID_ARGUMENT", message)
+                connection.pools.add(args["operator_id"])
+                self.operators.used(task, args["operator_id"], args["used_bytes"])
+                self._given_back.set()
+                return {}
+            case _:
+                work = task.operator_task
+                return {"peers": peers_json(work.peers if work else ())}
+
+
+class _Connection:
+    """One connection of a task."""
+
+    def __init__(
+        self, sockets: SlotSockets, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._sockets, self._reader, self._writer = sockets, reader, writer
+        self.task: Task | None = None
+        self.watches = False
+        self.pools: set[str] = set()  # operators whose use it has reported
+        self._pushed: Any = None
+
+    async def serve(self, task: Task) -> None:
+        """Answers requests until the task closes the connection. Raises Fault for a bad frame."""
+        while True:
+            size = int.from_bytes(await self._reader.readexactly(4), "big")
+            if not 2 <= size <= REQUEST_BYTES_MAX:
+                message = f"frame of {size} bytes; expected 2 to {REQUEST_BYTES_MAX}"
+                raise Fault("INVALID_ARGUMENT", message)
+            await self._answer(task, decode(await self._reader.readexactly(size)))
+            await self._writer.drain()
+
+    async def _answer(self, task: Task, message: dict[str, Any]) -> None:
+        number = message.get("id")
+        if type(number) is not int or message.keys() - {"id", "verb", "args"}:
+            raise Fault("INVALID_ARGUMENT", "a request has an integer id, a verb and args")
+        try:
+            args = check_request(message, VERBS)
+            result = await self._sockets.call(self, task, message["verb"], args)
+        except Fault as fault:
+            return self.send({"id": number, "ok": False, "error": fault.as_dict()})
+        except FinegrainError as error:
+            refusal = Fault(error.reason.value, error.message, **error.details)
+            return self.send({"id": number, "ok": False, "error": refusal.as_dict()})
+        if message["verb"] == "WatchQuota":
+            self._pushed = result
+        return self.send({"id": number, "ok": True, "result": result})
+
+    def push(self) -> None:
+        """Sends the quotas of the task, if it watches them and they have changed."""
+        if not self.watches or self.task is None:
+            return
+        quotas = quotas_json(self.task, self._sockets.operators)
+        if quotas != self._pushed:
+            self._pushed = quotas
+            self.send({"event": "quota", **quotas})
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Sends a frame; closes the connection if the task does not read."""
+        try:
+            self._writer.write(encode(message))
+        except Fault:  # more than `FRAME_BYTES_MAX`; limits of requests do not allow it
+            log.error("slot_socket_answer_too_large", limit=FRAME_BYTES_MAX)
+            self.close()
+        if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            self._writer.transport.abort()
+
+    def close(self) -> None:
+        """Closes the connection; what was written is still sent."""
+        self._writer.close()
+
+
+def _make_directory(directory: Path) -> None:
+    """Makes the directory of sockets; tasks of other users must get through it."""
+    directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+    for path in (directory, directory.parent):
+        found = path.stat()
+        if found.st_uid == os.geteuid() and found.st_mode & 0o011 != 0o011:
+            path.chmod(found.st_mode | 0o011)
+
+
+def _admit(path: Path, uid: int) -> None:
+    """Lets a user open the socket: this user only, if it is the first one and we are root.
+
+    Of every process that opens it, `SlotSockets` asks the kernel which task it belongs to.
+    """
+    found = path.stat()
+    if uid in (found.st_uid, 0):
+        return
+    if os.geteuid() == 0 and found.st_uid == 0:
+        os.chown(path, uid, -1)
+    else:
+        path.chmod(0o666)
+
+
+def _uid_of(pid: int) -> int:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return os.geteuid()
