@@ -18,6 +18,7 @@ ASKED = RequestSpec(
     required_labels=(("zone", "a"),),
     allow_pending=True,
     restart_on_loss=True,
+    restart_on_device_loss=True,
     cpu_policy=CpuPolicy(QosClass.LSR),
 )
 
