@@ -143,8 +143,10 @@ def test_prometheus_understands_the_rules_and_alerts_when_it_should(
 )
 def test_rules_and_dashboards_name_only_metrics_that_there_are(file: Path) -> None:
     from resource_manager.service.metrics import ResourceManagerMetrics
+    from task_executor.service.metrics import ExecutorMetrics
 
-    known = {each.name for each in ResourceManagerMetrics("0").registry.collect()}
+    daemons = ResourceManagerMetrics("0"), ExecutorMetrics("0")
+    known = {each.name for daemon in daemons for each in daemon.registry.collect()}
     text = file.read_text()
     if file.suffix == ".json":
         panels = json.loads(text)["panels"]
