@@ -156,6 +156,8 @@ class SlotSocket:
                 self._on_quota(message)
             elif self._on_quota is not None and message.get("id") == _WATCH:
                 self._on_quota(_result(message))
+            elif "event" in message:
+                continue  # of a later version
             elif message.get("id") is None:
                 return  # the executor refuses this connection, and closes it
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,26 @@ def test_on_v2_a_slot_accounts_for_memory_and_processes_of_each_task(tmp_path: P
     start_in(slots, kernel, "t1", 1001)
     slot = f"{kernel.own}/finegrain/host-a/slots/a.1"
     assert set(kernel.read(f"{slot}/cgroup.subtree_control").split()) == {"memory", "pids"}
+
+
+MEMORY_LIMITS = [
+    pytest.param(FakeV2, "unified", "memory.max", id="v2"),
+    pytest.param(lambda: FakeV1(SEPARATE), "memory", "memory.limit_in_bytes", id="v1"),
+]
+
+
+@pytest.mark.parametrize(("make_kernel", "controller", "file"), MEMORY_LIMITS)
+def test_a_task_has_a_memory_limit_within_its_slot(
+    tmp_path: Path, make_kernel: Callable[[], FakeKernel], controller: str, file: str
+) -> None:
+    kernel = make_kernel()
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits())
+    group = start_in(slots, kernel, "t", 201)
+    for size in (32 * MIB, 48 * MIB):
+        slots.driver.limit_memory(group, size)
+        assert kernel.read(f"{group[controller]}/{file}") == str(size)
+    assert kernel.read(f"{slots.driver.slot('a.1')[controller]}/{file}") == str(64 * MIB)
 
 
 def test_on_v2_only_the_task_is_killed_as_a_whole_for_memory(tmp_path: Path) -> None:

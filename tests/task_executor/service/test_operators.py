@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from finegrain.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Reason
+from finegrain.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason
 from finegrain.v1 import task_executor_pb2 as te
 from task_executor.helper.protocol import decode, encode
 from task_executor.helper.server import socket_address
@@ -148,6 +148,18 @@ async def test_an_operator_is_free_again_when_its_task_has_ended(
     executor.helper.end("first")
     await master.watch("first")
     assert quotas(await submit(master, "again", sort="1/2"))["sort"][0] == 32 * MIB
+
+
+async def test_the_operators_of_a_task_that_never_ran_are_free(
+    executor: Executor, master: JobMaster
+) -> None:
+    executor.helper.refuse_start = NotFound("no such program", reason=Reason.COMMAND_NOT_FOUND)
+    assert (await submit(master, "never", sort="1")).state == te.TASK_STATE_FAILED
+    executor.helper.refuse_start = InvalidArgument("argv", "x", "y")
+    with pytest.raises(InvalidArgument):
+        await submit(master, "refused", sort="1")
+    executor.helper.refuse_start = None
+    await submit(master, "runs", sort="1")
 
 
 async def test_a_job_master_registers_an_operator_for_a_slot(
