@@ -76,10 +76,11 @@ class OperatorCalls:
         Raises:
             AlreadyExists, FailedPrecondition, InvalidArgument: as `Operators.register`, or the task
                 has ended.
-            Unavailable: it could not be stored; the same call again is safe.
+            Unavailable: the task is still being started, or it could not be stored; the same call
+                again is safe.
         """
+        await self._runner.await_start(task)
         async with self._keeper.operators.storing:
-            await task.settled.wait()
             _check_runs(task)
             quota = self._keeper.operators.register(task.key, operator_id, fraction, task.task_id)
             given = task.operator_task.operators if task.operator_task else ()
@@ -99,12 +100,13 @@ class OperatorCalls:
             InvalidArgument: a field is not valid.
             NotFound, PermissionDenied: as `TaskRunner.need`.
             FailedPrecondition: the task has ended, or runs no operators.
-            Unavailable: it could not be stored; the same call again is safe.
+            Unavailable: the task is still being started, or it could not be stored; the same call
+                again is safe.
         """
         task = self._runner.need(request.task_id, caller)
         peers = peers_of(request.peers)
+        await self._runner.await_start(task)
         async with self._keeper.operators.storing:
-            await task.settled.wait()
             _check_runs(task)
             if task.operator_task is None:
                 raise FailedPrecondition(

@@ -159,6 +159,8 @@ class SlotSockets:
             for connection in self._connections.get(key, set()):
                 connection.close()
         self._servers.clear()
+        with contextlib.suppress(OSError):  # sockets of slots that stay are in it, or it never was
+            self._directory.rmdir()
 
     # -- connections -------------------------------------------------------------------------
 

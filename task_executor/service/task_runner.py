@@ -334,7 +334,7 @@ class TaskRunner:
         Raises:
             Unavailable: the task is still being started, or the helper is unreachable.
         """
-        await self._await_start(task)
+        await self.await_start(task)
         if task.has_ended:
             return
         # Saved before the kill, so that a restart still reports the end as cancelled.
@@ -350,7 +350,7 @@ class TaskRunner:
         Raises:
             Unavailable: the task is still being started, or the helper is unreachable.
         """
-        await self._await_start(task)
+        await self.await_start(task)
         if task.has_ended:
             return
         # Saved before the kill, so that a restart still reports the reason.
@@ -368,11 +368,16 @@ class TaskRunner:
         """
         if not 1 <= signum <= 64:
             raise InvalidArgument("signal", signum, "1 to 64")
-        await self._await_start(task)
+        await self.await_start(task)
         if not task.has_ended:
             await self._unless_ended(self._helper.signal_task(task.task_id, signum))
 
-    async def _await_start(self, task: Task) -> None:
+    async def await_start(self, task: Task) -> None:
+        """Waits until the start of a task has succeeded or failed.
+
+        Raises:
+            Unavailable: it takes too long.
+        """
         try:
             async with asyncio.timeout(SETTLE_S):
                 await task.settled.wait()
@@ -401,7 +406,7 @@ class TaskRunner:
         async for request in requests:
             if task is None:
                 task = self.need(request.task_id, caller)
-                await self._await_start(task)
+                await self.await_start(task)
             elif request.task_id not in ("", task.task_id):
                 raise InvalidArgument("task_id", request.task_id, f"{task.task_id}, or empty")
             if request.offset < 0:
