@@ -193,3 +193,18 @@ def test_gpus_of_a_driver_are_closed_by_their_minors(daemons: Daemons, home: Pat
         assert files == [f"nvidia{minors[uuid]}", "nvidia255"]
     *files, _uuids = opened("--gpu", "2")
     assert files == ["nvidia0", "nvidia1", "nvidia255"]
+
+
+def test_levels_that_a_request_requires_are_those_of_its_slot(host: Host) -> None:
+    strict = ("--require-isolation", "memory=kernel", "--require-isolation", "cpu=kernel")
+    assert host.run(*strict, script="echo ran") == "ran"
+    # A whole device that only its slot can open is enforced, a share of one is not.
+    whole = ("--device", "npu=1", "--require-isolation", "npu=kernel")
+    assert host.run(*whole, script="echo ran") == "ran"
+    half = ("--device", "npu=0.5", "--require-isolation", "npu=kernel")
+    refused = host.daemons.cli("run", *SMALL, *half, "--", "true")
+    assert refused.code == 125
+    assert "others have npu: visible-only" in refused.stderr
+    unknown = host.daemons.cli("run", *SMALL, "--require-isolation", "npu=kernel", "--", "true")
+    assert unknown.code == 125
+    assert "expected one of cpu, memory" in unknown.stderr

@@ -75,10 +75,10 @@ def _assignment(data: Mapping[str, Any]) -> cpus_pb2.CpuAssignment:
 
 
 def _profile_of_event(data: Mapping[str, Any]) -> resources_pb2.ResourceProfile:
-    # Mappings of extended resources and lists of devices cannot be the key of a cache.
-    if "extended" in data or "devices" in data:
-        return profile_to_proto(ResourceProfile.from_dict(data))
-    return _plain_profile(tuple(data.items()))
+    # Only amounts can be the key of a cache, and not mappings of resources or lists of devices.
+    if all(isinstance(each, int) for each in data.values()):
+        return _plain_profile(tuple(data.items()))
+    return profile_to_proto(ResourceProfile.from_dict(data))
 
 
 @lru_cache(KNOWN_MAX)
