@@ -17,11 +17,12 @@ _OPTIONS: Final = {
     "pids_max": "pids",
     "extended": "resource",
     "labels": "label",
+    "env": "env",
 }
 """Parameter of the command by name of the field."""
 
 _ABOUT: Final = re.compile(
-    r"(?<![\w.])(?:requests\[\d+\]\.)?(?:profile\.|\*_)*"
+    r"(?<![\w.])(?:requests\[\d+\]\.|spec\.)?(?:profile\.|\*_)*"
     rf"(?P<field>{'|'.join(_OPTIONS)})(?P<part> key|\[[^]]*\])? is (?P<value>.+?);"
     r" expected (?P<expected>.+)",
     re.DOTALL,

@@ -26,10 +26,17 @@ from finegrain_cli.option_errors import name_options
             {"resource": ["A b=1"]},
             "--resource key is 'A b'; expected a name",
         ),
+        (
+            "spec.env[CUDA_VISIBLE_DEVICES]",
+            "0",
+            "nothing",
+            {"env": ["CUDA_VISIBLE_DEVICES=0"]},
+            "--env CUDA_VISIBLE_DEVICES is '0'; expected nothing",
+        ),
         ("requests[0].pids_max", 9, "0 to 8", {"pids": 9}, "--pids is '9'; expected 0 to 8"),
         ("requests[0].pids_max", 9, "0 to 8", {}, "requests[0].pids_max is 9; expected 0 to 8"),
     ],
-    ids=["cpu limit", "one of several", "number", "not an option"],
+    ids=["cpu limit", "one of several", "variable", "number", "not an option"],
 )
 def test_the_option_and_the_value_as_typed_are_named(
     field: str, value: object, expected: str, typed: dict[str, object], told: str
