@@ -3,10 +3,10 @@
     python -m bench.batch [--threads 100000] [--slots 1000] [--seconds 0.5] [--folder DIR]
         [--results] [--profile]
 
-The cluster is a few lines in this process that grant, agree to reuse and end tasks after a number
-of seconds; the state file is real, on disk, with every commit synced. Prints CPU time of this
-process per thread (with the few lines of the cluster, all of them), threads per second, the growth
-of its memory, its open files and its state file.
+This process also plays the cluster: it grants slots, agrees to reuse them, and ends tasks after a
+number of seconds. The state file is real, on disk, and every commit is synced. Prints the CPU time
+of this process per thread of work (the played cluster is included), threads per second, the growth
+of its memory, its open files, and the size of its state file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ most = {"files": 0, "tasks": 0}
 
 
 class Cluster:
-    """The resource manager, its job and its slots, all in one."""
+    """Plays the resource manager, its job and its slots."""
 
     job_id, secret, detached = "job", "secret", False
 
@@ -60,7 +60,7 @@ class Cluster:
 
 
 class Slots:
-    """What a runner sees of its slots."""
+    """The slots as the runner sees them."""
 
     def __init__(self, _job: Cluster, row: Any, _spec: fg.SlotSpec) -> None:
         self._range = row.range_id
@@ -111,7 +111,7 @@ class Slots:
 
 
 class Slot:
-    """A slot in which every command takes as long and says a line."""
+    """A slot in which every command takes the same time and prints one line."""
 
     executor_id, memory_bytes = "host", 0
     profile = ResourceProfile(cpu_milli=1000)
@@ -135,7 +135,7 @@ class Slot:
 
 
 def rss_kib() -> int:
-    """Memory of this process now."""
+    """Returns the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024
 
 

@@ -1,19 +1,19 @@
-"""Measures what policies of placement are worth when slots come and go for long: how many requests
-are refused, and how much capacity is stranded.
+"""Measures placement policies while slots come and go for a long time: how many requests are
+refused, and how much capacity is stranded.
 
     python -m bench.churn [--slots 10000] [--load 0.9] [--turnovers 3] [--seed 1]
         [--policy first-fit --policy best-fit --policy pack --policy spread --policy balanced]
 
-Slots of the sizes of a real cluster arrive at a cluster of its hosts and stay for exponentially
-distributed times, so that their number times their mean size is `--load` of the capacity of the
-scarcer resource. A request that no host has room for is refused and does not come back. `--slots`
-arrive at once, then slots come and go. One turnover is one mean duration.
+Slots and hosts have the sizes of a real cluster. Slots stay for exponentially distributed times. On
+average, they need the part `--load` of the scarcer resource. A request for which no host has room
+is refused, and does not return. `--slots` arrive at once, then slots come and go. One turnover is
+one mean duration.
 
-Prints for each policy, at every half turnover: slots, the part of arrivals that was refused since
-the line before, what is allocated, and what is stranded: free cpu and memory of hosts where no size
-of the trace fits. And the CPU time of placing, per arrival. `best-fit` is a few lines here, over
-all hosts: the least sum of the free parts that remain; the others go through the whole engine, with
-commands and answers.
+Prints for each policy, at every half turnover: the number of slots, the part of arrivals that was
+refused since the line before, what is allocated, and what is stranded (free cpu and memory of hosts
+where no size of the trace fits). It also prints the CPU time of placing per arrival. `best-fit` is
+implemented here: it compares all hosts, and takes the one with the least sum of free parts. The
+other policies use the whole engine, with commands and answers.
 
 Sizes and hosts: the 24 most frequent requests (7,363 of 8,152) and the six most frequent kinds of
 nodes of the Alibaba GPU cluster trace of 2023, GPUs left out (Q. Weng et al., "Beware of
@@ -111,11 +111,11 @@ class Policy(Protocol):
         """Returns the host that a slot was placed on; None: no host was found."""
 
     def release(self, name: str, size: Size, host: int) -> None:
-        """Takes a slot away."""
+        """Removes a slot."""
 
 
 class BestFit:
-    """The host of which least remains, as parts of what it has, added up."""
+    """Chooses the host with the least sum of free parts of cpu and memory."""
 
     def __init__(self, hosts: list[Size]) -> None:
         self._total = np.array([[each.cpu_milli, each.memory_mib] for each in hosts], dtype=float)
@@ -135,7 +135,7 @@ class BestFit:
 
 
 class Engine(Bench):
-    """The whole engine, with executors that agree with every order at once."""
+    """The whole engine, with executors that accept every order at once."""
 
     def __init__(self, hosts: list[Size], settings: EngineSettings) -> None:
         super().__init__({"profiles": [], "hosts": None}, settings)
@@ -165,7 +165,7 @@ class Engine(Bench):
 
 
 class Books:
-    """What is free where, kept beside every policy, so that all are measured alike."""
+    """The free capacity of each host, counted in the same way for every policy."""
 
     def __init__(self, hosts: list[Size]) -> None:
         self.total = np.array([[each.cpu_milli, each.memory_mib] for each in hosts])
@@ -183,7 +183,7 @@ class Books:
             raise ValueError(f"host {host} has no room for {size}")
 
     def give_back(self, host: int, size: Size) -> None:
-        """Takes a slot away."""
+        """Removes a slot."""
         self.free[host] += (size.cpu_milli, size.memory_mib)
 
     def in_use(self) -> int:
@@ -191,18 +191,18 @@ class Books:
         return int((self.free < self.total).any(axis=1).sum())
 
     def percent(self, amounts: Amounts) -> str:
-        """Returns parts of the cluster's cpu and memory."""
+        """Returns cpu and memory in percent of the cluster."""
         cpu, memory = 100 * amounts.sum(axis=0) / self.total.sum(axis=0)
         return f"{cpu:6.2f} {memory:6.2f}"
 
     def stranded(self) -> Amounts:
-        """Returns what is free of each host where nothing fits, and nothing of the others."""
+        """Returns the sum of free capacity on hosts where no size of the trace fits."""
         fits = np.any(np.all(self.free[:, None, :] >= self._sizes, axis=2), axis=1)
         return np.where(fits[:, np.newaxis], 0, self.free)
 
 
 class Churn:
-    """Slots that come and go under one policy; the unit of time is their mean duration."""
+    """Runs arrivals and ends under one policy. The unit of time is the mean duration of a slot."""
 
     def __init__(self, policy: Policy, hosts: list[Size], seed: int) -> None:
         self._policy = policy

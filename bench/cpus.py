@@ -3,17 +3,18 @@
     python -m bench.cpus [--repeat 20] [--seed 1] [--by-need]
 
 Three hosts: two packages of 64 cores with two threads (256 cpus, 2 NUMA nodes); the same cpus on 8
-NUMA nodes; and 8 NUMA nodes with eight threads per core (1,024 cpus). Each empty, half full (slots
-of 4 cpus, node after node) and fragmented (every second thread at random is held). Prints CPU time
-of this process per decision, for slots of 2 to 200 cpus, those that do not fit included:
+NUMA nodes; and 8 NUMA nodes with eight threads per core (1,024 cpus). Each host is tried empty,
+half full (slots of 4 cpus, node after node) and fragmented (half of the threads, chosen at random,
+are in use). Prints the CPU time of this process per decision, for slots of 2 to 200 cpus, also for
+those that do not fit:
 
 - choice of cpus: `take` alone, by bind policy and NUMA strategy;
 - whole decision: `assign`, from a request and the ledger of the host to an assignment or a refusal,
   by NUMA alignment policy; "shared pool" is a slot without dedicated cpus;
-- first decision of a kind: the same when nothing is known yet of what the empty host could do,
-  which is kept for all hosts that are alike.
+- first decision of a kind: the same before the answers for an empty host are cached. Equal hosts
+  share them.
 
-A row gives the median over the needs and strategies, and the worst.
+A row has the median over the sizes and strategies, and the maximum.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ ALIGNMENTS = (
 
 
 def host(packages: int, nodes: int, cores: int, threads: int) -> CpuLayout:
-    """A regular host: nodes per package, cores per node, threads per core."""
+    """Makes a regular host from nodes per package, cores per node and threads per core."""
     total = packages * nodes * cores
     rows = [
         (thread * total + core, core, core // cores, core // (cores * nodes))
@@ -88,7 +89,7 @@ HOSTS = {
 
 
 def held_cpus(layout: CpuLayout, state: str, seed: int) -> list[CpuSet]:
-    """What slots have of the host, each."""
+    """Returns the cpus of each slot of the host."""
     if state == "half full":
         half = layout.cpus.bit_count() // 2
         threads = [cpu for node in layout.nodes for cpu in CpuSet.from_bits(node.mask)]
@@ -100,7 +101,7 @@ def held_cpus(layout: CpuLayout, state: str, seed: int) -> list[CpuSet]:
 
 
 def filled(layout: CpuLayout, held: list[CpuSet], strategy: NumaStrategy) -> CpuLedger:
-    """Books of the host; every third slot wants its cores, or nodes, to itself."""
+    """Returns the ledger of the host. Every third slot is exclusive on its cores or nodes."""
     ledger = CpuLedger(layout, EffectivePolicy(numa_strategy=strategy))
     for number, cpus in enumerate(held):
         level = LEVELS[number % len(LEVELS)] if number < 24 else ExclusivePolicy.NONE
@@ -109,7 +110,7 @@ def filled(layout: CpuLayout, held: list[CpuSet], strategy: NumaStrategy) -> Cpu
 
 
 def timed(call: Callable[[], object], repeat: int) -> float:
-    """Seconds of CPU time per call."""
+    """Returns the CPU time per call, in seconds."""
     started = time.process_time()
     for _ in range(repeat):
         call()
@@ -133,7 +134,7 @@ def show(what: str, samples: list[Sample], by_need: bool) -> None:
 
 
 def choices(ledger: CpuLedger, bind: BindPolicy, repeat: int) -> Iterator[Sample]:
-    """`take` under one bind policy, by every exclusive policy and need."""
+    """Measures `take` with one bind policy, for every exclusive policy and size."""
     claims = ExclusiveClaims(ledger.claimed_cores, ledger.claimed_nodes)
     for need, level in product(NEEDS, LEVELS):
         strategy = ledger.policy.numa_strategy
@@ -146,7 +147,9 @@ def choices(ledger: CpuLedger, bind: BindPolicy, repeat: int) -> Iterator[Sample
 def decisions(
     ledger: CpuLedger, alignment: NumaPolicy, qos: QosClass, repeat: int, *, cold: bool = False
 ) -> Iterator[Sample]:
-    """`assign` under one alignment policy, by every bind and exclusive policy and need."""
+    """Measures `assign` with one alignment policy, for every bind policy, exclusive policy and
+    size.
+    """
     any_policy = CpuPolicy(qos, numa=alignment, numa_required=alignment is not NumaPolicy.NONE)
     policies = [any_policy]
     if qos.is_pinned:

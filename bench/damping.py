@@ -1,11 +1,11 @@
-"""Measures how quickly shares follow a change, and how much they swing: which lookahead is right.
+"""Measures how quickly shares follow a change, and how much they oscillate, for several lookaheads.
 
     python -m bench.damping [--threads 10,60,120] [--lookahead 0,15,30,60,120] [--alike]
 
-Sixty threads of capacity in virtual time, service counted in slots, half-life 15 minutes. DEFAULT1
-has all of them when MED1 comes, whose group has weight 4 (so 12 and 48 are fair); then DEFAULT2
-comes to DEFAULT1's group (6, 48, 6), and is done (12, 48). Threads of work take half to one and a
-half times the mean; with --alike all take the same, so that they end together.
+A cluster has 60 slots in virtual time. Usage is counted in slots, with a half-life of 15 minutes.
+DEFAULT1 has all slots when MED1 arrives, whose group has weight 4 (fair: 12 and 48). Then DEFAULT2
+arrives in the group of DEFAULT1 (fair: 6, 48, 6), and ends later (fair: 12, 48). Threads of work
+take 0.5 to 1.5 times the mean duration. With --alike all take the same time, so they end together.
 
 For each mean duration and lookahead a row of Markdown: seconds from each of the three changes until
 every flow stays within 5 % of its share in every window of 60 s ("-": not before the next change);
@@ -28,7 +28,7 @@ STEP_S = 5
 
 
 def measure(set_up: SetUp, settled_s: float) -> tuple[list[float | None], float]:
-    """Times to converge after each change, and the largest error once that should be over."""
+    """Returns the time to converge after each change, and the largest error after that."""
     log = run_set_up(set_up).log
     comparison = compared(set_up, log)
     dry_s = {name: (job.last_start_ms or 0) / 1_000 for name, job in log.jobs.items()}
@@ -45,7 +45,7 @@ def measure(set_up: SetUp, settled_s: float) -> tuple[list[float | None], float]
 
 
 def row(thread_s: int, lookahead_s: int, *, alike: bool) -> list[str]:
-    """One line of the table."""
+    """Returns one line of the table."""
     fairness = Fairness(usage_measure="slots", lookahead_ms=lookahead_s * 1_000)
     set_up = one_after_another(thread_s * 1_000, fairness, alike=alike)
     converged, worst = measure(set_up, 60 + 3 * thread_s)

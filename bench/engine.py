@@ -1,18 +1,19 @@
-"""Measures the resource manager's engine alone: no database, no RPC, virtual executors that always
-agree.
+"""Measures the resource manager's engine alone: no database, no RPC, and simulated executors that
+accept every order.
 
     python -m bench.engine [--hosts 1000] [--slots 10000] [--strategy first-fit --strategy pack]
         [--candidates 8] [--passes 5] [--workload FILE]
 
 Prints, as CPU time of this process, for each strategy:
 
-- counted: one pass over all entries from empty, entries with a count in and runs of (entry, host,
-  count) out, indexes exact again at the end; the least of some passes, each on another cluster;
-- expanded: the same through events and effects, with a request, a slot and an order for each, from
-  taking requests in to having written the commands; and what comes before and after it;
-- the arrival of 10-slot jobs at the filled cluster, one at a time, each answered and released
-  again; one full report of every host; a question why something waits, and the sums of the cluster;
-- the release of everything.
+- counted: one placement pass that fills an empty cluster. Its input are entries with a count, its
+  output is how many slots of each entry go on each host. The indexes are exact again at the end.
+  The figure is the least of several passes, each on a new cluster.
+- expanded: the same with events and effects: a request, a slot and an order for each, from the
+  submission until the commands are written. The steps before and after it are shown as well.
+- the arrival of jobs with 10 slots at the full cluster, one at a time; each is answered and then
+  released. Also a full report of every host, an explanation, and the sums of the cluster.
+- the release of all slots.
 
 Both passes go through the same function (`Placer.place`). "hosts used" is after the pass.
 
@@ -76,7 +77,7 @@ _HOST = {
 
 
 class _SplitMix64:
-    """Sebastiano Vigna's SplitMix64: small, and the same everywhere."""
+    """The random numbers of Sebastiano Vigna's SplitMix64: small, and equal on every machine."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed & _MASK
@@ -90,7 +91,7 @@ class _SplitMix64:
 
 
 def gen_workload(hosts: int, slots: int, arrivals: int = 200) -> dict[str, Any]:
-    """The workload; same arguments, same result."""
+    """Returns the workload. Equal arguments give an equal workload."""
     random = _SplitMix64(20251120)
     profiles: list[dict[str, int]] = []
     while len(profiles) < 24:
@@ -129,7 +130,7 @@ def gen_workload(hosts: int, slots: int, arrivals: int = 200) -> dict[str, Any]:
 
 
 class Bench:
-    """A cluster whose executors agree with every order at once."""
+    """A cluster whose executors accept every order at once."""
 
     def __init__(self, workload: dict[str, Any], settings: EngineSettings) -> None:
         self.workload = workload
@@ -149,8 +150,8 @@ class Bench:
         self.numbers: dict[str, int] = {}
 
     def batch(self, *events: Event) -> list[Effect]:
-        """Events, and decisions until nothing is left over, as the service takes them; what changed
-        is taken and dropped.
+        """Applies events, then decides until no work is left, as the service does. The changed rows
+        are dropped.
         """
         effects: list[Effect] = []
         for event in (*events, Decide(AT)):
@@ -162,7 +163,7 @@ class Bench:
         return effects
 
     def registration(self, number: int, total: Amounts, default: ResourceProfile) -> Event:
-        """An empty executor that registers for the first time."""
+        """Returns the first registration of an empty executor."""
         name = f"host-{number:06d}"
         self.totals[name], self.tables[name], self.numbers[name] = total, {}, 1
         registration = Registration(name, name, f"{name}:7000", total, {}, default)
@@ -204,7 +205,7 @@ class Bench:
         return Report(self.numbers[name], 1, command_number, False, 0, tuple(slots), available)
 
     def answers(self, effects: list[Effect]) -> list[Event]:
-        """What the executors answer to these commands."""
+        """Returns the answers of the executors to commands."""
         events: list[Event] = []
         for effect in effects:
             if not isinstance(effect, SendAllocate | SendFree):
@@ -238,7 +239,7 @@ class Bench:
         return events
 
     def settle(self, effects: list[Effect]) -> float:
-        """Answers until nothing is left to answer; CPU seconds of the engine."""
+        """Answers commands until none is left; returns the CPU seconds of the engine."""
         spent = 0.0
         while events := self.answers(effects):
             started = time.process_time()
@@ -250,7 +251,7 @@ class Bench:
 def counted(
     workload: dict[str, Any], settings: EngineSettings
 ) -> tuple[float, list[tuple[int, Run]]]:
-    """One pass by count: CPU seconds, and the runs of each entry."""
+    """Runs one counted pass; returns the CPU seconds, and where the slots of each entry went."""
     bench = Bench(workload, settings)
     bench.batch(*bench.registrations())
     shapes = [bench.state.queue.class_of(RequestSpec("", profile)) for profile in bench.profiles]
@@ -330,7 +331,7 @@ def run_arrivals(bench: Bench) -> None:
 
 
 def run_questions(bench: Bench) -> None:
-    """About a request that no host has room for, as all of them are in use or drained."""
+    """Explains a request that fits on no host, because all are full or drained."""
     for name, host in bench.state.hosts.items():
         if not host.slots:
             bench.batch(DrainRequested(AT, name))

@@ -1,16 +1,16 @@
-"""Measures the fair choice: who is served next, among very many groups and jobs.
+"""Measures the fair choice: which request is next, among very many groups and jobs.
 
     python -m bench.fair [--groups 1000] [--jobs 100] [--requests 1000] [--hosts 1000]
         [--decisions 2000] [--order fair] [--shapes 1 --shapes 10] [--alone 100000] [--profile]
 
 Each group has the same number of jobs, and each job waits with a range of requests. Executors are
-virtual and agree with every order at once. Prints CPU time of this process, for one slot profile
-that all jobs request, and for ten of which each job requests one:
+simulated and accept every order at once. Prints the CPU time of this process, for one slot profile
+that all jobs request, and for ten profiles of which each job requests one:
 
-- take in: all jobs with their ranges;
+- submission: all jobs with their ranges;
 - burst: one pass that fills the empty cluster, per slot;
 - steady: the cluster is full. One slot ends, one is placed, and time passes in between. "choose and
-  place" is `place_waiting`: what becomes of the slots before and after that is shown apart;
+  place" is `place_waiting`; the other work of a slot is shown separately;
 - side by side: `--alone` requests of one job, then of 2 and of 10 jobs, placed in one pass.
 
 Half of the groups have other weights than 1.
@@ -94,7 +94,7 @@ class FairBench(Bench):
         self.state.changes.take()
 
     def decide(self, *events: Event) -> list[Effect]:
-        """Events, and as many decisions as it takes until nothing is left over."""
+        """Applies events, then decides until no work is left."""
         effects: list[Effect] = []
         for event in events:
             effects.extend(step(self.state, event).effects)
@@ -105,7 +105,7 @@ class FairBench(Bench):
                 return effects
 
     def answer(self, effects: list[Effect]) -> None:
-        """Executors answer; what is decided then is not measured."""
+        """Lets executors answer. The decisions after that are not measured."""
         while events := self.answers(effects):
             effects = self.decide(*events)
 
@@ -132,7 +132,7 @@ class FairBench(Bench):
 
 
 def timed_choice(bench: FairBench) -> None:
-    """Lets the bench note what each choice costs."""
+    """Measures the CPU time of each choice."""
 
     def measured(context: EventContext) -> None:
         if bench.profile is not None:
@@ -208,7 +208,7 @@ def run_steady(bench: FairBench, options: argparse.Namespace) -> None:
 
 
 def run_side_by_side(options: argparse.Namespace) -> None:
-    """Places the same number of requests, from more and more jobs."""
+    """Places the same number of requests from a growing number of jobs."""
     print(f"{options.alone:,} requests of one job, and of several side by side")
     alone = 0.0
     for order in ("arrival", "fair"):

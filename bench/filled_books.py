@@ -1,8 +1,8 @@
-"""A database as a large cluster leaves it behind, for benchmarks: written through the store.
+"""Fills a database like that of a large cluster, for benchmarks. It is written through the store.
 
-Decides what a realistic row is: executors with the detected topology of a real 64-cpu machine,
-differing in ids, addresses and memory as machines of one order do; jobs of fifty slots; a grant in
-each job's log and the history of each slot. Measures nothing.
+Rows are realistic. Executors have the detected topology of a real machine with 64 cpus, and differ
+in ids, addresses and memory. Jobs have fifty slots each. Each job's log has its grants, and the
+cluster's history has each slot. This module measures nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ ISOLATION = Isolation(
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much there is."""
+    """The numbers of rows."""
 
     executors: int = 0
     slots: int = 0  # granted
@@ -77,7 +77,7 @@ class Size:
 
 @cache
 def machine() -> resources_pb2.HostTopology:
-    """What detection finds on the machine."""
+    """Returns what detection finds on the machine."""
     with (
         tempfile.TemporaryDirectory() as folder,
         tarfile.open(TOPOLOGIES / f"{MACHINE}.tar.xz") as packed,
@@ -87,7 +87,7 @@ def machine() -> resources_pb2.HostTopology:
 
 
 def topology_of(number: int) -> resources_pb2.HostTopology:
-    """The same machine once more: no two have quite the same amount of memory."""
+    """Returns the topology of another such machine, with slightly different memory."""
     topology = resources_pb2.HostTopology()
     topology.CopyFrom(machine())
     for node in topology.numa_nodes:
@@ -97,17 +97,17 @@ def topology_of(number: int) -> resources_pb2.HostTopology:
 
 
 def host_id(number: int) -> str:
-    """Name of an executor."""
+    """Returns the name of an executor."""
     return f"host-{number:05d}.cluster.example"
 
 
 def instance_id(number: int) -> str:
-    """Its instance, the same in every run."""
+    """Returns its instance id, which is equal in every run."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, host_id(number)))
 
 
 def executor(number: int, address: str) -> Executor:
-    """A row of `executors`."""
+    """Returns a row of `executors`."""
     topology = json.dumps(topology_from_proto(topology_of(number), "topology"))
     registration = Registration(
         executor_id=host_id(number),
@@ -128,12 +128,12 @@ def executor(number: int, address: str) -> Executor:
 
 
 def fill(store: Store, size: Size, *, address: str = "") -> None:
-    """Writes it all; the store leads.
+    """Writes all rows. The store must lead.
 
     Args:
-        store: where.
-        size: how much.
-        address: of all executors; empty: one each.
+        store: the database.
+        size: numbers of rows.
+        address: the address of all executors; empty: each has its own.
     """
     for first in range(0, size.executors, 1_000):
         numbers = range(first, min(size.executors, first + 1_000))
@@ -228,5 +228,5 @@ def _queued(size: Size, arrivals: Iterator[int]) -> Iterator[Changes]:
 
 
 def topology_text_bytes() -> int:
-    """Size of one executor's topology as compact JSON."""
+    """Returns the size of one executor's topology as compact JSON."""
     return len(json.dumps(topology_from_proto(machine(), "topology"), separators=(",", ":")))

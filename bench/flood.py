@@ -1,14 +1,19 @@
-"""What one job master that floods costs the others, and the resource manager.
+"""Measures what a job master that floods the resource manager costs it, and other job masters.
 
     .venv/bin/python -m bench.flood [--requests 1000000] [--call-items 10000] [--parallel 100]
         [--streams 16] [--rude] [--database sqlite|postgresql] [--json]
 
-Real processes: a resource manager; a job master that asks for `--requests` slots that fit nowhere,
-in large calls, many of them in parallel, and has streams open that it never reads; and light
-executors that send signs of life, with another job that asks for one slot at a time, waits for the
-grant, and gives it back. The flooder waits as long as the error asks for when it is refused;
-`--rude`: it does not. Figures are the time from the other job's request to its grant, without and
-with the flood, and while the flooder's job ends, and the memory of the resource manager.
+Three real processes take part:
+
+- a resource manager;
+- a job master, the flooder. It requests `--requests` slots that fit nowhere, in large parallel
+  calls, and opens streams that it never reads. When a call is refused, it waits as long as the
+  error says; with `--rude` it does not wait;
+- light executors that send heartbeats, with another job, which requests one slot at a time, waits
+  for the grant, and releases the slot.
+
+Prints the time from the other job's request to its grant: without the flood, with it, and while the
+flooder's job ends. Also prints the memory of the resource manager.
 """
 
 from __future__ import annotations
@@ -54,7 +59,7 @@ PROFILE = resources_pb2.ResourceProfile(cpu_milli=1000, task_heap_memory_bytes=2
 
 @dataclass(frozen=True, slots=True)
 class Flooded:
-    """What the flooder saw."""
+    """The result of the flooder."""
 
     seconds: float
     accepted: int
@@ -65,7 +70,7 @@ class Flooded:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Times from request to grant of the other job, in milliseconds."""
+    """The times from request to grant of the other job, in milliseconds."""
 
     samples: int
     p50_ms: float
@@ -75,7 +80,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Everything."""
+    """All figures."""
 
     database: str
     before: Waits
@@ -91,7 +96,7 @@ class Result:
 
 
 class Flooder:
-    """One job master that asks for too much."""
+    """A job master that sends too many requests."""
 
     def __init__(self, rm: Any, job_id: str, secret: str, *, rude: bool) -> None:
         self._rm = rm
@@ -102,12 +107,12 @@ class Flooder:
         self.accepted = self.calls = self.told_to_wait = self.failed = 0
 
     def neglect(self, streams: int) -> list[Any]:
-        """Opens streams and never reads them."""
+        """Opens streams that it never reads."""
         request = rm_pb2.WatchJobRequest(job_id=self._job_id)
         return [self._rm.WatchJob(request, metadata=self._metadata) for _ in range(streams)]
 
     async def send(self, requests: int, call_items: int, parallel: int) -> None:
-        """All of them."""
+        """Sends all requests."""
         self._calls = [call_items] * (requests // call_items)
         await asyncio.gather(*(self._sender() for _ in range(parallel)))
 
@@ -169,19 +174,19 @@ async def _flood(address: str, token: str, arguments: argparse.Namespace) -> Flo
 
 
 def flood_in_process(address: str, token: str, arguments: argparse.Namespace) -> Flooded:
-    """For a process of its own."""
+    """Runs the flooder; the entry point of its process."""
     return asyncio.run(_flood(address, token, arguments))
 
 
 class Other:
-    """The job that wants one slot at a time."""
+    """The job that requests one slot at a time."""
 
     def __init__(self, job: LightJob) -> None:
         self._job = job
         self._waits_s: list[float] = []
 
     async def live(self) -> None:
-        """One slot after the other."""
+        """Requests and releases one slot after the other."""
         while True:
             allocation_id = new_id()
             began_s = time.perf_counter()
@@ -191,7 +196,7 @@ class Other:
             await asyncio.sleep(SAMPLE_PAUSE_S)
 
     def taken(self) -> Waits:
-        """Since the last time."""
+        """Returns the times since the last call."""
         waits, self._waits_s = sorted(self._waits_s), []
         if len(waits) < 2:
             return Waits(len(waits), *([1000 * max(waits, default=float("inf"))] * 3))
@@ -200,14 +205,14 @@ class Other:
 
 
 class Signs:
-    """Signs of life of the executors."""
+    """Heartbeats of the executors."""
 
     def __init__(self, cluster: LightCluster) -> None:
         self._cluster = cluster
         self.longest_s = 0.0
 
     async def live(self) -> None:
-        """All of them, evenly spread."""
+        """Sends the heartbeats of all executors, evenly over the interval."""
         executors = list(self._cluster.executors.values())
         step_s = REPORT_INTERVAL_S / len(executors)
         await asyncio.gather(*(self._one(each, n * step_s) for n, each in enumerate(executors)))
@@ -222,7 +227,7 @@ class Signs:
 
 
 async def measure(name: str, place: Place, arguments: argparse.Namespace) -> Result:
-    """One flood."""
+    """Measures one flood."""
     with place.filled(Size()) as (manager, _slots):
         manager.start()
         await manager.ready()
@@ -270,7 +275,7 @@ async def _watched(
 
 
 def show(result: Result) -> None:
-    """For people."""
+    """Prints the figures as text."""
     flooded = result.flooded
     print(f"{result.database}; {os.cpu_count()} cpus, load {os.getloadavg()[0]:.1f}")
     print(
@@ -292,7 +297,7 @@ def show(result: Result) -> None:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--call-items", type=int, default=10_000)

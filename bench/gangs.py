@@ -1,18 +1,18 @@
-"""Measures what gangs cost the resource manager's engine, on clusters that are nearly full: no
-database, no RPC, virtual executors that always agree.
+"""Measures what gangs cost the resource manager's engine on clusters that are nearly full: no
+database, no RPC, and simulated executors that accept every order.
 
     python -m bench.gangs [--hosts 1000 --hosts 10000] [--arrivals 50] [--waiting 1000]
 
 Prints, as CPU time of this process, for each size of the cluster (hosts in racks of 40, filled with
 the workload of `bench.engine`, seventeen slots a host):
 
-- a gang of 4 arrives, until its commands are written, by placement; each is released again;
-- gangs of different kinds come that do not fit (8 to 40 members of most of a host each):
-  taking them in, with the question whether they could ever fit, and the first decision;
-- a slot is released and its host grows: the decision that passes by all of them, since none could
-  have a member there; and a host that is emptied, which the first gang that fits takes;
-- the same for as many gangs of one kind;
-- a gang of 1,000 members that all differ comes, and does not fit.
+- a gang of 4 arrives, until its commands are written, for each placement; each is then released;
+- gangs of different kinds arrive that do not fit (8 to 40 members, each needs most of a host):
+  their submission, with the check whether they could ever fit, and the first decision;
+- a slot is released: the decision that skips all gangs, because no member fits there. Then a host
+  is emptied, and the first gang that fits is placed;
+- the same for an equal number of gangs of one kind;
+- a gang of 1,000 different members arrives and does not fit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _numbers = count()
 
 
 class GangBench(Bench):
-    """A cluster in racks."""
+    """A cluster whose hosts are in racks."""
 
     def registrations(self) -> list[Event]:
         events: list[Event] = []
@@ -57,7 +57,7 @@ class GangBench(Bench):
         return events
 
     def give_up(self, slots: list[tuple[str, int]]) -> None:
-        """Releases slots or cancels what waits for one; a step ends as many as it may."""
+        """Releases slots, or cancels waiting requests, in as many steps as the engine needs."""
         while slots:
             result = step(self.state, SlotsReleased(AT, "gangs", tuple(slots)))
             assert isinstance(result.answer, list)
@@ -77,7 +77,7 @@ class GangBench(Bench):
 
 
 def gang(placement: GangPlacement, members: int, profile: ResourceProfile) -> RequestsSubmitted:
-    """A gang of its own."""
+    """Makes a gang."""
     gang_id = f"g{next(_numbers)}"
     label = "rack" if placement is GangPlacement.SAME_LABEL else ""
     specs = tuple(

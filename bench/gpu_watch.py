@@ -2,9 +2,9 @@
 
     nice -n 5 python -m bench.gpu_watch [--runs 20]
 
-A real executor (as root) reads GPUs that the driver for tests plays. In each run a task is above
-its share from some moment within a second on. Measured from there until the task has ended, as its
-job master sees it. A real driver adds the time of its own calls.
+A real executor (as root) reads GPUs from the driver for tests. In each run, a task is above its
+share from a random moment within a second on. The time from that moment until its job master sees
+the end of the task is measured. A real driver adds the time of its own calls.
 """
 
 from __future__ import annotations

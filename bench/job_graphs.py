@@ -1,4 +1,4 @@
-"""Job graphs: what it costs to compile a plan, and to run its schedule without a cluster.
+"""Measures job graphs: compiling a plan, and running its schedule without a cluster.
 
 python -m bench.job_graphs [--tasks N]
 """

@@ -1,9 +1,9 @@
-"""Executors and job masters with next to nothing in them, for benchmarks of the resource manager.
+"""Light executors and job masters, for benchmarks of the resource manager.
 
-They speak the whole protocol over real gRPC, with channels of their own, but keep a slot only as
-the message that ordered it, answer at once and forget what they are done with: what a measurement
-shows is the resource manager, not they. All executors are served at one address (every command
-names the executor that it is meant for), which the resource manager dials once for each of them.
+They use the whole protocol over real gRPC, with separate channels. They do as little as possible: a
+slot is only the message that ordered it, and every answer is immediate. So a measurement shows the
+cost of the resource manager. All executors share one address, because every command names its
+executor. The resource manager dials this address once for each of them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ACKNOWLEDGE_INTERVAL_S = 1.0
 
 @dataclass
 class LightExecutor:
-    """One host's slots, as the messages that ordered them, and the numbers of the conversation."""
+    """One executor: the messages that ordered its slots, and the counters of the protocol."""
 
     executor_id: str
     devices: HostDevices = NO_DEVICES
@@ -66,7 +66,7 @@ class LightExecutor:
     booked_memory_bytes: int = 0
 
     def registration(self, address: str) -> rm_pb2.RegisterExecutorRequest:
-        """What this executor announces: a host with two sockets."""
+        """Returns the registration of this executor: a host with two sockets."""
         half = [f"0-{CPUS // 2 - 1}", f"{CPUS // 2}-{CPUS - 1}"]
         request = rm_pb2.RegisterExecutorRequest(
             executor_id=self.executor_id,
@@ -107,7 +107,7 @@ class LightExecutor:
         return request
 
     def state(self, *, unchanged: bool = False) -> slots_pb2.SlotReport:
-        """The next numbered state."""
+        """Returns the next numbered report."""
         self.report_number += 1
         if unchanged and self.acknowledged:
             return slots_pb2.SlotReport(
@@ -132,12 +132,12 @@ class LightExecutor:
 
     @cached_property
     def device_sums(self) -> dict[str, int]:
-        """Everything that its devices have together."""
+        """Returns the sums over its devices."""
         sums = total_of_devices(self.devices.devices)
         return {name.removeprefix(DEVICE_PREFIX): amount for name, amount in sums.items()}
 
     def allocate(self, request: te_pb2.AllocateSlotsRequest) -> te_pb2.AllocateSlotsResponse:
-        """Every slot is there at once."""
+        """Allocates every slot at once."""
         results = []
         for allocation in request.allocations:
             slot = allocation.slot
@@ -151,7 +151,7 @@ class LightExecutor:
         return te_pb2.AllocateSlotsResponse(results=results, report=self.state())
 
     def free(self, request: te_pb2.FreeSlotsRequest) -> te_pb2.FreeSlotsResponse:
-        """Every slot is gone at once."""
+        """Frees every slot at once."""
         results = []
         for each in request.slots:
             slot = self.slots.pop(each.allocation_id, None)
@@ -179,7 +179,7 @@ class _Servicer(_Base):
 
 
 class LightCluster:
-    """Executors that are registered with a resource manager, and job masters for it.
+    """Registered executors, and job masters.
 
     Args:
         address: where the resource manager listens.
@@ -227,7 +227,7 @@ class LightCluster:
         executor.acknowledged = executor.report_number
 
     async def heartbeat(self, executor: LightExecutor) -> None:
-        """One report, `unchanged` where nothing has changed since the last one."""
+        """Sends one report, as `unchanged` if nothing has changed since the last one."""
         answer = await self._as_cluster.ReportSlots(
             rm_pb2.ReportSlotsRequest(
                 executor_id=executor.executor_id,
@@ -242,7 +242,9 @@ class LightCluster:
             raise RuntimeError(f"{executor.executor_id} was asked to register again")
 
     async def heartbeats(self, interval_s: float, seconds: float) -> int:
-        """Every executor reports once per interval, evenly spread; answers with how many did."""
+        """Sends one report of every executor per interval, evenly spread; returns how many were
+        sent.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
 
@@ -263,7 +265,7 @@ class LightCluster:
         )
 
     async def job(self) -> LightJob:
-        """A job master with a channel and a watch stream of its own."""
+        """Returns a job master with its own channel and watch stream."""
         channel = open_channel(self._rm_address, token=self._user_token)
         await self._stack.enter_async_context(channel)
         job = LightJob(ResourceManagerServiceStub(channel))
@@ -277,13 +279,15 @@ class LightCluster:
         return int(answer.slots)
 
     async def until_empty(self) -> None:
-        """Returns when the resource manager knows no slot any more."""
+        """Waits until the resource manager has no slot left."""
         while await self.slots():  # noqa: ASYNC110  -- the state is in another process
             await asyncio.sleep(POLL_S)
 
 
 class LightJob:
-    """Asks, waits for the grants on its watch stream, gives back."""
+    """A job master that requests slots, waits for the grants on its watch stream, and releases
+    them.
+    """
 
     def __init__(self, rm: Any) -> None:
         self._rm = rm
@@ -299,7 +303,7 @@ class LightJob:
         self.sequence = 0
 
     async def begin(self) -> None:
-        """Registers, opens the stream."""
+        """Registers the job and opens the watch stream."""
         answer = await self._rm.RegisterJob(
             rm_pb2.RegisterJobRequest(job_id=self.job_id, request_id=new_id(), name="light")
         )
@@ -319,7 +323,9 @@ class LightJob:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _followed(self, work: Coroutine[Any, Any, None]) -> None:
-        """Reports a failure to those that wait, which would wait indefinitely otherwise."""
+        """Reads the stream; passes a failure to all waiting calls, which would otherwise never
+        return.
+        """
         try:
             await work
         except Exception as error:
@@ -347,15 +353,17 @@ class LightJob:
             )
 
     async def live(self, ids: Sequence[str], profile: resources_pb2.ResourceProfile) -> None:
-        """Runs one batch: requested, granted, given back, and its end received."""
+        """Runs one batch: requests slots, waits for the grants, releases them, and waits for the
+        ends.
+        """
         await self.ask(ids, profile)
         await self.give_back(ids)
 
     async def ask(
         self, ids: Sequence[str], profile: resources_pb2.ResourceProfile
     ) -> tuple[float, float]:
-        """Asks for slots and waits for all; answers with seconds to the acknowledgement and to the
-        last grant."""
+        """Requests slots and waits for all of them; returns the seconds to the acknowledgement and
+        to the last grant."""
         heard = self._expect(slots_pb2.REQUEST_STATE_GRANTED, ids)
         request = rm_pb2.RequestResourceRequest(
             job_id=self.job_id,
@@ -369,7 +377,7 @@ class LightJob:
         return acknowledged - begun, time.perf_counter() - begun
 
     async def give_back(self, ids: Sequence[str]) -> None:
-        """Releases slots and waits until the stream says so."""
+        """Releases slots and waits until the stream confirms it."""
         heard = self._expect(slots_pb2.REQUEST_STATE_RELEASED, ids)
         answer = await self._rm.ReleaseSlots(
             rm_pb2.ReleaseSlotsRequest(
@@ -396,7 +404,7 @@ class LightJob:
 def profile(
     cpu_milli: int = 500, memory_bytes: int = 512 * MIB, **devices: int
 ) -> resources_pb2.ResourceProfile:
-    """What light jobs ask for."""
+    """Returns the profile that light jobs request."""
     return resources_pb2.ResourceProfile(
         cpu_milli=cpu_milli, task_heap_memory_bytes=memory_bytes, devices=devices
     )

@@ -4,8 +4,8 @@
 
 Four conversions that calls, heartbeats and restarts make most often: a slot as the client reads it,
 a request and an event as the resource manager writes them, and a request as a row of its table,
-both ways. Each is timed in turns with a version written by hand; the least of all turns counts,
-since everything else on a host only adds to it. Prints microseconds of each, and their ratio.
+both ways. Each is measured in turns with a version written by hand. The least of all turns counts,
+because other work on the host only adds to it. Prints microseconds of each, and their ratio.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 
 def measured(pair: tuple[Callable[[], Any], Callable[[], Any]], repeat: int) -> list[float]:
-    """Microseconds of both, timed in turns."""
+    """Returns the microseconds of both, measured in turns."""
     least = [float("inf")] * 2
     for _ in range(repeat):
         for at, function in enumerate(pair):

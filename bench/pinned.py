@@ -1,20 +1,21 @@
-"""Measures what it costs to place slots with dedicated cpus: no database, no RPC, virtual
-executors that always agree.
+"""Measures what it costs to place slots with dedicated cpus: no database, no RPC, and simulated
+executors that accept every order.
 
     python -m bench.pinned [--hosts 1000 --hosts 10000] [--strict 0] [--slots 300]
 
-Hosts have two packages with a NUMA node of eight cores with two threads each. Nine of ten are
-nearly full: a pinned slot has a thread of each core, and a plain one most of the rest. For each
-number of hosts, as CPU time of this process per slot, from the call to having written the command:
+Hosts have two packages. Each is a NUMA node of eight cores with two threads. Nine of ten hosts are
+nearly full: a pinned slot has one thread of each core, and a plain slot has most of the rest.
+Prints, for each number of hosts, the CPU time of this process per slot, from the call until the
+command is written:
 
-- one slot after the other comes, is placed and goes again: plain, pinned, with whole cores, on one
-  NUMA node (the median, and the most);
+- slots that are placed and released one after the other: plain, pinned, with whole cores, on one
+  NUMA node (median and maximum);
 - many pinned slots of one job at once;
-- a slot that fits nowhere by what the index counts, and one that fits nowhere although the index
-  leaves all hosts: the first look, and what it costs that a slot goes, with the look that follows;
-- what a request costs to refuse that no host would suit even when empty.
+- a slot that the index rules out on all hosts, and one that the index admits on all hosts although
+  it fits on none: the first search, and the end of a slot with the search that follows;
+- the rejection of a request that would fit on no host even when empty.
 
-`--strict N` lets N hosts align all slots; requests for amounts alone are then placed there too.
+With `--strict N`, N hosts align all slots. Requests for amounts alone are then placed there too.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ APART = CpuPolicy(
 
 
 def topology() -> str:
-    """The host of this measurement; equal for all of them."""
+    """Returns the topology that all hosts have."""
     whole = NODES * CORES
     cores = [CpuSet(core + thread * whole for thread in range(THREADS)) for core in range(whole)]
     return json.dumps(
@@ -102,7 +103,7 @@ def topology() -> str:
 
 
 def announced(*, strict: bool) -> str:
-    """What a host says of its cpus."""
+    """Returns what a host announces about its cpus."""
     numa = [{"numa_node_id": node, "memory_bytes": 64 * GIB} for node in range(NODES)]
     policy = {"policy": {"alignment": "SingleNUMANode"}} if strict else {}
     return json.dumps({"slot_cpus": f"0-{CPUS - 1}", "numa": numa, **policy})
@@ -110,7 +111,7 @@ def announced(*, strict: bool) -> str:
 
 @dataclass
 class Cluster:
-    """Hosts that agree with every order at once."""
+    """Hosts that accept every order at once."""
 
     hosts: int
     strict: int = 0
@@ -139,7 +140,7 @@ class Cluster:
         self.batch(*events, JobRegistered(AT, "job", "job", "default", None, "s", "r"))
 
     def decide(self, *events: Event) -> list[Effect]:
-        """Events, then one decision, which places what its budget allows."""
+        """Applies events, then makes one decision, which places as much as its budget allows."""
         effects: list[Effect] = []
         for event in (*events, Decide(AT)):
             effects.extend(step(self.state, event).effects)
@@ -147,14 +148,16 @@ class Cluster:
         return effects
 
     def batch(self, *events: Event) -> list[Effect]:
-        """Events, then decisions until nothing is left over, as the service takes them."""
+        """Applies events, then decides until no work is left, as the service does."""
         effects = self.decide(*events)
         while self.state.unfinished:
             effects += self.decide()
         return effects
 
     def timed(self, *events: Event) -> tuple[float, float]:
-        """CPU seconds until the commands are written, and until all answers are taken in."""
+        """Returns the CPU seconds until the commands are written, and until all answers are
+        applied.
+        """
         started = time.process_time()
         effects = self.batch(*events)
         first = spent = time.process_time() - started
@@ -165,7 +168,7 @@ class Cluster:
         return first, spent
 
     def looks(self, specs: tuple[Any, ...]) -> list[float]:
-        """CPU seconds of each decision until requests that fit nowhere were tried on all hosts."""
+        """Returns the CPU seconds of each decision until all requests without room were tried."""
         spent: list[float] = []
         events: list[Event] = [RequestsSubmitted(AT, "job", specs)]
         more = True
@@ -177,7 +180,7 @@ class Cluster:
         return spent
 
     def ask(self, count: int, cpu_milli: int, policy: CpuPolicy, mib: int = 64) -> tuple[Any, ...]:
-        """Requests of one shape."""
+        """Submits equal requests."""
         profile = ResourceProfile(cpu_milli, mib * MIB)
         specs = []
         for _ in range(count):

@@ -1,15 +1,19 @@
-"""Measures one plan: waiting requests, executor shapes, and which executors to ask for.
+"""Measures one plan: which executors to request for a backlog.
 
     python -m bench.planning [--requests 10000] [--shapes 20] [--passes 5]
 
 Prints, for each backlog, the least and the median CPU time of this process for one plan, how many
-executors it asks for, and what they cost beside a bound from below (the linear relaxation:
-executors in fractions, requests cut to pieces). The backlogs: all requests equal; 24 and 1,000
-different ones; all different; the same with a tenth of the executors on the way already, and with
-all of them; with a limit on the totals that lets about a third be served, that with a tenth on the
-way, and that in three zones that every second request names one of; and large ones that nearly
-fill an executor. Shapes have 4 to 64 cpus and 2 to 8 GiB for each, at prices that go by
-size, give or take a tenth. Everything is drawn from a fixed seed.
+executors it requests, and their cost compared with a lower bound (the linear relaxation, in which
+executors and requests can be divided). The backlogs are:
+
+- all requests equal; 24 and 1,000 different ones; all different;
+- all different, with a tenth of the executors requested already, and with all of them;
+- all different, with a limit on the totals that serves about a third; the same with a tenth
+  requested already; and the same in three zones, of which every second request names one;
+- large requests that nearly fill an executor.
+
+Shapes have 4 to 64 cpus, with 2 to 8 GiB for each cpu. Their prices follow their size, plus or
+minus a tenth. All random numbers come from a fixed seed.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ SEED = 20251120
 
 
 def supplies(count: int, chance: random.Random) -> list[Supply]:
-    """Executor shapes."""
+    """Returns executor shapes."""
     made = []
     for _ in range(count):
         cpus = chance.choice([4, 8, 16, 32, 64])
@@ -71,7 +75,7 @@ def backlog(
 
 
 def labelled(asked: Backlog, chance: random.Random) -> Backlog:
-    """The same in three zones, which every second request names one of; a tenth on the way."""
+    """Returns a backlog in three zones, of which every second request names one."""
     zones = [{"zone": name} for name in "abc"]
     demands = [
         replace(each, labels=tuple(chance.choice(zones).items())) if at % 2 else each
@@ -99,9 +103,11 @@ def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def bound(asked: Backlog, plan: Plan) -> float:
-    """What no set of executors that serves as much can cost less than: the largest value that the
-    amounts served can have at prices of cpu and memory at which no executor is worth more than it
-    costs (the dual of the linear relaxation; its optimum is where two such conditions meet).
+    """Returns a lower bound of the cost of any executors that serve these amounts.
+
+    It is the dual of the linear relaxation: the largest value of the served amounts, at prices of
+    cpu and memory for which no executor is worth more than its cost. The optimum is where two such
+    conditions meet.
     """
     cpu = memory = 0
     for new in plan.new:

@@ -1,13 +1,14 @@
-"""What a range of very many requests costs: requested, waiting, read again, and run through.
+"""Measures a range of very many requests: submitted, waiting, restored, and served.
 
     .venv/bin/python -m bench.ranges [--members 1000000] [--through 100000] [--running 5000]
         [--json]
 
-One job asks for `--members` equal slots, once in one call and once in calls of 10,000. First the
-engine and an SQLite store on a real disk, in this process: CPU time, transactions, bytes that
-Python counts. `--through` of them run through: each is granted, held and given back in random
-order, with `--running` at a time on hosts of a model, whose own work is not counted. Then the real
-process: resident memory and time of the call over the network, and of a restart after a kill.
+One job requests `--members` equal slots, once in one call and once in calls of 10,000. The first
+part runs the engine and an SQLite store on a real disk in this process. It shows CPU time,
+transactions, and bytes that Python has allocated. `--through` members are served: each is granted
+and later released, in random order, with `--running` slots at a time. The hosts are simulated, and
+their work is not counted. The second part runs the real process. It shows resident memory, the
+time of the call over the network, and the time of a restart after a kill.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ SETTLE_S = 2.0
 
 @dataclass(slots=True)
 class Asked:
-    """What asking for all of them took."""
+    """The cost of requesting all members."""
 
     calls: int
     cpu_ms: float = 0.0
@@ -75,7 +76,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Through:
-    """What it took that some of them ran through, one after the other."""
+    """The cost of serving some members, one after the other."""
 
     members: int = 0
     running: int = 0
@@ -91,7 +92,7 @@ class Through:
 
 @dataclass(slots=True)
 class Process:
-    """The same with the real process."""
+    """The figures of the real process."""
 
     calls: int
     call_s: float = 0.0  # all of them, by the clock
@@ -103,7 +104,7 @@ class Process:
 
 @dataclass(slots=True)
 class Figures:
-    """The result."""
+    """All figures."""
 
     members: int
     asked: list[Asked] = field(default_factory=list)
@@ -113,12 +114,12 @@ class Figures:
 
 
 class TimedExecutor(FakeExecutor):
-    """An executor in memory that measures the time it takes itself."""
+    """A simulated executor that measures its own CPU time."""
 
     cpu_s = 0.0  # of all of them
 
     def execute(self, command: Command, at: Instant, rm_epoch: int) -> Event:
-        """Carries a command out."""
+        """Executes a command."""
         begun = time.process_time()
         answer = super().execute(command, at, rm_epoch)
         TimedExecutor.cpu_s += time.process_time() - begun
@@ -126,7 +127,7 @@ class TimedExecutor(FakeExecutor):
 
 
 class CountingStore:
-    """The real store behind the cluster."""
+    """The real store, which counts transactions."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -134,7 +135,7 @@ class CountingStore:
         self.cpu_s = 0.0
 
     def apply(self, changes: Changes) -> None:
-        """One transaction, if there is anything to write."""
+        """Commits one transaction, if there are changes."""
         if changes:
             begun = time.process_time()
             self.store.commit(changes)
@@ -143,7 +144,7 @@ class CountingStore:
 
 
 class Bench:
-    """The engine over a store, and executors in memory."""
+    """The engine with a store and simulated executors."""
 
     def __init__(self, store: Store) -> None:
         self.cluster = EngineCluster(job_events_max=1_000, cluster_events_max=1_000)
@@ -159,7 +160,7 @@ class Bench:
 
 @contextmanager
 def database() -> Iterator[tuple[Store, Path]]:
-    """A fresh database."""
+    """Returns an empty database."""
     folder = Path(tempfile.mkdtemp(prefix="finegrain-ranges-"))
     try:
         with open_store(sqlite_url(folder / "books.db")) as store:
@@ -170,13 +171,13 @@ def database() -> Iterator[tuple[Store, Path]]:
 
 
 def taken_bytes() -> int:
-    """What Python has taken and not given back."""
+    """Returns the bytes that Python has allocated and not freed."""
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
 
 def rows_of(path: Path) -> dict[str, int]:
-    """How many there are of what could pile up; and the longest text of a range's row."""
+    """Returns numbers of rows that could accumulate, and the longest text in a row of a range."""
     with sqlite3.connect(path) as connection:
         found = {
             table: int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
@@ -187,7 +188,7 @@ def rows_of(path: Path) -> dict[str, int]:
 
 
 def asked(members: int, calls: int) -> Asked:
-    """Time without, and bytes with, counting them."""
+    """Measures the time, and in a second run the bytes, because counting bytes takes time."""
     figures = Asked(calls)
     each = members // calls
     for counted in (False, True):
@@ -212,7 +213,7 @@ def asked(members: int, calls: int) -> Asked:
 
 
 def restored_ms(members: int) -> float:
-    """CPU time until the state is read, from the store to the queue."""
+    """Returns the CPU time to restore the state from the store, including the queue."""
     with database() as (store, _path):
         bench = Bench(store)
         bench.ask(0, members)
@@ -226,7 +227,7 @@ def _read_ms(store: Store) -> float:
 
 
 def through(members: int, count: int, running: int) -> Through:
-    """Lets `count` members run through; time and bytes are counted apart."""
+    """Serves `count` members; time and bytes are measured separately."""
     figures = Through(count, running)
     for counted in (False, True):
         with database() as (store, path):
@@ -278,7 +279,7 @@ def _run_through(
 
 
 async def process(members: int, calls: int) -> Process:
-    """The real process: before, with all of them, and after a kill."""
+    """Measures the real process: before the call, with all members, and after a kill."""
     figures = Process(calls)
     folder = Path(tempfile.mkdtemp(prefix="finegrain-ranges-"))
     manager = RmProcess(folder / "rm", free_port())
@@ -327,7 +328,7 @@ async def _ask(manager: RmProcess, members: int, calls: int) -> float:
 
 
 def show(figures: Figures) -> None:
-    """For people."""
+    """Prints the figures as text."""
     print(f"{figures.members:,} members; {os.cpu_count()} cpus, load {os.getloadavg()[0]:.1f}")
     for each in figures.asked:
         print(
@@ -359,7 +360,7 @@ def show(figures: Figures) -> None:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--members", type=int, default=1_000_000)
     parser.add_argument("--through", type=int, default=100_000)

@@ -1,17 +1,18 @@
-"""Measures on the real kernel who gets how much cpu time: the seed's example F13, on this host.
+"""Measures on the real kernel how much cpu time each job gets, with two groups of weights 4 and 1.
 
     nice -n 10 python -m bench.real_shares [--seconds 25] [--slots 20] [--thread-cpu 0.15]
 
-A resource manager and one executor with two cores, divided into slots of equal size. MED1 (group
+A resource manager has one executor with two cores, divided into slots of equal size. MED1 (group
 medium, weight 4), DEFAULT1 and DEFAULT2 (group default, weight 1) each have far more threads of
-work than there are slots; a thread burns some cpu time and ends. All of them are queued before the
-executor takes its first slot: a job that came alone would get all of it, and it would count. After
-`--seconds` DEFAULT2 is cancelled, as long after that MED1, and as long after that DEFAULT1: three
-phases, in which weights entitle to 8:1:1, to 8:2 and to all of it.
+work than there are slots. A thread uses some cpu time and ends. All threads are queued before the
+executor gets its first slot, because a job that is alone would get all slots, and this usage would
+count. After `--seconds`, DEFAULT2 is cancelled; after the same time MED1, and then DEFAULT1. So
+there are three phases, with shares of 8:1:1, 8:2 and all by weight.
 
-For each phase, less its first fifth in which shares settle, a row of Markdown: cpu seconds of each
-job as the control groups of its tasks measured them, their shares, what weights entitle to, and the
-load of the host meanwhile. A thread that overlaps the beginning or end of a phase counts in parts.
+Prints a row of Markdown for each phase, without its first fifth, in which shares settle. It has the
+cpu seconds of each job, as the control groups of its tasks measured them, their shares, the shares
+by weight, and the load of the host. A thread that overlaps the beginning or end of a phase counts
+in part.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ async def measure(cluster: fg.Cluster, args: argparse.Namespace, folder: Path) -
 
 
 def cpu_within(results: list[ThreadResult], begin_s: float, end_s: float) -> float:
-    """Cpu seconds of threads between two moments."""
+    """Returns the cpu seconds of threads between two moments."""
     return sum(
         each.cpu_time_s * overlap(each.start_time, each.end_time, begin_s, end_s)
         for each in results
@@ -88,14 +89,14 @@ def cpu_within(results: list[ThreadResult], begin_s: float, end_s: float) -> flo
 
 
 def overlap(start: datetime, end: datetime, begin_s: float, end_s: float) -> float:
-    """The part of a thread's time that lies between two moments."""
+    """Returns the part of a thread's time between two moments."""
     first, last = start.timestamp(), end.timestamp()
     inside = min(last, end_s) - max(first, begin_s)
     return max(0.0, inside / max(last - first, 1e-3)) if last > first else float(first >= begin_s)
 
 
 def entitled(names: tuple[str, ...]) -> dict[str, float]:
-    """Shares by weight: of groups, then of the jobs in each."""
+    """Returns the shares by weight: of groups, then of the jobs in each."""
     groups = {JOBS[name] for name in names}
     whole = sum(WEIGHTS[group] for group in groups)
     return {
@@ -105,7 +106,7 @@ def entitled(names: tuple[str, ...]) -> dict[str, float]:
 
 
 def row(phase: Phase, results: dict[str, list[ThreadResult]]) -> str:
-    """One line of the table."""
+    """Returns one line of the table."""
     begin_s = phase.begin_s + SETTLING * (phase.end_s - phase.begin_s)
     used = {name: cpu_within(results[name], begin_s, phase.end_s) for name in phase.jobs}
     whole, right = sum(used.values()), entitled(phase.jobs)

@@ -1,15 +1,14 @@
-"""How soon a resource manager serves again after a restart, and what it weighs.
+"""Measures how soon a resource manager serves after a restart, and how much memory it needs.
 
     .venv/bin/python -m bench.restart [--executors 10000] [--slots 100000] [--queued 200000]
         [--returning 2000] [--database sqlite|postgresql] [--seconds 20] [--json]
 
-Fills databases through the store (`filled_books.py`: the detected topology of a real machine with
-64 cpus, grants, logs, history), starts the real process on each, and measures until it has
-registered a job. Memory is the growth of its resident set: with the executors against an empty
-database, with requests that wait against none, once as read from the database and once as asked for
-over the network. Last, `--returning` executors (0: none) come back at once from a second process,
-and go on sending signs of life for `--seconds`: the longest silence of any must stay below the lost
-timeout.
+Fills databases through the store (`filled_books.py`), starts the real process on each, and measures
+until it has registered a job. Memory is the growth of its resident set: with executors, compared
+with an empty database; with waiting requests, compared with none, once as restored from the
+database and once as submitted over the network. At the end, `--returning` executors (0: none) of a
+second process register at once, and send heartbeats for `--seconds`. The longest time without a
+heartbeat must stay below the lost timeout.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Started:
 
 @dataclass(slots=True)
 class Figures:
-    """The result."""
+    """All figures."""
 
     database: str
     starts: list[Started] = field(default_factory=list)
@@ -77,14 +76,16 @@ class Figures:
 
 
 class Place:
-    """One fresh database and state directory after the other."""
+    """Makes empty databases and state directories."""
 
     def __init__(self, postgresql: PostgresqlServer | None) -> None:
         self._postgresql = postgresql
 
     @contextmanager
     def filled(self, size: Size) -> Iterator[tuple[RmProcess, list[Slot]]]:
-        """A resource manager, not started, over a database of this size; and the slots in it."""
+        """Returns a resource manager that is not started, with a database of this size, and its
+        slots.
+        """
         folder = Path(tempfile.mkdtemp(prefix="finegrain-restart-"))
         state_dir = folder / "rm"
         state_dir.mkdir(mode=0o700)
@@ -107,7 +108,7 @@ class Place:
 
 
 async def started(manager: RmProcess, size: Size) -> Started:
-    """Starts it and waits until it serves."""
+    """Starts the resource manager and waits until it serves."""
     manager.start()
     ready_s = await manager.ready()
     cpu_s = manager.cpu_s()
@@ -116,7 +117,7 @@ async def started(manager: RmProcess, size: Size) -> Started:
 
 
 async def ask(manager: RmProcess, count: int) -> None:
-    """Requests that have to wait, over the network."""
+    """Submits requests that must wait, over the network."""
     async with open_channel(manager.address, token=manager.token()) as channel:
         rm: Any = ResourceManagerServiceStub(channel)
         job_id = new_id()
@@ -157,7 +158,7 @@ def _return_in_process(
 async def returned(
     figures: Figures, place: Place, size: Size, returning: int, seconds: float
 ) -> None:
-    """A start of the whole cluster, and executors that come back to it all at once, if any do."""
+    """Starts the whole cluster; its executors, if any, return at once."""
     with place.filled(size) as (manager, slots):
         figures.starts.append(await started(manager, size))
         if not min(returning, size.executors):
@@ -181,7 +182,7 @@ async def returned(
 
 
 async def measure(place: Place, name: str, size: Size, returning: int, seconds: float) -> Figures:
-    """Everything, one start after the other."""
+    """Measures one start after the other."""
     figures = Figures(name)
 
     async def weighed(of: Size, queued: int = 0) -> int:
@@ -207,7 +208,7 @@ async def measure(place: Place, name: str, size: Size, returning: int, seconds: 
 
 
 def show(figures: Figures) -> None:
-    """For people."""
+    """Prints the figures as text."""
     print(f"{figures.database}; {os.cpu_count()} cpus, load {os.getloadavg()[0]:.1f}")
     for start in figures.starts:
         size = start.size
@@ -232,7 +233,7 @@ def show(figures: Figures) -> None:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--executors", type=int, default=10_000)
     parser.add_argument("--slots", type=int, default=100_000)

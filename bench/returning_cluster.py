@@ -1,10 +1,10 @@
-"""Executors that come back to a resource manager that was started again, all at once, in a process
-of their own; for benchmarks.
+"""Executors that return to a restarted resource manager at once, in a separate process, for
+benchmarks.
 
-Each has a connection of its own. It reports as it would have anyway, must register again,
-does so with its topology and its slots, and then sends a sign of life every `REPORT_INTERVAL_S`.
-Nothing is carved and no client listens: the resource manager sends no commands to executors whose
-slots are as they should be.
+Each has its own connection. It sends a report, is told to register again, registers with its
+topology and slots, and then sends a heartbeat every `REPORT_INTERVAL_S`. Nothing is carved, and no
+server listens: the resource manager sends no commands to executors whose slots agree with its
+state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CALL_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """How the return went."""
+    """The result of the return."""
 
     registered_s: float  # until the last one was registered, from when the first one called
     longest_silence_s: float  # of any executor, from one acknowledged report to the next
@@ -43,7 +43,7 @@ class Returned:
 
 
 def registration(number: int, slots: list[Slot]) -> rm_pb2.RegisterExecutorRequest:
-    """What executor `number` says when it registers."""
+    """Returns the registration of executor `number`."""
     left = dict(TOTAL)
     for slot in slots:
         left["cpu_milli"] -= slot.profile.cpu_milli
@@ -86,7 +86,7 @@ def _status(slot: Slot, isolation: Any) -> slots_pb2.SlotStatus:
 async def come_back(
     address: str, token: str, registrations: list[rm_pb2.RegisterExecutorRequest], seconds: float
 ) -> Returned:
-    """All of them, until `seconds` after the last one was registered."""
+    """Runs all executors until `seconds` after the last one has registered."""
     loop = asyncio.get_running_loop()
     registered: list[asyncio.Future[None]] = [loop.create_future() for _ in registrations]
     executors = [

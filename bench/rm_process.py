@@ -1,6 +1,5 @@
-"""A real resource manager in a process of its own, for benchmarks: started, asked, weighed, ended.
-
-Decides nothing about what is measured.
+"""A real resource manager in a separate process, for benchmarks: starts it, measures its CPU time
+and memory, and ends it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class RmProcess:
         self.started_at_s = 0.0
 
     def start(self) -> None:
-        """Starts it; does not wait."""
+        """Starts the process without waiting."""
         command = [sys.executable, "-m", "finegrain_cli", "rm", "serve"]
         command += ["--state-dir", str(self.state_dir), "--listen", self.address]
         command += ["--metrics-listen", "none", "--log-level", "warning", *self._options]
@@ -49,18 +48,18 @@ class RmProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process id."""
         assert self._process is not None
         return self._process.pid
 
     def kill(self) -> None:
-        """As a crash does."""
+        """Kills the process, as a crash would."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
 
     def token(self, *, cluster: bool = False) -> str:
-        """What callers show."""
+        """The token of callers."""
         return (
             (self.state_dir / (CLUSTER_TOKEN_FILE if cluster else USER_TOKEN_FILE))
             .read_text()
@@ -68,19 +67,19 @@ class RmProcess:
         )
 
     def cpu_s(self) -> float:
-        """CPU time that the process has taken so far."""
+        """Returns the CPU time of the process so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
     def memory_bytes(self, name: str = "VmRSS") -> int:
-        """Resident memory of the process, now (VmRSS) or at most so far (VmHWM)."""
+        """Returns the resident memory of the process: VmRSS (now) or VmHWM (the maximum)."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith(name + ":"):
                 return int(line.split()[1]) * 1024
         raise LookupError(name)
 
     async def ready(self) -> float:
-        """Seconds from the start until a job could be registered."""
+        """Returns the seconds from the start until a job could be registered."""
         until = time.monotonic() + START_TIMEOUT_S
         request = rm_pb2.RegisterJobRequest(
             job_id=new_id(), request_id=new_id(), name="first", detached=True

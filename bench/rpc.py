@@ -1,11 +1,12 @@
-"""What one call costs the server: blocking against asyncio, bare against guarded, and streams.
+"""Measures what one call costs a server: blocking or asyncio, with and without the guard, and
+streams.
 
     .venv/bin/python -m bench.rpc [--seconds 5] [--concurrency 32] [--json]
 
-The server runs in a process of its own, so that its CPU time is its own; callers run here. CPU time
-per call hardly depends on what else the machine does, calls per second do: compare those of one run
-only. `guarded` is the server that finegrain uses (token, sizes, statuses); its cost over `asyncio`
-is the price of the wrapper.
+The server runs in a separate process, so its CPU time is measured alone. Callers run here. CPU time
+per call hardly depends on the load of the machine, but calls per second do: compare only those of
+one run. `guarded` is the server that finegrain uses (token, sizes, statuses). Its cost above
+`asyncio` is the cost of the guard.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ KINDS = ("blocking", "asyncio", "asyncio+uvloop", "guarded", "guarded+uvloop")
 
 
 class BlockingServicer(ResourceManagerServiceServicer):
-    """Answers at once; a thread per open stream."""
+    """Answers at once, with one thread per open stream."""
 
     def ReportSlots(self, request: Any, context: Any) -> rm_pb2.ReportSlotsResponse:
         return ANSWER
@@ -70,7 +71,7 @@ class AsyncServicer(ResourceManagerServiceServicer):
 
 @dataclass(frozen=True)
 class Figure:
-    """What one kind of server needed."""
+    """The figures of one kind of server."""
 
     kind: str
     calls_per_s: float
@@ -133,7 +134,7 @@ def serve(kind: str, ready: Connection) -> None:
 
 
 def report() -> rm_pb2.ReportSlotsRequest:
-    """A heartbeat with ten slots."""
+    """Returns a heartbeat with ten slots."""
     slots = [
         slots_pb2.SlotStatus(
             allocation_id=f"01a1f821-98c3-7612-a895-f93bfbfb94{n:02d}",
@@ -153,7 +154,7 @@ def report() -> rm_pb2.ReportSlotsRequest:
 
 
 async def load(address: str, seconds: float, concurrency: int) -> list[float]:
-    """Calls one after the other in each of `concurrency` tasks; answers with all times."""
+    """Makes calls one after the other in each of `concurrency` tasks; returns all times."""
     times: list[float] = []
     async with open_channel(address, token=TOKEN) as channel:
         stub: Any = ResourceManagerServiceStub(channel)

@@ -1,13 +1,13 @@
-"""Measures what threads of different sizes get of each other: is a large one's share its own?
+"""Measures the shares of jobs whose threads have different sizes.
 
     python -m bench.sizes [--hosts 6] [--mean 20] [--hours 1]
 
-Hosts of 4 cores in virtual time, service counted in cores. A job with threads of one core has all
-of them when another one comes whose threads take 2, 3 or 4; both have work until the end, and half
-of the cores each would be fair. What one small thread gives back is too small for a large one, so
-only reservations make room (after `starvation_timeout`, 1 or 5 minutes here). Prints, for each size
-and timeout, the mean cores of the large ones in each quarter of the time, what would be fair, how
-many reservations were made, and how much of the capacity was in use.
+Hosts have 4 cores, in virtual time. Usage is counted in cores. A job with threads of one core has
+all cores when another job arrives, whose threads need 2, 3 or 4. Both have work until the end, so
+each should get half of the cores. A small thread that ends frees too little for a large one. So
+only reservations make room for it (after `starvation_timeout`, here 1 or 5 minutes). Prints, for
+each size and timeout, the mean cores of the job with large threads in each quarter of the time, its
+fair share, the number of reservations, and the part of the capacity in use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMES_MS = 60_000
 
 
 def row(size: int, timeout_s: int, hosts: int, mean_s: int, hours: float) -> list[str]:
-    """One line of the table."""
+    """Returns one line of the table."""
     fairness = Fairness(usage_measure="cpu", starvation_timeout_ms=timeout_s * 1_000)
     cluster = Cluster(equal_nodes(hosts, CORES), EngineSettings(fairness=fairness))
     end_ms = round(hours * 3_600_000)

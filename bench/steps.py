@@ -1,15 +1,15 @@
 """Measures how long single steps of the writer take while a million requests are queued: no
-database, no RPC, virtual executors that always agree.
+database, no RPC, and simulated executors that accept every order.
 
     python -m bench.steps [--hosts 5000] [--requests 1000000] [--classes 10] [--slowest 8] [--each]
 
-Prints, for each part of a scripted life, the steps that took the most CPU time, by kind of event:
-how many there were, the longest and the sum. Steps above 20 ms are marked. Calls are cut into
-events as the service does it. After each call `Decide` runs until the engine says that nothing is
-left, and one slice of the invariants is checked after each decision, as in the service.
+Prints, for each part of a scripted run, the steps that took the most CPU time, by kind of event:
+their number, the longest and the sum. Steps above 20 ms are marked. Calls are divided into events
+as in the service. After each call, `Decide` runs until no work is left, and one slice of the
+invariants is checked after each decision, as in the service.
 
-Also shown, as kinds of their own: reads of lists and explanations, and taking the changed rows.
-Starting and restoring are not measured.
+Lists, explanations and the collection of changed rows are shown as further kinds. Starting and
+restoring are not measured.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Spent:
 
 @dataclass(slots=True)
 class Clock:
-    """Times steps, by part of the life and kind."""
+    """Measures steps, by part of the run and by kind."""
 
     slowest: int
     part: str = ""
@@ -124,7 +124,7 @@ class Clock:
 
 
 class Life(Bench):
-    """A cluster with a clock, whose steps are timed."""
+    """A cluster with a clock, whose steps are measured."""
 
     def __init__(self, clock: Clock, hosts: int, settings: EngineSettings) -> None:
         super().__init__(gen_workload(hosts, 0, 0), settings)
@@ -132,7 +132,9 @@ class Life(Bench):
         self.at = Instant(0, 1_700_000_000_000)
 
     def batch(self, *events: Event) -> list[Effect]:
-        """Each event and a decision, with slices of checks; then decisions while work is left."""
+        """Applies each event with a decision and a slice of checks, then decides while work is
+        left.
+        """
         effects: list[Effect] = []
         for event in events:
             effects += self._step(event)
@@ -156,11 +158,11 @@ class Life(Bench):
         return result.answer, result.effects
 
     def call(self, *events: Event) -> None:
-        """Steps events and lets the executors carry out what follows."""
+        """Applies events and lets the executors execute the commands."""
         self.carry_out(self.batch(*events))
 
     def carry_out(self, effects: list[Effect]) -> None:
-        """Lets the executors carry out commands, and those that follow."""
+        """Lets the executors execute commands, and those that follow."""
         most = LaneLimits().urgent_items_max
         while answers := self.answers(effects):
             effects = []
@@ -172,11 +174,11 @@ class Life(Bench):
         self.call(Ticked(self.at))
 
     def report_all(self) -> None:
-        """A sign of life from every executor."""
+        """Sends a heartbeat of every executor."""
         self.report_of(list(self.state.hosts))
 
     def report_of(self, names: Sequence[str]) -> None:
-        """Signs of life from executors."""
+        """Returns heartbeats of executors."""
         most = LaneLimits().urgent_items_max
         for at in range(0, len(names), most):
             self.carry_out(self.batch(*map(self.reported, names[at : at + most])))
@@ -196,7 +198,7 @@ class Life(Bench):
         gangs: Sequence[GangSpec] = (),
         ranges: tuple[RangeSpec, ...] = (),
     ) -> None:
-        """Submits requests in calls, which are cut into events as the service does it."""
+        """Submits requests in calls, which are divided into events as in the service."""
         for at in range(0, max(1, len(specs)), CALL_ITEMS):
             some = tuple(specs[at : at + CALL_ITEMS])
             names = {spec.gang_id for spec in some}
@@ -206,7 +208,7 @@ class Life(Bench):
                 self.call(make(self.at))
 
     def cancel(self, job: str, names: Sequence[str]) -> None:
-        """Cancels requests; the engine gets those again that it did not come to."""
+        """Cancels requests. Those that a step did not reach are sent to the engine again."""
         for some in _chunks(names):
             left = some
             while left:
@@ -234,7 +236,7 @@ class Life(Bench):
 
 
 def specs_of(prefix: str, count: int, classes: int, *, cpu_milli: int) -> list[RequestSpec]:
-    """Requests of a number of classes, in rotation."""
+    """Returns requests of several scheduling classes in rotation."""
     profiles = [ResourceProfile(cpu_milli, (64 + n) * MIB) for n in range(classes)]
     return [
         RequestSpec(f"{prefix}-{n}", profiles[n % classes], allow_pending=True)
@@ -243,7 +245,7 @@ def specs_of(prefix: str, count: int, classes: int, *, cpu_milli: int) -> list[R
 
 
 def live(life: Life, hosts: int, requests: int, classes: int) -> None:  # noqa: PLR0915 -- a script
-    """The scripted life."""
+    """Runs the script."""
     during, state = life.clock.during, life.state
     with during("register the hosts, one of them large, and fill them"):
         for event in life.registrations():
@@ -360,7 +362,7 @@ def reads(life: Life, job: str) -> None:
 
 
 def large_host(life: Life) -> ExecutorRegistered:
-    """A host with room for a thousand slots that only requests with its label get."""
+    """Returns a host with room for a thousand slots, which only requests with its label use."""
     total = {"cpu_milli": 100 * LARGE_SLOTS, "memory_bytes": 64 * MIB * LARGE_SLOTS}
     life.totals["large"], life.tables["large"], life.numbers["large"] = total, {}, 1
     registration = Registration("large", "large", "large:7000", total, {}, SMALL, labels=(LARGE,))
@@ -377,7 +379,7 @@ def a_range(name: str, count: int, cpu_milli: int, *labels: tuple[str, str]) -> 
 def some_gangs(
     prefix: str, count: int, members: int, *, timeout_ms: int | None = None
 ) -> tuple[list[RequestSpec], list[GangSpec]]:
-    """Gangs that fit only on empty hosts, each of another kind."""
+    """Returns gangs of different kinds that fit only on empty hosts."""
     gangs = [
         GangSpec(f"{prefix}-{n}", GangPlacement.ANYWHERE, timeout_ms=timeout_ms)
         for n in range(count)

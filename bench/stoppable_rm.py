@@ -1,9 +1,9 @@
-"""A real resource manager in a process of its own that a benchmark can stop inside a transaction.
+"""A real resource manager in a separate process that a benchmark can stop inside a transaction.
 
     .venv/bin/python -m bench.stoppable_rm JSON     (what `StoppableManager.start` does)
 
-An ordinary resource manager that stands by, but for one thing: where its stop file names a place in
-a write transaction, the process stops itself (SIGSTOP) the next time that it comes there.
+It is an ordinary resource manager with `--standby`, with one difference. If its stop file names a
+place in a write transaction, the process stops itself (SIGSTOP) when it reaches that place next.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PLACES = ("before the fence", "after the fence", "after the rows")
 
 
 def serve(given: dict[str, str]) -> int:
-    """Runs a resource manager; where the file `stop_file` names a place, it stops itself there."""
+    """Runs a resource manager that stops itself at the place that `stop_file` names."""
     from resource_manager.main import run
     from resource_manager.options import ResourceManagerOptions
     from resource_manager.storage import postgresql_store, prepared
@@ -83,17 +83,17 @@ class StoppableManager:
 
     @property
     def stop_file(self) -> Path:
-        """Names the place where it is to stop itself."""
+        """Returns the file that names the place where it must stop."""
         return self.folder / f"{self.name}.stop"
 
     @property
     def pid(self) -> int:
-        """Of the process, also after a restart."""
+        """The process id, also after a restart."""
         assert self.process is not None
         return self.process.pid
 
     def start(self) -> None:
-        """Starts it; does not wait."""
+        """Starts the process without waiting."""
         given = {
             "name": self.name,
             "folder": str(self.folder),
@@ -109,18 +109,18 @@ class StoppableManager:
             )
 
     def is_stopped(self) -> bool:
-        """Whether the kernel has stopped it."""
+        """Returns True if the process is stopped."""
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def said(self, event: str) -> int:
-        """How often its log has this event."""
+        """Returns how often its log has this event."""
         try:
             return (self.folder / f"{self.name}.log").read_text().count(f'"{event}"')
         except FileNotFoundError:
             return 0
 
     def end(self) -> None:
-        """Ends it, as a crash does."""
+        """Kills the process, as a crash would."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()

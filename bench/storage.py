@@ -1,13 +1,12 @@
-"""How many rows per second the store makes durable, by batch size.
+"""Measures how many rows per second the store makes durable, by batch size.
 
     .venv/bin/python -m bench.storage [--seconds 2] [--url URL ...] [--json]
 
-Each batch is one `Store.commit` of as many rows as said: of every four rows one is a request, one a
-slot, one an entry of a job's log and one an update of a request stored before, which is what
-placing requests looks like to the database. Without `--url` it measures an SQLite file in the
-working directory's file system and a PostgreSQL server that it starts itself, both with full
-durability. The figures are of one writer, commit after commit; the service fills batches while the
-one before is being committed.
+Each batch is one `Store.commit`. Of every four rows, one is a request, one a slot, one an entry of
+a job's log, and one an update of an earlier request. This is what the database gets when requests
+are placed. Without `--url` it measures an SQLite file in the file system of the working directory,
+and a PostgreSQL server that it starts, both with full durability. One writer commits batch after
+batch; the service fills the next batch during a commit.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Measured:
 
 
 class Workload:
-    """Makes batches as placing requests does."""
+    """Makes batches like those of placing requests."""
 
     def __init__(self) -> None:
         self.job = Job(new_id(), "bench", "default", 30_000, "a" * 64, "b" * 64, 1, 1)
@@ -58,7 +57,7 @@ class Workload:
         self._placed: list[Request] = []
 
     def batch(self, size: int) -> Changes:
-        """`size` rows: a quarter each of requests, slots, log entries and updated requests."""
+        """Returns `size` rows: a quarter each of requests, slots, log entries and updates."""
         updated = [replace(each, state=RequestState.GRANTED) for each in self._placed]
         updated = updated[: size // 4]
         changes = Changes(requests=updated, counters={"arrival_number": self._sequence})
@@ -100,7 +99,7 @@ class Workload:
 
 
 def measure(store: Store, name: str, size: int, seconds: float) -> Measured:
-    """Commits batches of `size` rows for `seconds`; making them is not timed."""
+    """Commits batches of `size` rows for `seconds`. The time to make them does not count."""
     workload = Workload()
     store.commit(Changes(jobs=[workload.job]))
     store.commit(workload.batch(size))
@@ -125,7 +124,7 @@ def measure(store: Store, name: str, size: int, seconds: float) -> Measured:
 
 @contextmanager
 def databases(urls: list[str]) -> Iterator[list[tuple[str, str]]]:
-    """What to measure: name and URL each."""
+    """Returns name and URL of each database to measure."""
     if urls:
         yield [(url.partition(":")[0], url) for url in urls]
         return
@@ -141,7 +140,7 @@ def databases(urls: list[str]) -> Iterator[list[tuple[str, str]]]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=2.0, help="per batch size")
     parser.add_argument("--url", action="append", default=[], help="database to measure")

@@ -1,17 +1,18 @@
-"""How long a cluster is without a leader, and whether the one before keeps quiet afterwards.
+"""Measures how long a cluster has no leader, and checks that the earlier leader does nothing after
+it.
 
     .venv/bin/python -m bench.takeover [--trials 100] [--sqlite-trials 20] [--json]
 
-Two real resource managers on one real database, both with `--standby`; executors that follow and
-refuse as real ones do; one job master that asks for slots all the time. On PostgreSQL the leader is
-killed, stopped (SIGSTOP), or stopped inside a write transaction, in turn; a stopped one is woken up
-after the other has taken over. On SQLite it is killed.
+Two real resource managers with `--standby` share a real database. Executors check epochs like real
+ones, and a job master requests slots all the time. On PostgreSQL the leader is killed, stopped
+(SIGSTOP), or stopped inside a write transaction, in turn. A stopped one is continued after the
+other has taken over. On SQLite the leader is killed.
 
-Printed are the seconds from the fault to the new leader's committed epoch, and to the first request
-that the job master saw acknowledged after that, by the same list of addresses. Counted as
-violations are: a row written while another held the leadership (by a trigger in the database),
-epochs that fall, a command of an older epoch that an executor carried out, a gap or repeat in the
-job's events.
+Prints the seconds from the fault to the new leader's committed epoch, and to the first request that
+the job master sees acknowledged after that, with the same list of addresses. These count as
+violations: a row that was written while another process led (a trigger in the database checks it),
+an epoch that falls, a command of an older epoch that an executor executed, and a gap or a repeated
+event in the job's stream.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ else:
 
 
 class Executors(_Servicer):
-    """Light executors behind the fence of real ones."""
+    """Light executors that check epochs like real ones."""
 
     def __init__(self, managers: Sequence[str]) -> None:
         self._managers = tuple(managers)
@@ -158,7 +159,7 @@ class Executors(_Servicer):
 
 
 class Asker:
-    """A job master that always asks for one more slot."""
+    """A job master that requests one slot after the other."""
 
     def __init__(self) -> None:
         self.acknowledged: list[float] = []  # moments
@@ -166,7 +167,7 @@ class Asker:
         self.violations: list[str] = []
 
     async def after(self, moment: float) -> float:
-        """The first acknowledgement after a moment."""
+        """Returns the first acknowledgement after a moment."""
         await until(lambda: self.acknowledged[-1] > moment, "requests are acknowledged")
         return next(each for each in self.acknowledged if each > moment)
 
@@ -218,7 +219,7 @@ class Asker:
 
 @dataclass
 class Trial:
-    """One fault."""
+    """The result of one fault."""
 
     fault: str
     led_s: float  # until the next epoch was committed
@@ -227,7 +228,7 @@ class Trial:
 
 @dataclass
 class Outcome:
-    """All trials on one database."""
+    """The results on one database."""
 
     database: str
     trials: list[Trial] = field(default_factory=list)
@@ -239,13 +240,13 @@ class Outcome:
 
 
 class Books:
-    """The database as another process sees it."""
+    """Reads the database from another process."""
 
     def __init__(self, leadership: Callable[[], tuple[int, str]]) -> None:
         self.leadership = leadership
 
     async def led_above(self, epoch: int) -> tuple[int, str, float]:
-        """Epoch and address of the leader once the epoch is above this one, and the moment."""
+        """Waits for a leader with a higher epoch; returns its epoch, its address and the moment."""
         until = time.monotonic() + PATIENCE_S
         while True:
             found, address = await asyncio.to_thread(self.leadership)
@@ -295,7 +296,7 @@ async def run_trials(
 
 
 async def strike(leader: StoppableManager, fault: str) -> float:
-    """Does it; answers with the moment."""
+    """Injects the fault; returns its moment."""
     if fault == "kill -9":
         at = time.monotonic()
         os.kill(leader.pid, signal.SIGKILL)
@@ -310,7 +311,7 @@ async def strike(leader: StoppableManager, fault: str) -> float:
 
 
 async def recover(leader: StoppableManager, fault: str) -> None:
-    """Lets the one that led come back; returns when it stands by."""
+    """Lets the earlier leader return; waits until it is a standby."""
     waited = leader.said("standing_by")
     if fault == "kill -9":
         leader.end()
@@ -326,7 +327,7 @@ def say(text: str) -> None:
 
 @asynccontextmanager
 async def two_managers(database: Callable[[str], str]) -> AsyncIterator[list[StoppableManager]]:
-    """Two of them in a fresh folder; what they logged is shown if something fails."""
+    """Starts two resource managers in a new folder. Their logs are shown if something fails."""
     with tempfile.TemporaryDirectory(prefix="fg-takeover-") as name:
         folder = Path(name)
         for file, token in TOKENS.items():
@@ -348,7 +349,7 @@ async def two_managers(database: Callable[[str], str]) -> AsyncIterator[list[Sto
 
 
 async def on_postgresql(trials: int) -> Outcome:
-    """kill -9, SIGSTOP, and stopped at each place of a transaction, in turn."""
+    """Injects kill -9, SIGSTOP and a stop at each place of a transaction, in turn."""
     import psycopg
 
     outcome = Outcome("postgresql")
@@ -394,7 +395,7 @@ async def on_postgresql(trials: int) -> Outcome:
 
 
 async def on_sqlite(trials: int) -> Outcome:
-    """kill -9."""
+    """Injects kill -9."""
     outcome = Outcome("sqlite")
     with tempfile.TemporaryDirectory(prefix="fg-takeover-db-") as name:
         path = Path(name) / "books.db"
@@ -411,14 +412,14 @@ async def on_sqlite(trials: int) -> Outcome:
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """p50, p99 and the longest."""
+    """Returns p50, p99 and the maximum."""
     ordered = sorted(seconds)
     p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
     return f"{statistics.median(ordered):5.2f} {p99:5.2f} {ordered[-1]:5.2f}"
 
 
 def show(outcome: Outcome) -> None:
-    """Tables for people."""
+    """Prints tables."""
     print(f"{outcome.database}: seconds (p50, p99, longest)")
     kinds = [*dict.fromkeys(each.fault for each in outcome.trials), "all"]
     for kind in kinds:
@@ -438,7 +439,7 @@ def show(outcome: Outcome) -> None:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trials", type=int, default=100, help="on PostgreSQL")
     parser.add_argument("--sqlite-trials", type=int, default=20, help="on SQLite")

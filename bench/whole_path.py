@@ -1,15 +1,16 @@
-"""The whole path of a slot: asked for, durable, placed, carved, offered, given back, gone.
+"""Measures the whole path of a slot: requested, durable, placed, carved, offered, released,
+removed.
 
     .venv/bin/python -m bench.whole_path [--database sqlite|postgresql|URL] [--slots 20000]
         [--batch 1000] [--jobs 4] [--executors 100] [--single 500] [--heartbeats 1000]
         [--seconds 20] [--gpus 4000] [--json]
 
-The resource manager is the real one in a process of its own, with full durability; this process
-plays the executors and the job masters over real gRPC (`light_cluster.py`), and its own cost is
-shown beside. PostgreSQL is started here unless a URL is given.
+The resource manager is the real one in a separate process, with full durability. This process plays
+the executors and the job masters over real gRPC (`light_cluster.py`), and shows its own cost, too.
+It starts PostgreSQL unless a URL is given.
 
-1. throughput: `--jobs` job masters live through batches of `--batch` slots, one after the other,
-   until `--slots` slots have lived; the clock stops when no slot is left.
+1. throughput: `--jobs` job masters request and release batches of `--batch` slots, one after the
+   other, until `--slots` slots have ended; the time ends when no slot is left.
 2. latency: `--single` slots, one at a time; from the call to the event "granted" on the stream.
 3. heartbeats: `--heartbeats` executors that report every 5 s for `--seconds`.
 4. gpus: `--gpus` slots with one GPU each, requested by `--jobs` job masters at once, on as many
@@ -52,7 +53,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Result:
-    """What was seen; times in seconds."""
+    """The figures; times in seconds."""
 
     database: str
     part: str
@@ -65,7 +66,7 @@ class Result:
 
 
 class Database:
-    """The database: a fresh one each time."""
+    """The database, empty for each part."""
 
     def __init__(self, name: str, server: PostgresqlServer | None) -> None:
         self.name = name
@@ -73,7 +74,7 @@ class Database:
 
     @contextmanager
     def fresh(self) -> Iterator[str]:
-        """URL of an empty database; empty: SQLite in the state directory."""
+        """Returns the URL of an empty database; empty: SQLite in the state directory."""
         if self._server is None:
             yield "" if self.name == "sqlite" else self.name
             return
@@ -84,7 +85,7 @@ class Database:
             self._server.drop_database(made)
 
     def cpu_s(self) -> float:
-        """CPU seconds of the server that we started, with all its processes."""
+        """Returns the CPU seconds of the database server, with all its processes."""
         if self._server is None:
             return 0.0
         return sum(cpu_of(pid) for pid in family(self._server.pid))
@@ -114,7 +115,7 @@ class Meter:
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds of a process and of its children that have ended."""
+    """Returns the CPU seconds of a process and of its children that have ended."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -123,7 +124,7 @@ def cpu_of(pid: int) -> float:
 
 
 def family(pid: int) -> list[int]:
-    """A process and its children."""
+    """Returns a process and its children."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
@@ -132,7 +133,7 @@ def family(pid: int) -> list[int]:
 
 
 def serve_rm(options: ResourceManagerOptions) -> None:
-    """The resource manager's process."""
+    """Runs the resource manager; the entry point of its process."""
     from resource_manager.main import run
 
     sys.exit(run(options))
@@ -140,7 +141,7 @@ def serve_rm(options: ResourceManagerOptions) -> None:
 
 @asynccontextmanager
 async def running(database: Database) -> AsyncIterator[tuple[LightCluster, Meter]]:
-    """A resource manager with an empty database, and a cluster without executors."""
+    """Runs a resource manager with an empty database, and a cluster without executors."""
     with tempfile.TemporaryDirectory(prefix="finegrain-bench-") as folder, database.fresh() as url:
         state_dir = Path(folder, "state")
         options = ResourceManagerOptions(
@@ -179,7 +180,7 @@ async def address_of(state_dir: Path) -> str:
 
 
 async def throughput(database: Database, arguments: argparse.Namespace) -> Result:
-    """Many slots in batches, from the first call until no slot is left."""
+    """Measures many slots in batches, from the first call until no slot is left."""
     async with running(database) as (cluster, meter):
         await cluster.register(arguments.executors)
         jobs = [await cluster.job() for _ in range(arguments.jobs)]
@@ -209,7 +210,7 @@ async def throughput(database: Database, arguments: argparse.Namespace) -> Resul
 
 
 async def latency(database: Database, arguments: argparse.Namespace) -> Result:
-    """One slot after the other, with a short rest between."""
+    """Measures one slot after the other, with a short pause between them."""
     async with running(database) as (cluster, meter):
         await cluster.register(arguments.executors)
         job = await cluster.job()
@@ -235,7 +236,7 @@ async def latency(database: Database, arguments: argparse.Namespace) -> Result:
 
 
 async def heartbeats(database: Database, arguments: argparse.Namespace) -> Result:
-    """Executors that only report."""
+    """Measures executors that only report."""
     async with running(database) as (cluster, meter):
         await cluster.register(arguments.heartbeats)
         await cluster.heartbeats(HEARTBEAT_INTERVAL_S, HEARTBEAT_INTERVAL_S)  # connects, warms
@@ -251,7 +252,7 @@ async def heartbeats(database: Database, arguments: argparse.Namespace) -> Resul
 
 
 async def gpus(database: Database, arguments: argparse.Namespace) -> Result:
-    """Slots with a GPU each, as many as there are GPUs."""
+    """Measures slots with one GPU each, as many as there are GPUs."""
     async with running(database) as (cluster, meter):
         await cluster.register(arguments.gpus // GPUS_PER_HOST, host_devices(GPUS_PER_HOST))
         jobs = [await cluster.job() for _ in range(arguments.jobs)]
@@ -275,7 +276,7 @@ async def gpus(database: Database, arguments: argparse.Namespace) -> Result:
 
 
 def shown(result: Result) -> str:
-    """One paragraph."""
+    """Returns one paragraph."""
     spent = (
         f"wall {result.wall_s:.2f} s, cpu: rm {result.rm_cpu_s:.2f} s, "
         f"load {result.load_cpu_s:.2f} s"
