@@ -1,7 +1,7 @@
 """Executors that return to a restarted resource manager at once, in a separate process, for
 benchmarks.
 
-Each has its own connection. It sends a report, is told to register again, registers with its
+Each has its own connection. It sends a report, must register again, registers with its
 topology and slots, and then sends a heartbeat every `REPORT_INTERVAL_S`. Nothing is carved, and no
 server listens: the resource manager sends no commands to executors whose slots agree with its
 state.
