@@ -113,7 +113,7 @@ from finegrain_client.types.status import (
 from finegrain_client.types.topology import TopologyReport
 
 if TYPE_CHECKING:
-    from finegrain_client import batch, blocking, graph
+    from finegrain_client import batch, blocking, graph, graph_run
     from finegrain_client.batch import (
         BatchFailed,
         BatchJob,
@@ -124,6 +124,7 @@ if TYPE_CHECKING:
         ThreadState,
     )
     from finegrain_client.graph import GraphError, JobGraph, JobOptions, ResourceSpec
+    from finegrain_client.graph_run import GraphJob, GraphOutcome, GraphRunSpec, GraphState
 
 _IN_BATCH = frozenset(
     (
@@ -137,6 +138,7 @@ _IN_BATCH = frozenset(
     )
 )
 _IN_GRAPH = frozenset(("GraphError", "JobGraph", "JobOptions", "ResourceSpec"))
+_IN_GRAPH_RUN = frozenset(("GraphJob", "GraphOutcome", "GraphRunSpec", "GraphState"))
 
 __all__ = [
     "GIB",
@@ -177,6 +179,10 @@ __all__ = [
     "GangTimeout",
     "GrantedSlots",
     "GraphError",
+    "GraphJob",
+    "GraphOutcome",
+    "GraphRunSpec",
+    "GraphState",
     "GroupLimit",
     "GroupStatus",
     "Groups",
@@ -247,6 +253,7 @@ __all__ = [
     "blocking",
     "connect",
     "graph",
+    "graph_run",
 ]
 
 
@@ -256,12 +263,14 @@ def __getattr__(name: str) -> Any:
     They take half of the time that `import finegrain_client` would need, and most commands and job
     masters use none of them.
     """
-    if name in ("batch", "blocking", "graph"):
+    if name in ("batch", "blocking", "graph", "graph_run"):
         return importlib.import_module(f"{__name__}.{name}")
     if name in _IN_BATCH:
         return getattr(importlib.import_module(f"{__name__}.batch"), name)
     if name in _IN_GRAPH:
         return getattr(importlib.import_module(f"{__name__}.graph"), name)
+    if name in _IN_GRAPH_RUN:
+        return getattr(importlib.import_module(f"{__name__}.graph_run"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

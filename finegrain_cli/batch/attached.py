@@ -9,8 +9,9 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from finegrain.errors import ConfigurationError, FailedPrecondition
 from finegrain_cli.batch.naming import command_for
@@ -19,6 +20,8 @@ from finegrain_cli.text.output import say
 
 if TYPE_CHECKING:
     from finegrain_client.batch.status import BatchStatus
+
+S = TypeVar("S", bound="WorkedOn")
 
 POLL_INTERVAL_S = 0.5
 STOP_TIMEOUT_S = 60.0
@@ -57,33 +60,63 @@ def stop(path: Path) -> BatchStatus:
     """
     from finegrain_client.batch.status import read_status
 
+    return stop_runner(lambda: read_status(path), "batch")
+
+
+class WorkedOn(Protocol):
+    """Something that a runner may work on."""
+
+    @property
+    def is_worked_on(self) -> bool:
+        """Whether a runner does."""
+
+    @property
+    def runner_pid(self) -> int:
+        """Process id of the runner; 0: not known."""
+
+    @property
+    def runner_host(self) -> str:
+        """Host of the runner; "?": not known."""
+
+
+def stop_runner(status: Callable[[], S], what: str) -> S:
+    """Interrupts a runner and waits until none works; returns the last status.
+
+    Args:
+        status: reads the status.
+        what: "batch" or "job".
+
+    Raises:
+        FailedPrecondition: the runner is on another host.
+        ConfigurationError: the runner does not end, or belongs to another user.
+    """
     signalled_pid = 0
     deadline = time.monotonic() + STOP_TIMEOUT_S
-    while (batch := read_status(path)).is_worked_on:
+    while (found := status()).is_worked_on:
         if time.monotonic() > deadline:
             raise ConfigurationError(
-                f"pid {batch.runner_pid} still runs the batch after {STOP_TIMEOUT_S:.0f} s; kill "
+                f"pid {found.runner_pid} still runs the {what} after {STOP_TIMEOUT_S:.0f} s; kill "
                 "that process, finished work is not lost",
-                details={"pid": batch.runner_pid},
+                details={"pid": found.runner_pid},
             )
-        if batch.runner_host not in ("?", socket.gethostname()):
+        if found.runner_host not in ("?", socket.gethostname()):
             raise FailedPrecondition(
-                f"pid {batch.runner_pid} on {batch.runner_host} runs the batch; stop it there",
-                details={"pid": batch.runner_pid, "host": batch.runner_host},
+                f"pid {found.runner_pid} on {found.runner_host} runs the {what}; stop it there",
+                details={"pid": found.runner_pid, "host": found.runner_host},
             )
-        if batch.runner_pid > 0 and signalled_pid != batch.runner_pid:  # a second SIGINT ends it
-            signalled_pid = batch.runner_pid
-            _interrupt(signalled_pid)
+        if found.runner_pid > 0 and signalled_pid != found.runner_pid:  # a second SIGINT ends it
+            signalled_pid = found.runner_pid
+            _interrupt(signalled_pid, what)
         time.sleep(POLL_INTERVAL_S / 5)
-    return batch
+    return found
 
 
-def _interrupt(pid: int) -> None:
+def _interrupt(pid: int, what: str) -> None:
     try:
         os.kill(pid, signal.SIGINT)
     except ProcessLookupError:
         pass  # it ended in the meantime
     except PermissionError:
         raise ConfigurationError(
-            f"pid {pid}, which runs the batch, belongs to another user", details={"pid": pid}
+            f"pid {pid}, which runs the {what}, belongs to another user", details={"pid": pid}
         ) from None

@@ -1,6 +1,6 @@
-"""Starts a batch in the background: a runner in its own session, with a log beside the state file.
+"""Starts a runner in the background: in its own session, with a log beside the state file.
 
-The start is complete when the runner has a job and has reported progress.
+The start of a batch is complete when its runner has a job and has reported progress.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +43,7 @@ class NotStartedError(FinegrainError):
         message, code = found.groups() if found else (line, Reason.INTERNAL)
         reason = Reason(code) if code in list(Reason) else Reason.INTERNAL
         super().__init__(
-            message or f"the runner ended with exit code {exit_code} before the batch had started",
+            message or f"the runner ended with exit code {exit_code} before the work had started",
             reason=reason,
             details={"log_file": log, "exit_code": exit_code},
         )
@@ -64,27 +65,51 @@ def start_detached(state_file: Path) -> BatchStatus:
     """
     from finegrain_client.batch.status import read_status
 
+    start_time = datetime.now(UTC)
+
+    def has_started(pid: int) -> bool:
+        batch = read_status(state_file)
+        update_time = batch.progress.update_time
+        # Progress of an earlier runner does not count as a start of this one.
+        is_working = batch.runner_pid == pid and bool(batch.job_id)
+        return is_working and update_time is not None and update_time > start_time
+
+    start_runner(["batch", "--runner", str(state_file)], state_file, has_started)
+    return read_status(state_file)
+
+
+def start_runner(
+    arguments: Sequence[str], state_file: Path, has_started: Callable[[int], bool]
+) -> None:
+    """Starts a command that outlives this process and its terminal; waits until it has started.
+
+    After `START_TIMEOUT_S` the function returns in any case.
+
+    Args:
+        arguments: arguments of `finegrain`.
+        state_file: the log lies beside this file.
+        has_started: whether the process with this pid works on the state file.
+
+    Raises:
+        NotStartedError: the command ended with an error.
+    """
     log = log_file_of(state_file)
     # The log is appended to, and an error of an earlier runner must not be reported again.
     log_offset = log.stat().st_size if log.exists() else 0
-    start_time, deadline = datetime.now(UTC), time.monotonic() + START_TIMEOUT_S
-    process = _start(state_file, log)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    process = _start(arguments, log)
     while True:
         exit_code = process.poll()  # polled before the read: a runner that has ended writes no more
-        batch = read_status(state_file)
-        # THREADS_FAILED is an outcome of a short batch, not a failure to start.
+        started = has_started(process.pid)
+        # THREADS_FAILED is an outcome of short work, not a failure to start.
         if exit_code not in (None, ExitCode.OK, ExitCode.THREADS_FAILED):
             raise NotStartedError(exit_code or 0, log, _last_output(log, log_offset))
-        update_time = batch.progress.update_time
-        # Progress of an earlier runner does not count as a start of this one.
-        is_working = batch.runner_pid == process.pid and bool(batch.job_id)
-        has_started = is_working and update_time is not None and update_time > start_time
-        if has_started or exit_code is not None or time.monotonic() > deadline:
-            return batch
+        if started or exit_code is not None or time.monotonic() > deadline:
+            return
         time.sleep(POLL_INTERVAL_S)
 
 
-def _start(state_file: Path, log: Path) -> subprocess.Popen[bytes]:
+def _start(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     # The runner gets none of this command's flags, so they become environment variables.
     target = resolve_target()
     environment = dict(os.environ) | {"FINEGRAIN_MANAGER": ",".join(target.addresses)}
@@ -96,7 +121,7 @@ def _start(state_file: Path, log: Path) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             # -P: modules in the current directory must not replace Python's.
-            [sys.executable, "-P", "-m", "finegrain_cli", "batch", "--runner", str(state_file)],
+            [sys.executable, "-P", "-m", "finegrain_cli", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,

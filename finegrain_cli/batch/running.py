@@ -7,7 +7,6 @@ second one ends this process at once; the batch can still be continued.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from finegrain_cli.common import HINTS
 from finegrain_cli.connection import PATIENCE_S, open_cluster_async
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.text.output import OutputFormat, print_error, print_object, say
+from finegrain_cli.two_signals import TwoSignals
 from finegrain_client.batch.job import BatchJob
 from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.status import BatchStatus, default_state_file, read_status
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 OUTAGE_S = 60.0  # limit of one call with all retries; the runner then calls again
 COMPANION_SUFFIXES = ("-wal", "-shm", ".lock", detached.LOG)
 """Suffixes of the files that are removed together with a state file."""
-
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
     Raises:
         FinegrainError: the batch could not be started; nothing is left of it.
     """
-    asyncio.run(_check_connection())
+    asyncio.run(check_connection())
     path = Path(state).absolute() if state else default_state_file(spec.name)
     results_dir = Path(results).absolute() if results else None
     # Closed at once: the runner opens it again, perhaps in another process.
@@ -143,35 +141,19 @@ async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
     """Works on the batch; returns the number of the termination signal that arrived, or 0."""
     async with open_cluster_async(OUTAGE_S) as cluster:
         job = BatchJob(cluster, state_file=path)
-        signals = _Signals(job, path, shown)
+        cancelling: list[asyncio.Future[None]] = []  # kept, because asyncio keeps no tasks
+
+        def stop() -> None:
+            cancelling.append(asyncio.ensure_future(job.cancel()))
+            shown.say("finegrain: stopping running tasks; repeat the signal to stop immediately")
+
+        def stop_at_once() -> None:
+            shown.close()
+            say(f"finegrain: stopped immediately; resume with {command_for(path)}")
+
+        signals = TwoSignals(stop, stop_at_once)
         await job.run(shown.show, retry_failed=retry_failed)
         return signals.first
-
-
-class _Signals:
-    """Handles SIGINT, SIGTERM and SIGHUP: the first stops the batch, the second this process."""
-
-    def __init__(self, job: BatchJob, path: Path, shown: Display) -> None:
-        self.first = 0
-        self._job = job
-        self._path = path
-        self._shown = shown
-        self._cancelling: asyncio.Future[None] | None = None
-        loop = asyncio.get_running_loop()
-        for number in ENDING_SIGNALS:
-            # nohup starts this process with SIGHUP ignored. A handler would undo that.
-            hardened = number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
-            if not hardened:  # under nohup, SIGHUP stays ignored
-                loop.add_signal_handler(number, self._take, number)
-
-    def _take(self, number: int) -> None:
-        if self.first:
-            self._shown.close()
-            say(f"finegrain: stopped immediately; resume with {command_for(self._path)}")
-            os._exit(ExitCode.SIGNAL + number)  # the state is on disk already
-        self.first = number
-        self._cancelling = asyncio.ensure_future(self._job.cancel())
-        self._shown.say("finegrain: stopping running tasks; repeat the signal to stop immediately")
 
 
 async def _end_leftover_job(path: Path) -> None:
@@ -180,7 +162,7 @@ async def _end_leftover_job(path: Path) -> None:
         await BatchJob(cluster, state_file=path).cancel()
 
 
-async def _check_connection() -> None:
+async def check_connection() -> None:
     """Connects once, so that a wrong address fails before any file is created."""
     async with open_cluster_async(PATIENCE_S) as cluster:
         await cluster.info()

@@ -1,14 +1,29 @@
-"""`finegrain job ...`: job graphs. `plan` shows what a graph needs, without a cluster."""
+"""`finegrain job ...`: job graphs.
+
+`plan` shows what a graph needs, without a cluster. `run` runs it, `status` shows how far it is.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from finegrain.errors import InvalidArgument
-from finegrain_cli.common import OutputOption, enter_command, reporting_errors, write_file
+from finegrain_cli.common import (
+    ConfigOption,
+    ManagerOption,
+    OutputOption,
+    TokenFileOption,
+    enter_command,
+    reporting_errors,
+    write_file,
+)
+from finegrain_cli.slot_options import EnvOption, GroupOption, UserOption
 from finegrain_cli.text.output import API_VERSION, OutputFormat, json_text, print_object, say
 
 
@@ -23,14 +38,16 @@ class DrawForm(StrEnum):
 def register(app: typer.Typer) -> None:
     """Registers the commands of this module."""
     group = typer.Typer(no_args_is_help=True)
-    # Without a callback, a group of one command would be that command.
-    group.callback()(_job)
-    group.command()(reporting_errors(plan))
-    app.add_typer(group, name="job", help="Plan jobs that consist of connected operators.")
+    for each in (plan, run, status):
+        group.command()(reporting_errors(each))
+    app.add_typer(group, name="job", help="Plan and run jobs that consist of connected operators.")
 
 
-def _job() -> None:
-    pass
+def _names(incomplete: str) -> list[str]:
+    """Returns names of jobs that begin like this, for shell completion."""
+    from finegrain_client.graph_run.status import state_files
+
+    return [path.stem for path in state_files() if path.stem.startswith(incomplete)]
 
 
 def plan(
@@ -72,3 +89,123 @@ def plan(
         text = json_text({"api_version": API_VERSION, "kind": "JobPlan", **plan_to_json(compiled)})
     write_file(out, f"{text}\n")
     say(f"finegrain: wrote the plan of {compiled.name} to {out}")
+
+
+def run(
+    graph: Annotated[
+        str,
+        typer.Argument(
+            metavar="[GRAPH]",
+            help="Job file FILE.toml, or FILE.py:FUNCTION that returns a JobGraph.",
+        ),
+    ] = "",
+    group: GroupOption = "",
+    env: EnvOption = [],  # noqa: B006 - typer wants the default as a list
+    cwd: Annotated[
+        str,
+        typer.Option(
+            "--cwd",
+            help="Working directory of the tasks; default: the current one if a program is a "
+            "relative path such as ./work.sh, else a scratch directory.",
+        ),
+    ] = "",
+    user: UserOption = "",
+    state: Annotated[
+        str,
+        typer.Option(
+            "--state",
+            metavar="FILE",
+            help="State file; default: a new one in your state directory.",
+        ),
+    ] = "",
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", "-d", help="Run in the background; return when the job runs."),
+    ] = False,
+    attach: Annotated[
+        str,
+        typer.Option(
+            "--attach",
+            metavar="JOB|FILE",
+            autocompletion=_names,
+            help="Show the progress of a job; continue it if no process works on it.",
+        ),
+    ] = "",
+    stop: Annotated[
+        str,
+        typer.Option(
+            "--stop",
+            metavar="JOB|FILE",
+            autocompletion=_names,
+            help="Cancel a job and give everything back.",
+        ),
+    ] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
+    runner: Annotated[str, typer.Option("--runner", hidden=True)] = "",
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Run a job graph: request slots for each region, run its tasks, restart what fails.
+
+    Ctrl-C cancels the job and gives everything back. A second Ctrl-C ends this command at once;
+    --attach then continues the job. Example: finegrain job run report.toml --detach
+    """
+    enter_command(output, manager, token_file, config)
+    if [bool(graph), bool(attach), bool(stop), bool(runner)].count(True) != 1:
+        raise InvalidArgument("GRAPH", graph, "GRAPH, or else --attach JOB, or --stop JOB")
+    from finegrain_cli.job import running
+
+    options = running.JobRunOptions(output, quiet=quiet, detach=detach)
+    if stop:
+        raise typer.Exit(running.stop(stop, options))
+    if runner:
+        raise typer.Exit(running.work_on(Path(runner), options))
+    if attach:
+        raise typer.Exit(running.attach(attach, options))
+    from finegrain_cli.graph_loading import load_graph
+    from finegrain_cli.run.options import environment_of
+    from finegrain_client.graph_run.spec import GraphRunSpec
+
+    plan = load_graph(graph).compile()
+    spec = GraphRunSpec(
+        plan,
+        group=group,
+        env=environment_of(tuple(env)),
+        cwd=_directory([each.program for each in plan.chains if each.program], cwd),
+        user=user,
+    )
+    raise typer.Exit(running.start(spec, state, options))
+
+
+def status(
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB|FILE", help="Name or state file of a job.", autocompletion=_names
+        ),
+    ],
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show a job: its regions and what each waits for, its tasks, its slots.
+
+    Reads the state file of the job; no cluster is needed. Example: finegrain job status report
+    """
+    enter_command(output)
+    from finegrain_cli.job.naming import state_file_of
+    from finegrain_cli.job.text import print_status
+    from finegrain_client.graph_run.status import read_job_status
+
+    print_status(read_job_status(state_file_of(job)), output)
+
+
+def _directory(programs: Iterable[Sequence[str]], cwd: str) -> str:
+    """Returns the working directory of all tasks; empty: a scratch directory for each.
+
+    A program with a relative path would not be found in a scratch directory.
+    """
+    if cwd:
+        return str(Path(cwd).absolute())
+    relative = any(os.sep in each[0] and not each[0].startswith(os.sep) for each in programs)
+    return str(Path.cwd()) if relative else ""

@@ -12,11 +12,12 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
-from finegrain.errors import AlreadyExists, ConfigurationError, FinegrainError, NotFound, Reason
+from finegrain.errors import AlreadyExists, NotFound
 from finegrain.ids import new_id
+from finegrain_client import sqlite_file
 from finegrain_client.batch.lock import take_lock
 from finegrain_client.batch.rows import AttemptRow, Changes, JobRow, Known, SubmittedRow
 from finegrain_client.batch.schema import (
@@ -28,8 +29,6 @@ from finegrain_client.batch.schema import (
 )
 from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.values import BatchState, ThreadResult, ThreadState
-
-BUSY_TIMEOUT_S = 30.0
 
 
 class StateFile:
@@ -58,7 +57,7 @@ class StateFile:
             AlreadyExists: the file exists, or another runner has its lock.
             ConfigurationError: it cannot be created there.
         """
-        with _named(path):
+        with sqlite_file.named(path, "batch"):
             path.parent.mkdir(parents=True, exist_ok=True)
             # The lock comes first: no other process may use the file before it is complete.
             lock = take_lock(path)
@@ -73,7 +72,7 @@ class StateFile:
                     "another file",
                     details={"path": path},
                 ) from None
-            connection = _write_ahead(_connect(path))
+            connection = sqlite_file.write_ahead(sqlite_file.connect(path))
             meta = {
                 "spec": spec.to_json(),
                 "batch_id": new_id(),
@@ -102,10 +101,10 @@ class StateFile:
             raise NotFound(f"there is no state file {path}", details={"path": path})
         lock = take_lock(path)
         try:
-            with _named(path):
-                connection = _connect(path)
+            with sqlite_file.named(path, "batch"):
+                connection = sqlite_file.connect(path)
                 check_version(path, connection)  # checked first: other files stay unchanged
-                return cls(path, lock, _write_ahead(connection))
+                return cls(path, lock, sqlite_file.write_ahead(connection))
         except BaseException:
             os.close(lock)
             raise
@@ -122,7 +121,7 @@ class StateFile:
 
     def add_job(self, job_id: str, secret: str) -> JobRow:
         """Records a newly registered job, which becomes the batch's current job."""
-        with _named(self.path), self._connection as connection:
+        with sqlite_file.named(self.path, "batch"), self._connection as connection:
             cursor = connection.execute(
                 "insert into jobs (job_id, secret, range_id) values (?, ?, ?)",
                 (job_id, secret, new_id()),
@@ -131,7 +130,7 @@ class StateFile:
 
     def end_job(self, number: int) -> None:
         """Records that a job has ended, and with it its slots and their open attempts."""
-        with _named(self.path), self._connection as connection:
+        with sqlite_file.named(self.path, "batch"), self._connection as connection:
             connection.execute("update jobs set ended = 1 where number = ?", (number,))
             connection.execute(
                 "update attempts set outcome = 'cancelled', message = 'its job ended' "
@@ -141,7 +140,7 @@ class StateFile:
 
     def taken_in(self, job: int, first_index: int) -> None:
         """Records that submitted requests are durable at the resource manager."""
-        with _named(self.path), self._connection as connection:
+        with sqlite_file.named(self.path, "batch"), self._connection as connection:
             connection.execute(
                 "update asked set taken_in = 1 where job = ? and first_index = ?",
                 (job, first_index),
@@ -155,7 +154,7 @@ class StateFile:
         Raises:
             FinegrainError: DISK_FULL or STORE_UNAVAILABLE.
         """
-        with _named(self.path), self._connection as connection:
+        with sqlite_file.named(self.path, "batch"), self._connection as connection:
             connection.executemany(
                 "insert into attempts (thread, attempt, job, allocation_id, generation, executor_id"
                 ", start_time) values (?, ?, ?, ?, ?, ?, ?)",
@@ -200,7 +199,7 @@ class StateFile:
         Returns the number of these threads. Their failures and losses no longer count towards the
         limits.
         """
-        with _named(self.path), self._connection as connection:
+        with sqlite_file.named(self.path, "batch"), self._connection as connection:
             connection.execute(
                 # Attempts keep their rows, because a new attempt must get a new number.
                 "update attempts set outcome = case outcome when 'failed' then 'forgiven' else "
@@ -211,7 +210,7 @@ class StateFile:
 
     def known(self) -> Known:
         """Returns what a new runner needs to start."""
-        with _named(self.path):
+        with sqlite_file.named(self.path, "batch"):
             known = Known()
             rows = self._connection.execute("select thread, state, duration_s from results")
             for thread, state, duration_s in rows:
@@ -238,7 +237,7 @@ class StateFile:
 
     def results(self, *, failed_only: bool = False, limit: int = -1) -> list[ThreadResult]:
         """Returns the results so far, ordered by index."""
-        with _named(self.path):
+        with sqlite_file.named(self.path, "batch"):
             return list(read_results(self._connection, failed_only=failed_only, limit=limit))
 
     def _read_job(self, known: Known, number: int) -> None:
@@ -290,35 +289,7 @@ def check_version(path: Path, connection: sqlite3.Connection) -> None:
     Raises:
         ConfigurationError: it is not the state file of a batch, or has another version.
     """
-    kind = connection.execute("pragma application_id").fetchone()[0]
-    version = connection.execute("pragma user_version").fetchone()[0]
-    if kind != APPLICATION_ID or not version:
-        raise ConfigurationError(
-            f"{path} is not the state file of a batch, or its creation was interrupted; name "
-            "another file",
-            reason=Reason.STORE_CORRUPT,
-            details={"path": path},
-        )
-    if version != SCHEMA_VERSION:
-        raise ConfigurationError(
-            f"{path} has version {version}, this client reads version {SCHEMA_VERSION}; use the "
-            "client that wrote it",
-            reason=Reason.STORE_SCHEMA,
-            details={"path": path, "version": version},
-        )
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # One thread uses it at a time, but not always the same one.
-    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
-    connection.row_factory = sqlite3.Row
-    return connection
-
-
-def _write_ahead(connection: sqlite3.Connection) -> sqlite3.Connection:
-    connection.execute("pragma journal_mode = wal")
-    connection.execute("pragma synchronous = full")
-    return connection
+    sqlite_file.check_version(path, connection, "batch", APPLICATION_ID, SCHEMA_VERSION)
 
 
 @contextmanager
@@ -329,35 +300,5 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         NotFound: there is no such file.
         ConfigurationError: it is not the state file of a batch, or has another version.
     """
-    if not path.exists():
-        raise NotFound(f"there is no state file {path}", details={"path": path})
-    with _named(path), closing(_connect(path)) as connection:
-        check_version(path, connection)
+    with sqlite_file.reading(path, "batch", APPLICATION_ID, SCHEMA_VERSION) as connection:
         yield connection
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Adds the file's name and advice to errors of SQLite and the file system."""
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        full = "full" in str(error)
-        odd = isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error)
-        if odd or "malformed" in str(error):
-            raise ConfigurationError(
-                f"{path} is not the state file of a batch, or is damaged: {error}",
-                reason=Reason.STORE_CORRUPT,
-                details={"path": path},
-            ) from error
-        raise FinegrainError(
-            f"the state file {path} cannot be used: {error}; "
-            f"{'free some space there' if full else 'check its disk'} and run the batch again",
-            reason=Reason.DISK_FULL if full else Reason.STORE_UNAVAILABLE,
-            details={"path": path},
-        ) from error
-    except OSError as error:
-        raise ConfigurationError(
-            f"the state file {path} cannot be used: {error.strerror}; name another file",
-            details={"path": path},
-        ) from error

@@ -51,6 +51,7 @@ class TaskOptions:
     stdin: StdinSource
     output: OutputMode
     output_limit_bytes: int
+    operator_task: te.OperatorTask | None = None  # of a job graph
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -319,6 +320,7 @@ async def start_task(
         allocation_id=slot.allocation_id,
         generation=slot.generation,
         spec=options.message(),
+        operator_task=options.operator_task,
     )
     try:
         answer = await slot.call(

@@ -30,6 +30,7 @@ from finegrain_client.graph.schedule.events import (
 from finegrain_client.graph.schedule.region import RegionState
 from finegrain_client.graph.schedule.schedule import Schedule
 from finegrain_client.graph.schedule.slots import SlotPlace, TaskId
+from finegrain_client.graph.schedule.waiting import RegionStatus, region_statuses
 
 __all__ = [
     "CancelOrdered",
@@ -44,6 +45,7 @@ __all__ = [
     "JobStarted",
     "PassSlot",
     "RegionState",
+    "RegionStatus",
     "ReleaseSlot",
     "RequestRejected",
     "RequestSlots",
@@ -55,4 +57,5 @@ __all__ = [
     "TaskEnded",
     "TaskFailed",
     "TaskId",
+    "region_statuses",
 ]

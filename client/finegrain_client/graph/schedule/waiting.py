@@ -1,0 +1,100 @@
+"""Why each region of a job runs, waits or has ended: what `finegrain job status` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finegrain_client.graph.schedule.region import RegionState
+from finegrain_client.graph.schedule.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionStatus:
+    """One region of a job at one moment.
+
+    Attributes:
+        number: number of the region.
+        chains: names of its chains.
+        state: its state.
+        attempt: number of times that its tasks were deployed.
+        failures: restarts after failures of its tasks.
+        losses: restarts after slots, hosts or input were lost.
+        tasks: number of its tasks.
+        tasks_running: tasks that were deployed and have not ended.
+        slots: number of slots that it needs.
+        slots_missing: slots that it has requested and not got.
+        waits_for_regions: regions that must end before it can start.
+        waits_for_request_of: regions whose request is for a slot that it needs, too.
+        message: its last failure, for people; empty: none.
+    """
+
+    number: int
+    chains: tuple[str, ...]
+    state: RegionState
+    attempt: int
+    failures: int
+    losses: int
+    tasks: int
+    tasks_running: int
+    slots: int
+    slots_missing: int
+    waits_for_regions: tuple[int, ...]
+    waits_for_request_of: tuple[int, ...]
+    message: str
+
+    @property
+    def reason(self) -> str:
+        """What it waits for, for people; empty: nothing."""
+        match self.state:
+            case RegionState.WAITING if self.waits_for_regions:
+                numbers = ", ".join(map(str, self.waits_for_regions))
+                plural = "s" if len(self.waits_for_regions) > 1 else ""
+                return f"input from region{plural} {numbers}"
+            case RegionState.WAITING if self.waits_for_request_of:
+                return f"a slot that region {self.waits_for_request_of[0]} has requested"
+            case RegionState.REQUESTING:
+                return f"{self.slots_missing} slot{'s' if self.slots_missing > 1 else ''}"
+            case RegionState.CANCELLING:
+                return f"the end of {self.tasks_running} tasks"
+            case RegionState.DELAYED:
+                return "the delay before its restart"
+            case _:
+                return ""
+
+
+def region_statuses(schedule: Schedule) -> list[RegionStatus]:
+    """Returns the status of each region, in order of their numbers."""
+    regions = schedule.regions
+    requests = {
+        number: set(each.request.places) for number, each in regions.items() if each.request
+    }
+    statuses = []
+    for number, region in regions.items():
+        unfinished = tuple(
+            each
+            for each in region.plan.waits_for
+            if regions[each].state is not RegionState.FINISHED
+        )
+        is_waiting = region.state is RegionState.WAITING
+        statuses.append(
+            RegionStatus(
+                number=number,
+                chains=region.plan.chains,
+                state=region.state,
+                attempt=region.attempt,
+                failures=region.failures,
+                losses=region.losses,
+                tasks=sum(each.parallelism for each in region.chains),
+                tasks_running=len(region.running),
+                slots=region.plan.slots,
+                slots_missing=len(region.request.places) if region.request else 0,
+                waits_for_regions=unfinished if is_waiting else (),
+                waits_for_request_of=tuple(
+                    other
+                    for other, places in requests.items()
+                    if is_waiting and other != number and not places.isdisjoint(region.places)
+                ),
+                message=region.message,
+            )
+        )
+    return statuses

@@ -1,0 +1,23 @@
+"""Runs the plan of a job graph on a cluster: requests slots, runs tasks, restarts regions.
+
+    job = fg.GraphJob(cluster, graph.compile())
+    outcome = await job.run()
+
+The schedule (`finegrain_client.graph.schedule`) decides. The runner stores each event in a state
+file before the schedule takes it in, so another runner can continue. See docs/job-graphs.md.
+"""
+
+from finegrain_client.graph_run.graph_job import GraphJob
+from finegrain_client.graph_run.spec import GraphRunSpec
+from finegrain_client.graph_run.status import GraphJobStatus, read_job_status
+from finegrain_client.graph_run.values import GraphOutcome, GraphProgress, GraphState
+
+__all__ = [
+    "GraphJob",
+    "GraphJobStatus",
+    "GraphOutcome",
+    "GraphProgress",
+    "GraphRunSpec",
+    "GraphState",
+    "read_job_status",
+]

@@ -1,0 +1,113 @@
+"""The handle of a job that runs a plan: run it, continue it, cancel it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finegrain.errors import FailedPrecondition
+from finegrain_client.graph.plan import Plan
+from finegrain_client.graph_run.runner import Runner
+from finegrain_client.graph_run.spec import GraphRunSpec
+from finegrain_client.graph_run.state_file import GraphStateFile
+from finegrain_client.graph_run.status import default_state_file
+from finegrain_client.graph_run.values import GraphOutcome, GraphProgress
+from finegrain_client.job.job import LEASE_DEFAULT_S
+
+if TYPE_CHECKING:
+    from finegrain_client.cluster import Cluster
+
+
+class GraphJob:
+    """A job that runs a plan on a cluster.
+
+    Args:
+        cluster: the cluster.
+        spec: what to run: a plan, or a plan with its environment. None: continue the job of
+            `state_file`.
+        state_file: path of the state file; None: a new one in the default folder.
+        lease_s: lease of the job in seconds. If no runner works on the job for this long, the
+            cluster takes its slots back, and the next runner runs the lost regions again.
+
+    Raises:
+        GraphError: the plan cannot run, for example because an operator has no program.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        spec: GraphRunSpec | Plan | None = None,
+        *,
+        state_file: str | os.PathLike[str] | None = None,
+        lease_s: float = LEASE_DEFAULT_S,
+    ) -> None:
+        self._cluster = cluster
+        self._spec = GraphRunSpec(spec) if isinstance(spec, Plan) else spec
+        self._lease_s = lease_s
+        self._runner: Runner | None = None
+        self._cancelled = False
+        self._running: asyncio.Task[GraphOutcome] | None = None
+        name = self._spec.plan.name if self._spec is not None else ""
+        self.state_file = Path(state_file) if state_file else default_state_file(name)
+
+    def __repr__(self) -> str:
+        return f"<GraphJob {self.state_file}>"
+
+    async def run(self, on_progress: Callable[[GraphProgress], None] | None = None) -> GraphOutcome:
+        """Works on the job until it has ended. At the end, all slots are given back.
+
+        Cancelling this cancels the job, and then raises. If it fails, it leaves slots and tasks as
+        they are, for the next runner.
+
+        Args:
+            on_progress: called after every change; it must not block.
+
+        Returns:
+            How the job ended; if it had ended before, how that was.
+
+        Raises:
+            AlreadyExists: another runner works on it (STORE_IN_USE), or the state file exists.
+            NotFound, ConfigurationError: see `read_job_status`.
+            JobEnded: the job was ended from outside; another runner can continue it.
+            FinegrainError: the resource manager refused a call, or a disk failed.
+        """
+        if self._running is not None and not self._running.done():
+            raise FailedPrecondition("this job is already running; await the earlier call")
+        file = await asyncio.to_thread(self._open)
+        try:
+            runner = Runner(self._cluster, file, lease_s=self._lease_s, on_progress=on_progress)
+            self._runner = runner
+            if self._cancelled:
+                runner.cancel()
+            self._running = asyncio.create_task(runner.run(), name=f"job {self.state_file}")
+            try:
+                # Shielded, so that a cancellation first gives everything back.
+                return await asyncio.shield(self._running)
+            except asyncio.CancelledError:
+                runner.cancel()
+                try:
+                    await self._running
+                except asyncio.CancelledError:  # a second time: do not clean up, just end
+                    self._running.cancel()
+                    await asyncio.gather(self._running, return_exceptions=True)
+                raise
+        finally:
+            self._runner = None
+            file.close()
+
+    def cancel(self) -> None:
+        """Cancels the job: `run` returns when its tasks have ended and its slots are released.
+
+        Before `run`, this makes `run` cancel the job at once.
+        """
+        self._cancelled = True
+        if self._runner is not None:
+            self._runner.cancel()
+
+    def _open(self) -> GraphStateFile:
+        if self._spec is None:
+            return GraphStateFile.open(self.state_file)
+        return GraphStateFile.create(self.state_file, self._spec)

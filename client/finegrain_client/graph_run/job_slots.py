@@ -1,0 +1,171 @@
+"""The slots of a job that runs a plan: the part of the runner that talks to the resource manager.
+
+Slot `n` of the schedule is the request `<prefix>-<n>`. So every runner of the job finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from finegrain.errors import FinegrainError, Reason
+from finegrain_client.batch.slots import retry_until_answered
+from finegrain_client.errors import JobEnded, RequestRejected
+from finegrain_client.graph.profiles import SlotProfile
+from finegrain_client.graph.schedule import Event, HostLost, SlotLost
+from finegrain_client.graph_run.task_start import slot_spec
+from finegrain_client.job.gangs import GangSpec
+from finegrain_client.job.job import Job
+from finegrain_client.job.request import Request, all_granted
+from finegrain_client.slot.slot import Slot
+
+
+class JobSlots:
+    """The requests and slots of one job.
+
+    Args:
+        job: the job.
+        prefix: begins the ids of its requests.
+        deliver: takes the events of lost slots and hosts.
+    """
+
+    def __init__(self, job: Job, prefix: str, deliver: Callable[[Event], None]) -> None:
+        self._job = job
+        self._prefix = prefix
+        self._deliver = deliver
+        self._requests: dict[int, Request] = {}  # by number of the slot
+        self._numbers: dict[int, range] = {}  # slots by number of the request
+        self._watched: dict[int, Callable[[], None]] = {}
+
+    async def adopt(self, granted: set[int], requested: set[int]) -> set[int]:
+        """Takes over the slots of the last runner, and releases what it was about to release.
+
+        Args:
+            granted: numbers of the slots that the schedule has.
+            requested: numbers of those that it has requested.
+
+        Returns:
+            The granted slots that still exist.
+
+        Raises:
+            FinegrainError: the resource manager refused a call.
+        """
+        for request in self._job.requests:
+            prefix, _, digits = request.allocation_id.rpartition("-")
+            if prefix == self._prefix and digits.isdecimal():
+                self._requests[int(digits)] = request
+        for number in [*self._requests]:
+            if number not in granted and number not in requested:
+                await self.release(number)
+        found = {each for each in granted if (slot := self.slot(each)) and not slot.has_ended}
+        for number in found:
+            self._watch(number)
+        return found
+
+    def slot(self, number: int) -> Slot | None:
+        """Returns a slot; None: the job does not have it."""
+        request = self._requests.get(number)
+        return request.slot if request is not None else None
+
+    def new_addresses(self, known: Mapping[str, str]) -> dict[str, str]:
+        """Returns the addresses of executors that are not known, or have changed."""
+        slots = [each.slot for each in self._requests.values() if each.slot is not None]
+        return {
+            each.executor_id: each.executor_address
+            for each in slots
+            if known.get(each.executor_id) != each.executor_address
+        }
+
+    async def request(
+        self, request: int, first_slot: int, profiles: Sequence[SlotProfile]
+    ) -> tuple[str, ...] | str:
+        """Requests slots as one gang and waits for them.
+
+        Returns the executor of each slot, or why the request can never be granted. A slot that was
+        lost meanwhile counts as granted; its loss is reported when a task is deployed.
+
+        Raises:
+            FinegrainError: the job has ended, or the resource manager refused the call.
+        """
+        numbers = range(first_slot, first_slot + len(profiles))
+        self._numbers[request] = numbers
+        if not any(each in self._requests for each in numbers):  # no earlier runner requested them
+            spec = GangSpec(
+                [slot_spec(each, self._id(at)) for at, each in zip(numbers, profiles, strict=True)],
+                gang_id=f"{self._prefix}-gang-{request}",
+            )
+            try:
+                made = await retry_until_answered(
+                    partial(self._job.request_slots, spec), "requesting slots"
+                )
+            except RequestRejected as error:
+                return error.message
+            self._requests.update(zip(numbers, made, strict=True))
+        requests = [self._requests[each] for each in numbers if each in self._requests]
+        try:
+            await all_granted(requests)
+        except RequestRejected as error:
+            return error.message
+        except JobEnded:
+            raise
+        except FinegrainError:
+            pass  # a slot was lost before all were there
+        for each in numbers:
+            self._watch(each)
+        slots = [self.slot(each) for each in numbers]
+        return tuple(each.executor_id if each is not None else "" for each in slots)
+
+    async def cancel_request(self, request: int) -> None:
+        """Cancels a request; slots granted in the meantime are released."""
+        numbers = self._numbers.get(request, range(0))
+        for each in numbers:
+            self._unwatch(each)
+        requests = [self._requests.pop(each) for each in numbers if each in self._requests]
+        if requests:
+            await retry_until_answered(partial(self._job.cancel, requests), "cancelling requests")
+
+    async def release(self, number: int) -> None:
+        """Releases a slot, or cancels its request."""
+        self._unwatch(number)
+        request = self._requests.pop(number, None)
+        if request is None or request.has_ended:
+            return
+        if request.slot is None:
+            await retry_until_answered(request.cancel, "cancelling a request")
+        else:
+            await retry_until_answered(request.slot.release, "releasing a slot")
+
+    def report_lost(self, number: int) -> None:
+        """Reports a slot that has ended without being released, or its host, as lost."""
+        self._unwatch(number)
+        request = self._requests.pop(number, None)
+        slot = request.slot if request is not None else None
+        if request is not None and slot is not None and request.reason == Reason.EXECUTOR_LOST:
+            self._deliver(HostLost(slot.executor_id))
+        else:
+            self._deliver(SlotLost(number))
+
+    def _watch(self, number: int) -> None:
+        request = self._requests.get(number)
+        if request is None or number in self._watched:
+            return
+        listener = partial(self._changed, number)
+        self._watched[number] = listener
+        request.on_change(listener)
+        self._changed(number)
+
+    def _unwatch(self, number: int) -> None:
+        listener = self._watched.pop(number, None)
+        if listener is not None:
+            self._requests[number].off_change(listener)
+
+    def _changed(self, number: int) -> None:
+        request = self._requests[number]
+        # The end of the job is reported by the runner's watch.
+        if request.slot is not None and isinstance(request.slot.error, JobEnded):
+            return
+        if request.has_ended or request.slot is None or request.slot.has_ended:
+            self.report_lost(number)
+
+    def _id(self, number: int) -> str:
+        return f"{self._prefix}-{number}"

@@ -1,0 +1,158 @@
+"""The state of a running job: its schedule, and which effects have not been answered.
+
+It is pure. The same events lead to the same state, so a runner that continues a job replays them
+and then carries out `outstanding` again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from finegrain_client.graph.plan import Plan
+from finegrain_client.graph.schedule import (
+    CancelOrdered,
+    CancelRequest,
+    CancelTask,
+    DeployTask,
+    Effect,
+    Event,
+    JobEnded,
+    RegionState,
+    RequestSlots,
+    Schedule,
+    SlotsGranted,
+    StartDelay,
+    TaskId,
+    region_statuses,
+)
+from finegrain_client.graph_run.values import GraphProgress, GraphState
+
+
+class JobState:
+    """A job after some events.
+
+    Attributes:
+        plan: its plan.
+        schedule: its schedule.
+        requests: requests for slots that have not been answered, by number.
+        host_of_slot: executor of each slot that was granted, by number.
+        slot_of_task: number of the slot of each task of the latest attempts.
+        latest: latest attempt of each subtask, by chain and subtask.
+        ended: how the job ended; None: it has not.
+        cancelled: whether a user ended it.
+    """
+
+    def __init__(self, plan: Plan, events: Iterable[Event] = ()) -> None:
+        self.plan = plan
+        self.schedule = Schedule(plan)
+        self.requests: dict[int, RequestSlots] = {}
+        self.host_of_slot: dict[int, str] = {}
+        self.slot_of_task: dict[TaskId, int] = {}
+        self.latest: dict[tuple[str, int], TaskId] = {}
+        self.ended: JobEnded | None = None
+        self.cancelled = False
+        self._delays: dict[int, StartDelay] = {}
+        for each in events:
+            self.step(each)
+
+    def step(self, event: Event) -> list[Effect]:
+        """Takes in an event, and returns what the runner must do."""
+        if isinstance(event, SlotsGranted):
+            self.requests.pop(event.request, None)
+            for at, host in enumerate(event.hosts):
+                self.host_of_slot[event.first_slot + at] = host
+        if isinstance(event, CancelOrdered) and self.ended is None:
+            self.cancelled = True
+        effects = self.schedule.step(event)
+        for effect in effects:
+            match effect:
+                case RequestSlots(number):
+                    self.requests[number] = effect
+                case CancelRequest(number):
+                    self.requests.pop(number, None)
+                case DeployTask(task, slot):
+                    before = self.latest.get((task.chain, task.subtask))
+                    if before is not None:
+                        del self.slot_of_task[before]
+                    self.latest[task.chain, task.subtask] = task
+                    self.slot_of_task[task] = slot
+                case StartDelay(region):
+                    self._delays[region] = effect
+                case JobEnded():
+                    self.ended = effect
+                case _:
+                    pass
+        return effects
+
+    def outstanding(self) -> list[Effect]:
+        """Returns the effects that another runner may not have carried out to their end.
+
+        Repeating them is safe. Slots to release are not among them: they are all that the job
+        neither has nor has requested.
+        """
+        found: list[Effect] = list(self.requests.values())
+        for number, region in self.schedule.regions.items():
+            for task in region.running:
+                found.append(DeployTask(task, self.slot_of_task[task]))
+                if region.state is RegionState.CANCELLING:
+                    found.append(CancelTask(task))
+            if region.state is RegionState.DELAYED:
+                found.append(self._delays[number])
+        if self.ended is not None:
+            found.append(self.ended)
+        return found
+
+    def granted_slots(self) -> set[int]:
+        """Returns the numbers of the slots that the job has."""
+        return {each.number for each in self.schedule.slots.at.values()}
+
+    def requested_slots(self) -> set[int]:
+        """Returns the numbers of the slots that the job has requested and not got."""
+        return {
+            each.first_slot + at
+            for each in self.requests.values()
+            for at in range(len(each.places))
+        }
+
+    def host_of_task(self, chain: str, subtask: int) -> str:
+        """Returns the executor that the latest attempt of a subtask ran on; empty: none yet."""
+        task = self.latest.get((chain, subtask))
+        return "" if task is None else self.host_of_slot[self.slot_of_task[task]]
+
+    @property
+    def outcome(self) -> GraphState:
+        """The state of the job."""
+        if self.ended is None:
+            return GraphState.OPEN
+        if self.ended.ok:
+            return GraphState.FINISHED
+        return GraphState.CANCELLED if self.cancelled else GraphState.FAILED
+
+    @property
+    def restarts(self) -> int:
+        """Number of restarts of all regions."""
+        return sum(max(0, each.attempt - 1) for each in self.schedule.regions.values())
+
+    def progress(self) -> GraphProgress:
+        """Returns how far the job is."""
+        statuses = region_statuses(self.schedule)
+        finished = [each for each in statuses if each.state is RegionState.FINISHED]
+        running = [each for each in statuses if each.state is RegionState.RUNNING]
+        done = sum(each.tasks for each in finished)
+        done += sum(each.tasks - each.tasks_running for each in running)
+        waiting = [each for each in statuses if each.reason and not each.waits_for_regions]
+        message = ""
+        if waiting:
+            message = f"region {waiting[0].number} waits for {waiting[0].reason}"
+            if waiting[0].message:
+                message += f" ({waiting[0].message.splitlines()[0]})"
+        return GraphProgress(
+            regions=len(statuses),
+            regions_finished=len(finished),
+            tasks=self.plan.tasks,
+            tasks_done=done,
+            tasks_running=sum(each.tasks_running for each in statuses),
+            slots=len(self.schedule.slots.at),
+            restarts=self.restarts,
+            message=message,
+        )

@@ -1,0 +1,326 @@
+"""The runner of a plan: carries out the effects of its schedule, and reports what happens.
+
+The order matters: an event is on disk before the schedule takes it in. So a runner that is killed
+leaves a record from which the next one continues with the same slots and tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from finegrain.errors import FinegrainError, Reason
+from finegrain_client.batch.slots import retry_until_answered
+from finegrain_client.errors import JobEnded as JobGone
+from finegrain_client.errors import SlotLost as SlotGone
+from finegrain_client.graph.schedule import (
+    CancelOrdered,
+    CancelRequest,
+    CancelTask,
+    DelayOver,
+    DeployTask,
+    Effect,
+    Event,
+    HostLost,
+    JobEnded,
+    JobStarted,
+    PassSlot,
+    ReleaseSlot,
+    RequestRejected,
+    RequestSlots,
+    SlotLost,
+    SlotsGranted,
+    StartDelay,
+    TaskFailed,
+    TaskId,
+)
+from finegrain_client.graph_run.job_slots import JobSlots
+from finegrain_client.graph_run.job_state import JobState
+from finegrain_client.graph_run.state_file import GraphStateFile
+from finegrain_client.graph_run.task_start import (
+    OutputTail,
+    end_of_task,
+    task_id_of,
+    task_options,
+)
+from finegrain_client.graph_run.values import GraphOutcome, GraphProgress
+from finegrain_client.job.job import Job
+from finegrain_client.slot.task import Task, start_task
+
+if TYPE_CHECKING:
+    from finegrain_client.cluster import Cluster
+
+T = TypeVar("T")
+
+ENDING_S = 20.0
+"""Longest time in seconds to try to end the job; after that its lease ends it."""
+
+
+class Runner:
+    """Works on one job; see `GraphJob`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        file: GraphStateFile,
+        *,
+        lease_s: float,
+        on_progress: Callable[[GraphProgress], None] | None,
+    ) -> None:
+        self._cluster = cluster
+        self._file = file
+        self._lease_s = lease_s
+        self._on_progress = on_progress
+        # One thread: writes keep their order, and the connection has one user at a time.
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="finegrain-job")
+        self._inbox: asyncio.Queue[Event | FinegrainError] = asyncio.Queue()
+        self._background: set[asyncio.Task[None]] = set()
+        self._tasks: dict[TaskId, Task] = {}
+        self._to_cancel: set[TaskId] = set()
+        self._addresses: dict[str, str] = {}
+        self._state = JobState(file.spec.plan)
+
+    def cancel(self) -> None:
+        """Ends the job: `run` returns when everything is given back."""
+        self._inbox.put_nowait(CancelOrdered())
+
+    async def run(self) -> GraphOutcome:
+        """Works until the job has ended, and returns how.
+
+        Raises:
+            FinegrainError: this runner cannot continue; another one may.
+        """
+        try:
+            events = await self._on_disk(self._file.events)
+            self._addresses = await self._on_disk(self._file.addresses)
+            self._state = JobState(self._file.spec.plan, events)
+            if self._state.ended is None:
+                await self._work(is_new=not events)
+            return await self._conclude()
+        finally:
+            for each in self._background:
+                each.cancel()
+            await asyncio.gather(*self._background, return_exceptions=True)
+            self._disk.shutdown()
+
+    async def _work(self, *, is_new: bool) -> None:
+        async with AsyncExitStack() as stack:
+            job, ended = await self._attach_or_register(stack)
+            number = int(await self._on_disk(partial(self._file.meta, "job_number")))
+            self._slots = JobSlots(job, f"{self._file.run_id}-{number}", self._inbox.put_nowait)
+            self._job = job
+            self._start(self._listen(job))
+            if is_new:
+                await self._take([JobStarted()])
+            else:
+                await self._continue(ended)
+            while self._state.ended is None:
+                events = [await self._inbox.get()]
+                while not self._inbox.empty():
+                    events.append(self._inbox.get_nowait())
+                await self._take(events)
+
+    async def _attach_or_register(self, stack: AsyncExitStack) -> tuple[Job, JobGone | None]:
+        """Returns the job of the last runner; if that has ended, a new one, and why it ended."""
+        job_id, secret, number = [
+            await self._on_disk(partial(self._file.meta, key))
+            for key in ("job_id", "job_secret", "job_number")
+        ]
+        ended = None
+        if job_id:
+            job = self._cluster.attach_job(job_id, secret, lease_s=self._lease_s)
+            try:
+                return await stack.enter_async_context(job), None
+            except JobGone as error:
+                ended = error
+        spec = self._file.spec
+
+        async def register() -> Job:
+            job = self._cluster.job(spec.plan.name, group=spec.group, lease_s=self._lease_s)
+            return await stack.enter_async_context(job)
+
+        job = await retry_until_answered(register, "registering the job")
+        job.detached = True  # from here on only `_conclude` ends it: leaving the context does not
+        values = {
+            "job_id": job.job_id,
+            "job_secret": job.secret,
+            "job_number": str(int(number or "0") + 1),
+        }
+        await self._on_disk(partial(self._file.set_meta, values))
+        return job, ended
+
+    async def _continue(self, ended: JobGone | None) -> None:
+        """Carries out what the last runner left, and reports what was lost meanwhile."""
+        granted = self._state.granted_slots()
+        found = await self._slots.adopt(granted, self._state.requested_slots())
+        for effect in self._state.outstanding():
+            # What belongs to a lost slot ends with its loss, which is reported below.
+            match effect:
+                case DeployTask(task) | CancelTask(task) if (
+                    self._state.slot_of_task[task] not in found
+                ):
+                    pass
+                case _:
+                    self._carry_out(effect)
+        lost: list[Event] = [SlotLost(each) for each in sorted(granted - found)]
+        if ended is not None and ended.details.get("end_reason") in (
+            Reason.TERMINATED,
+            Reason.ENDED,
+        ):
+            lost.append(CancelOrdered())
+        if lost:
+            await self._take(lost)
+
+    async def _take(self, messages: Sequence[Event | FinegrainError]) -> None:
+        events: list[Event] = []
+        for each in messages:
+            if isinstance(each, FinegrainError):
+                raise each
+            found = self._in_context(each)
+            if found is not None:
+                events.append(found)
+        new = self._slots.new_addresses(self._addresses)
+        self._addresses.update(new)
+        await self._on_disk(partial(self._file.append, events, new))
+        for event in events:
+            for effect in self._state.step(event):
+                self._carry_out(effect)
+        if self._on_progress is not None:
+            self._on_progress(self._state.progress())
+
+    def _in_context(self, event: Event) -> Event | None:
+        """Returns an event as the schedule must see it; None: it is about nothing that it has."""
+        if isinstance(event, HostLost):
+            # Reported for each slot. The output of a host that came back is not lost again.
+            return event if self._state.schedule.slots.on_host(event.host) else None
+        return event
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case RequestSlots():
+                self._start(self._request(effect))
+            case CancelRequest(number):
+                self._start(self._slots.cancel_request(number))
+            case PassSlot():
+                pass  # the job keeps the slot; what runs in it is its own affair
+            case DeployTask(task, slot):
+                self._start(self._run_task(task, slot))
+            case CancelTask(task):
+                self._to_cancel.add(task)
+                if (running := self._tasks.get(task)) is not None:
+                    self._start(self._cancel_task(running))
+            case ReleaseSlot(slot):
+                self._start(self._slots.release(slot))
+            case StartDelay(region, attempt, delay_s):
+                self._start(self._report_after(delay_s, DelayOver(region, attempt)))
+            case JobEnded():
+                pass  # the main loop ends
+
+    # -- what runs beside the main loop ------------------------------------------------------
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._reported(work))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _reported(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except SlotGone:
+            pass  # its slot reports that
+        except FinegrainError as error:
+            self._inbox.put_nowait(error)
+
+    async def _listen(self, job: Job) -> None:
+        """Reports the end of the job."""
+        async for _ in job.events():
+            pass
+
+    async def _report_after(self, delay_s: float, event: Event) -> None:
+        await asyncio.sleep(delay_s)
+        self._inbox.put_nowait(event)
+
+    async def _request(self, effect: RequestSlots) -> None:
+        groups = self._file.spec.plan.group_of
+        profiles = [groups[each.group].profile for each in effect.places]
+        answer = await self._slots.request(effect.request, effect.first_slot, profiles)
+        if isinstance(answer, str):
+            self._inbox.put_nowait(RequestRejected(effect.request, answer))
+        else:
+            self._inbox.put_nowait(SlotsGranted(effect.request, effect.first_slot, answer))
+
+    async def _run_task(self, task: TaskId, number: int) -> None:
+        slot = self._slots.slot(number)
+        if slot is None or slot.has_ended:
+            self._slots.report_lost(number)
+            return
+        tail = OutputTail()
+        options = task_options(
+            self._file.spec,
+            self._state,
+            task,
+            addresses=self._addresses,
+            managed_memory_bytes=slot.profile.managed_memory_bytes,
+            tail=tail,
+        )
+        task_id = task_id_of(self._file.run_id, task)
+
+        async def start() -> Task:
+            # A runner that is killed leaves its tasks to the next one, which submits them again.
+            return await start_task(
+                slot, self._job._context, task_id, options, cancel_on_interrupt=False
+            )
+
+        try:
+            running = await retry_until_answered(start, f"starting task {task.subtask}")
+            self._tasks[task] = running
+            if task in self._to_cancel:
+                await self._cancel_task(running)
+            result = await running.wait()
+        except (SlotGone, JobGone):
+            raise
+        except FinegrainError as error:
+            self._inbox.put_nowait(TaskFailed(task, error.message))
+            return
+        finally:
+            self._tasks.pop(task, None)
+        self._inbox.put_nowait(end_of_task(task, result, tail))
+
+    async def _cancel_task(self, running: Task) -> None:
+        await retry_until_answered(running.cancel, f"cancelling task {running.task_id}")
+
+    # -- the end -----------------------------------------------------------------------------
+
+    async def _conclude(self) -> GraphOutcome:
+        """Ends the job, which gives everything back, and stores the outcome."""
+        stored = await self._on_disk(partial(self._file.meta, "end_time"))
+        if not stored:
+            job_id, secret = [
+                await self._on_disk(partial(self._file.meta, key))
+                for key in ("job_id", "job_secret")
+            ]
+            job = self._cluster.attach_job(job_id, secret)
+            try:
+                async with asyncio.timeout(ENDING_S):
+                    await retry_until_answered(job.end, "ending the job")
+            except (FinegrainError, TimeoutError):
+                pass  # its lease ends it
+            stored = repr(time.time())
+            await self._on_disk(partial(self._file.set_meta, {"end_time": stored}))
+        if self._on_progress is not None:
+            self._on_progress(self._state.progress())
+        ended = self._state.ended
+        return GraphOutcome(
+            state=self._state.outcome,
+            message=ended.message if ended is not None else "",
+            elapsed_s=float(stored) - self._file.create_time,
+            restarts=self._state.restarts,
+        )
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work)

@@ -1,0 +1,99 @@
+"""What a runner runs: a plan, and where and how its tasks run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from finegrain.errors import InvalidArgument
+from finegrain_client.graph.errors import GraphError
+from finegrain_client.graph.plan import Plan
+from finegrain_client.graph.plan_json import plan_from_json, plan_to_json
+from finegrain_client.graph.values import Exchange
+from finegrain_client.job.gangs import MEMBERS_MAX
+
+NEIGHBOURS_MAX = 1_000
+"""Largest number of tasks that one task reads from: their list must fit into its environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRunSpec:
+    """A plan to run.
+
+    Attributes:
+        plan: the plan.
+        group: group of the job; empty: the default one.
+        env: environment of all tasks.
+        cwd: absolute working directory of all tasks; empty: a scratch directory for each.
+        user: user that the tasks run as; empty: the executor's.
+    """
+
+    plan: Plan
+    group: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = ""
+    user: str = ""
+
+    def __post_init__(self) -> None:
+        check_can_run(self.plan)
+        if self.cwd and not Path(self.cwd).is_absolute():
+            raise InvalidArgument("cwd", self.cwd, "an absolute path")
+
+    def to_json(self) -> str:
+        """Returns the JSON form."""
+        return json.dumps(
+            {
+                "plan": plan_to_json(self.plan),
+                "group": self.group,
+                "env": dict(self.env),
+                "cwd": self.cwd,
+                "user": self.user,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> GraphRunSpec:
+        """Reads what `to_json` wrote."""
+        data = json.loads(text)
+        return cls(
+            plan_from_json(data["plan"]), data["group"], data["env"], data["cwd"], data["user"]
+        )
+
+
+def check_can_run(plan: Plan) -> None:
+    """Checks what a plan may lack, but not a job that runs.
+
+    Raises:
+        GraphError: it cannot run; names the operators to change.
+    """
+    for chain in plan.chains:
+        names = tuple(each.name for each in chain.operators)
+        if not chain.program:
+            raise GraphError(
+                f"operator {names[0]} has no program to run; set program for the operator or the "
+                "job",
+                operators=names,
+            )
+        if chain.ports:
+            raise GraphError(
+                f"operator {names[0]} needs ports, which finegrain cannot reserve yet; set ports "
+                "to 0 and connect its tasks in another way, such as by files or unix sockets",
+                operators=names,
+            )
+    for region in plan.regions:
+        if region.slots > MEMBERS_MAX:
+            raise GraphError(
+                f"region {region.number} ({', '.join(region.chains)}) needs {region.slots} slots "
+                f"at the same time; at most {MEMBERS_MAX} are possible; lower the parallelism"
+            )
+    for edge in plan.edges:
+        if not edge.chained and max(edge.channels, edge.subpartitions) > NEIGHBOURS_MAX:
+            kind = "blocking" if edge.exchange is Exchange.BLOCKING else "pipelined"
+            raise GraphError(
+                f"the {kind} edge {edge.name} connects one task with "
+                f"{max(edge.channels, edge.subpartitions)} others; at most {NEIGHBOURS_MAX} are "
+                "possible; lower the parallelism",
+                operators=(edge.producer, edge.consumer),
+            )

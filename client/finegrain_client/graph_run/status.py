@@ -1,0 +1,144 @@
+"""The status of a job as read from its state file, whether a runner works on it or not.
+
+Reading changes nothing. This module also has the default location of state files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from finegrain_client.batch.lock import runner_of
+from finegrain_client.graph.schedule import RegionState, RegionStatus, region_statuses
+from finegrain_client.graph_run.job_state import JobState
+from finegrain_client.graph_run.spec import GraphRunSpec
+from finegrain_client.graph_run.state_file import read_events, read_meta, reading
+from finegrain_client.graph_run.values import GraphProgress, GraphState
+
+SUFFIX = ".job"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlacement:
+    """Where the latest attempt of a subtask runs or ran. `running` is false after its end."""
+
+    region: int
+    chain: str
+    subtask: int
+    attempt: int
+    running: bool
+    slot: int
+    executor_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInUse:
+    """A slot of the job, and its place in the plan."""
+
+    slot: int
+    group: str
+    position: int
+    executor_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphJobStatus:
+    """A job as its state file shows it.
+
+    `runner_pid` and `runner_host` identify the runner; they are 0 and "" if there is none.
+    """
+
+    state_file: str
+    job_id: str  # empty: not registered yet
+    spec: GraphRunSpec
+    create_time: datetime
+    runner_pid: int
+    runner_host: str
+    state: GraphState
+    message: str
+    progress: GraphProgress
+    regions: tuple[RegionStatus, ...]
+    tasks: tuple[TaskPlacement, ...]
+    slots: tuple[SlotInUse, ...]
+
+    @property
+    def is_worked_on(self) -> bool:
+        """True if a runner works on the job."""
+        return bool(self.runner_host)
+
+
+def default_folder() -> Path:
+    """Returns the default folder of state files.
+
+    It is FINEGRAIN_JOB_DIR, else `$XDG_STATE_HOME/finegrain/jobs`, else
+    `~/.local/state/finegrain/jobs`.
+    """
+    if own := os.environ.get("FINEGRAIN_JOB_DIR"):
+        return Path(own).absolute()
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(state) / "finegrain" / "jobs"
+
+
+def default_state_file(name: str) -> Path:
+    """Returns an unused path in the default folder for the state file of a new job."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "job"
+    stem = f"{plain[:80]}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    path, number = default_folder() / f"{stem}{SUFFIX}", 2
+    while path.exists():
+        path, number = path.with_name(f"{stem}-{number}{SUFFIX}"), number + 1
+    return path
+
+
+def state_files() -> list[Path]:
+    """Returns the state files in the default folder, newest last."""
+    found = []
+    for path in default_folder().glob(f"*{SUFFIX}"):
+        with suppress(FileNotFoundError):  # it was removed in the meantime
+            found.append((path.stat().st_mtime, path.name, path))
+    return [path for *_, path in sorted(found)]
+
+
+def read_job_status(state_file: str | os.PathLike[str]) -> GraphJobStatus:
+    """Returns the status of a job.
+
+    Raises:
+        NotFound: there is no such file.
+        ConfigurationError: it is not the state file of a job, or has another version.
+    """
+    path = Path(state_file)
+    # Before the file is read: a runner that ends in between has then written its last events.
+    runner = runner_of(path)
+    with reading(path) as connection:
+        meta, events = read_meta(connection), read_events(connection)
+    spec = GraphRunSpec.from_json(meta["spec"])
+    state = JobState(spec.plan, events)
+    regions = state.schedule.regions
+    tasks = []
+    for task in sorted(state.latest.values()):
+        region = regions[spec.plan.chain_named[task.chain].region]
+        slot = state.slot_of_task[task]
+        running = task in region.running and region.state is not RegionState.FINISHED
+        host = state.host_of_slot[slot]
+        tasks.append(TaskPlacement(region.plan.number, *task, running, slot, host))
+    return GraphJobStatus(
+        state_file=str(path),
+        job_id=meta.get("job_id", ""),
+        spec=spec,
+        create_time=datetime.fromtimestamp(float(meta["create_time"]), UTC),
+        # Never negative: passed to `kill`, it would end a whole process group, or everything.
+        runner_pid=max(0, int(runner.get("pid", 0))) if runner is not None else 0,
+        runner_host=str(runner.get("host", "?")) if runner is not None else "",
+        state=state.outcome,
+        message=state.ended.message if state.ended is not None else "",
+        progress=state.progress(),
+        regions=tuple(region_statuses(state.schedule)),
+        tasks=tuple(tasks),
+        slots=tuple(
+            SlotInUse(slot.number, place.group, place.position, slot.host)
+            for place, slot in sorted(state.schedule.slots.at.items())
+        ),
+    )

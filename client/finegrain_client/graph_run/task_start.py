@@ -1,0 +1,232 @@
+"""How one task of a plan is started, and what its end means.
+
+The executor passes operators, quotas and pipelined peers as FINEGRAIN_TASK. The runner adds
+FINEGRAIN_EDGES: the edges of the task, and where its blocking input lies.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from finegrain.v1 import task_executor_pb2 as te
+from finegrain_client.graph.plan import ChainPlan, EdgePlan, OperatorPlan, Plan
+from finegrain_client.graph.profiles import SlotProfile
+from finegrain_client.graph.schedule import Event, TaskEnded, TaskFailed, TaskId
+from finegrain_client.graph.values import Exchange
+from finegrain_client.graph_run.job_state import JobState
+from finegrain_client.graph_run.spec import GraphRunSpec
+from finegrain_client.slot.task import TaskOptions
+from finegrain_client.specs import SlotSpec
+from finegrain_client.types.status import OutputChunk, StreamName, TaskResult
+
+TAIL_BYTES = 4_000
+LINES_SHOWN = 5
+_INPUT_MISSING = re.compile(r"input missing: (\S+ -> \S+)")
+
+
+class OutputTail:
+    """The end of the output of one task."""
+
+    def __init__(self) -> None:
+        self._tails: dict[StreamName, bytes] = {}
+
+    def take(self, chunk: OutputChunk) -> None:
+        """Appends a chunk."""
+        tail = self._tails.get(chunk.stream, b"") + chunk.data
+        self._tails[chunk.stream] = tail[-TAIL_BYTES:]
+
+    def lines(self, stream: StreamName) -> list[str]:
+        """Returns the last lines of a stream that are not empty."""
+        text = self._tails.get(stream, b"").decode("utf-8", errors="replace")
+        return [each.rstrip() for each in text.splitlines() if each.strip()]
+
+
+def slot_spec(profile: SlotProfile, allocation_id: str) -> SlotSpec:
+    """Returns the request for a slot of a group."""
+    if profile.is_default:
+        return SlotSpec(allocation_id=allocation_id)
+    return SlotSpec(
+        cpu_milli=profile.cpu_milli,
+        memory_bytes=profile.task_heap_memory_bytes,
+        task_off_heap_memory_bytes=profile.task_off_heap_memory_bytes,
+        managed_memory_bytes=profile.managed_memory_bytes,
+        network_memory_bytes=profile.network_memory_bytes,
+        extended=dict(profile.extended),
+        devices=dict(profile.devices),
+        allocation_id=allocation_id,
+    )
+
+
+def task_id_of(run_id: str, task: TaskId) -> str:
+    """Returns the id of a task, which is the same for every runner of the job."""
+    name = f"{run_id}/{task.chain}/{task.subtask}/{task.attempt}"
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
+
+
+def task_options(
+    spec: GraphRunSpec,
+    state: JobState,
+    task: TaskId,
+    *,
+    addresses: Mapping[str, str],
+    managed_memory_bytes: int,
+    tail: OutputTail,
+) -> TaskOptions:
+    """Returns how to start a task.
+
+    Args:
+        spec: what the runner runs.
+        state: the job.
+        task: the task.
+        addresses: addresses of executors, by id.
+        managed_memory_bytes: managed memory of the slot that it runs in.
+        tail: takes its output.
+    """
+    chain = spec.plan.chain_named[task.chain]
+    profile = spec.plan.group_of[chain.group].profile
+    edges = edges_json(spec.plan, state, task, addresses)
+    return TaskOptions(
+        argv=chain.program,
+        env={**spec.env, "FINEGRAIN_EDGES": json.dumps(edges, separators=(",", ":"))},
+        cwd=spec.cwd,
+        user=spec.user,
+        timeout_s=None,
+        stdin=None,
+        output=tail.take,
+        output_limit_bytes=0,
+        operator_task=te.OperatorTask(
+            operators=[
+                te.TaskOperator(
+                    operator_id=each.name,
+                    # The quota of a fraction of no memory is none.
+                    fraction=_fraction(each, profile) if managed_memory_bytes else "",
+                )
+                for each in chain.operators
+            ],
+            subtask_index=task.subtask,
+            parallelism=chain.parallelism,
+            peers=_peers(spec.plan, state, chain, task.subtask, addresses),
+        ),
+    )
+
+
+def end_of_task(task: TaskId, result: TaskResult, tail: OutputTail) -> Event:
+    """Returns the event for the end of a task."""
+    if result.ok:
+        return TaskEnded(task)
+    errors = tail.lines("stderr")
+    missing = next(
+        (found[1] for each in reversed(errors) if (found := _INPUT_MISSING.fullmatch(each))), ""
+    )
+    shown = (errors or tail.lines("stdout"))[-LINES_SHOWN:]
+    return TaskFailed(task, "\n".join([f"it {result.how}", *shown]), missing)
+
+
+def edges_json(
+    plan: Plan, state: JobState, task: TaskId, addresses: Mapping[str, str]
+) -> dict[str, Any]:
+    """Returns the content of FINEGRAIN_EDGES."""
+    chain = plan.chain_named[task.chain]
+    return {
+        "job": plan.name,
+        "region": chain.region,
+        "chain": chain.name,
+        "attempt": task.attempt,
+        "inputs": [
+            {
+                **_edge_json(edge, edge.producer),
+                "tasks": [
+                    _task_json(plan.chain_of[edge.producer], subtask, state, addresses)
+                    for subtask in plan.producers(edge, task.subtask)
+                ],
+            }
+            for edge in _edges(plan, chain, inputs=True)
+        ],
+        "outputs": [
+            {**_edge_json(edge, edge.consumer), "subtasks": _consumers(plan, edge, task.subtask)}
+            for edge in _edges(plan, chain, inputs=False)
+        ],
+    }
+
+
+def _edge_json(edge: EdgePlan, other: str) -> dict[str, Any]:
+    return {
+        "edge": edge.name,
+        "operator": other,
+        "exchange": str(edge.exchange),
+        "pattern": str(edge.pattern),
+    }
+
+
+def _task_json(
+    chain: ChainPlan, subtask: int, state: JobState, addresses: Mapping[str, str]
+) -> dict[str, Any]:
+    executor_id = state.host_of_task(chain.name, subtask)
+    task = state.latest.get((chain.name, subtask))
+    return {
+        "subtask": subtask,
+        "attempt": task.attempt if task is not None else 0,
+        "executor_id": executor_id,
+        "host": _host(addresses.get(executor_id, "")),
+    }
+
+
+def _edges(plan: Plan, chain: ChainPlan, *, inputs: bool) -> list[EdgePlan]:
+    """Returns the edges of a chain to or from other tasks."""
+    names = {each.name for each in chain.operators}
+    return [
+        each
+        for each in plan.edges
+        if not each.chained and (each.consumer if inputs else each.producer) in names
+    ]
+
+
+def _consumers(plan: Plan, edge: EdgePlan, subtask: int) -> list[int]:
+    parallelism = plan.chain_of[edge.consumer].parallelism
+    return [each for each in range(parallelism) if subtask in plan.producers(edge, each)]
+
+
+def _peers(
+    plan: Plan, state: JobState, chain: ChainPlan, subtask: int, addresses: Mapping[str, str]
+) -> list[te.TaskPeer]:
+    """Returns the tasks at the other ends of pipelined edges."""
+    ends = [
+        (edge, edge.producer, list(plan.producers(edge, subtask)))
+        for edge in _edges(plan, chain, inputs=True)
+    ]
+    ends += [
+        (edge, edge.consumer, _consumers(plan, edge, subtask))
+        for edge in _edges(plan, chain, inputs=False)
+    ]
+    return [
+        te.TaskPeer(
+            operator_id=operator,
+            subtask_index=each,
+            host=_host(addresses.get(state.host_of_task(plan.chain_of[operator].name, each), "")),
+        )
+        for edge, operator, subtasks in ends
+        if edge.exchange is Exchange.PIPELINED
+        for each in subtasks
+    ]
+
+
+def _host(address: str) -> str:
+    """Returns the host of "host:port"."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _fraction(operator: OperatorPlan, profile: SlotProfile) -> str:
+    """Returns the operator's part of all managed memory of its slot; empty: none."""
+    if profile.is_default:
+        on_heap = Fraction(profile.default_managed_on_heap_memory_percent, 100)
+    elif profile.managed_memory_bytes:
+        on_heap = Fraction(profile.managed_on_heap_memory_bytes, profile.managed_memory_bytes)
+    else:
+        return ""
+    share = operator.managed.on_heap * on_heap + operator.managed.off_heap * (1 - on_heap)
+    return str(share) if share else ""

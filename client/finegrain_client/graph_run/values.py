@@ -1,0 +1,49 @@
+"""Values that a job's runner returns: its progress and its outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from finegrain.mapping.value import Value
+
+
+class GraphState(StrEnum):
+    """State of a job that runs a plan."""
+
+    OPEN = "OPEN"  # it has not ended; a runner can continue it
+    FINISHED = "FINISHED"  # all regions have finished
+    FAILED = "FAILED"  # a region failed too often, or its slots can never be granted
+    CANCELLED = "CANCELLED"  # a user ended it
+
+
+@dataclass(frozen=True, slots=True)
+class GraphProgress(Value):
+    """How far a job is.
+
+    `tasks_done` counts the tasks that need not run again, as far as is known.
+    """
+
+    regions: int
+    regions_finished: int
+    tasks: int
+    tasks_done: int
+    tasks_running: int
+    slots: int
+    restarts: int
+    message: str = ""  # what the job waits for, or the last failure
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOutcome(Value):
+    """How a job ended."""
+
+    state: GraphState
+    message: str  # why it did not finish; empty: it did
+    elapsed_s: float
+    restarts: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether all regions have finished."""
+        return self.state is GraphState.FINISHED

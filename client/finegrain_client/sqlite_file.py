@@ -1,0 +1,108 @@
+"""State files of runners: SQLite files in WAL mode, with synchronous FULL.
+
+What is committed is on disk. A file has the secret of a job, so only its owner can read it. It
+belongs on a local disk, because WAL needs shared memory.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from finegrain.errors import ConfigurationError, FinegrainError, NotFound, Reason
+
+BUSY_TIMEOUT_S = 30.0
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Opens a file. One thread may use it at a time, but not always the same one."""
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def write_ahead(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """Prepares a connection for durable writes, and returns it."""
+    connection.execute("pragma journal_mode = wal")
+    connection.execute("pragma synchronous = full")
+    return connection
+
+
+def check_version(
+    path: Path, connection: sqlite3.Connection, what: str, application_id: int, version: int
+) -> None:
+    """Checks that this version of the client can read the file.
+
+    Args:
+        path: the file.
+        connection: opened on it.
+        what: what the file belongs to: "batch" or "job".
+        application_id: marks the files of these.
+        version: version of the tables that this client reads.
+
+    Raises:
+        ConfigurationError: it is not such a state file, or has another version.
+    """
+    found_id = connection.execute("pragma application_id").fetchone()[0]
+    found = connection.execute("pragma user_version").fetchone()[0]
+    if found_id != application_id or not found:
+        raise ConfigurationError(
+            f"{path} is not the state file of a {what}, or its creation was interrupted; name "
+            "another file",
+            reason=Reason.STORE_CORRUPT,
+            details={"path": path},
+        )
+    if found != version:
+        raise ConfigurationError(
+            f"{path} has version {found}, this client reads version {version}; use the "
+            "client that wrote it",
+            reason=Reason.STORE_SCHEMA,
+            details={"path": path, "version": found},
+        )
+
+
+@contextmanager
+def reading(
+    path: Path, what: str, application_id: int, version: int
+) -> Iterator[sqlite3.Connection]:
+    """Opens a state file for reading, even while a runner works on it.
+
+    Args: as `check_version`.
+
+    Raises:
+        NotFound: there is no such file.
+        ConfigurationError: it is not such a state file, or has another version.
+    """
+    if not path.exists():
+        raise NotFound(f"there is no state file {path}", details={"path": path})
+    with named(path, what), closing(connect(path)) as connection:
+        check_version(path, connection, what, application_id, version)
+        yield connection
+
+
+@contextmanager
+def named(path: Path, what: str) -> Iterator[None]:
+    """Adds the file's name and advice to errors of SQLite and the file system."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        full = "full" in str(error)
+        if "not a database" in str(error) or "malformed" in str(error):
+            raise ConfigurationError(
+                f"{path} is not the state file of a {what}, or is damaged: {error}",
+                reason=Reason.STORE_CORRUPT,
+                details={"path": path},
+            ) from error
+        raise FinegrainError(
+            f"the state file {path} cannot be used: {error}; "
+            f"{'free some space there' if full else 'check its disk'} and run the {what} again",
+            reason=Reason.DISK_FULL if full else Reason.STORE_UNAVAILABLE,
+            details={"path": path},
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"the state file {path} cannot be used: {error.strerror}; name another file",
+            details={"path": path},
+        ) from error

@@ -1,0 +1,45 @@
+"""Finds the job that a user means: by path or name of its state file; of several, the newest."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from finegrain.errors import NotFound
+
+
+def state_file_of(text: str) -> Path:
+    """Returns the state file of a job.
+
+    `text` may be the path of the file, its name without suffix, or the beginning of the name.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    from finegrain_client.graph_run.status import default_folder, state_files
+
+    path = Path(text).expanduser()
+    if path.is_file():
+        return path.absolute()
+    if os.sep not in text:
+        files = state_files()
+        for matches in (
+            [each for each in files if each.stem == text],
+            [each for each in files if each.stem.startswith(text)],
+        ):
+            if matches:
+                return matches[-1]
+    raise NotFound(
+        f"there is no job with the name {text!r}, and no such state file; name a job that was "
+        f"started with `finegrain job run` (state files are in {default_folder()})",
+        details={"name": text},
+    )
+
+
+def command_for(state_file: Path, command: str = "run --attach") -> str:
+    """Returns the command that continues a job, or another command for it."""
+    from finegrain_client.graph_run.status import default_folder
+
+    known = state_file.parent == default_folder().absolute()
+    return f"finegrain job {command} {shlex.quote(state_file.stem if known else str(state_file))}"

@@ -1,0 +1,42 @@
+"""Signals to a command that works: the first one ends the work, the second one this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+from finegrain_cli.exit_codes import ExitCode
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class TwoSignals:
+    """Handles SIGINT, SIGTERM and SIGHUP; must be created inside a running event loop.
+
+    Args:
+        on_first: called at the first signal.
+        before_exit: called at the second one; then this process ends. What must survive is on disk.
+
+    Attributes:
+        first: number of the first signal; 0: none has arrived.
+    """
+
+    def __init__(self, on_first: Callable[[], None], before_exit: Callable[[], None]) -> None:
+        self.first = 0
+        self._on_first = on_first
+        self._before_exit = before_exit
+        loop = asyncio.get_running_loop()
+        for number in ENDING_SIGNALS:
+            # nohup starts this process with SIGHUP ignored. A handler would undo that.
+            hardened = number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+            if not hardened:
+                loop.add_signal_handler(number, self._take, number)
+
+    def _take(self, number: int) -> None:
+        if self.first:
+            self._before_exit()
+            os._exit(ExitCode.SIGNAL + number)
+        self.first = number
+        self._on_first()

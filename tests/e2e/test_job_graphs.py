@@ -1,0 +1,241 @@
+"""Job graphs that really run, through the command line: killed tasks, killed runners, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.driving import Cli, Small, eventually, finish
+from tests.support.components import REPOSITORY
+
+pytestmark = pytest.mark.slow
+
+EXAMPLE = REPOSITORY / "examples" / "word_count"
+
+TWO_OPERATORS = """
+schema_version = 1
+[job]
+name = "two"
+mode = "{mode}"
+restarts_max = 2
+restart_delay = "100ms"
+[[operator]]
+name = "first"
+parallelism = 2
+program = ["sh", "-c", '''{first}''']
+{resources}
+[[operator]]
+name = "second"
+program = ["sh", "-c", '''{second}''']
+{resources}
+[[edge]]
+from = "first"
+to = "second"
+exchange = "{exchange}"
+pattern = "all-to-all"
+"""
+
+RESOURCES = 'resources = { cpu = 0.1, task_heap_memory = "32M", managed_memory = "32M" }'
+USES_MANAGED = "uses_managed_memory = true"
+
+NOTE = "echo $$ > $FOLDER/OP.$FINEGRAIN_TASK_ID; "
+"""Each task notes its pid in a file of its own."""
+
+WAIT = NOTE + "until [ -e $FOLDER/go ]; do sleep 0.05; done"
+"""A task that waits until the test lets it go."""
+
+
+class Job:
+    """A job of two operators, `first` twice and `second` once, and what its tasks have noted."""
+
+    def __init__(
+        self,
+        cli: Cli,
+        folder: Path,
+        first: str,
+        second: str = NOTE,
+        *,
+        mode: str = "batch",
+        resources: str = "",
+    ) -> None:
+        self.cli, self.folder = cli, folder
+        self.file, self.state = folder / "two.toml", folder / "state.job"
+        text = TWO_OPERATORS.format(
+            mode=mode,
+            first=first.replace("OP", "first"),
+            second=second.replace("OP", "second"),
+            resources=resources,
+            exchange="blocking" if mode == "batch" else "pipelined",
+        )
+        self.file.write_text(text)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of the command that starts the job."""
+        options = ("--state", str(self.state), "--env", f"FOLDER={self.folder}")
+        return ("job", "run", str(self.file), *options)
+
+    def pids(self, operator: str) -> dict[str, int]:
+        """Pids that the tasks of an operator have noted, by task id."""
+        found = {each.name: each.read_text() for each in self.folder.glob(f"{operator}.*")}
+        return {name: int(text) for name, text in found.items() if text.endswith("\n")}
+
+    def await_tasks(self, operator: str, count: int) -> dict[str, int]:
+        """Waits until this many tasks of an operator have begun."""
+        return eventually(
+            lambda: found if len(found := self.pids(operator)) >= count else None,
+            f"{count} tasks of {operator} run",
+        )
+
+    def go(self) -> None:
+        """Lets the tasks end."""
+        (self.folder / "go").touch()
+
+    def status(self) -> dict[str, Any]:
+        """The job as `finegrain job status` shows it."""
+        found: dict[str, Any] = self.cli.json("job", "status", str(self.state))
+        return found
+
+
+def test_the_example_counts_words(small: Small, tmp_path: Path) -> None:
+    """Three regions run one after the other; what they write to the folder is the input of the
+    next one, and nothing of the job is left."""
+    words: Counter[str] = Counter()
+    for number in range(7):
+        text = "the quick brown fox " * (number + 1) + "jumps\n"
+        words.update(text.split())
+        (tmp_path / f"{number}.txt").write_text(text)
+    outcome = small.cli(
+        "job",
+        "run",
+        str(EXAMPLE / "job.toml"),
+        "--cwd",
+        str(EXAMPLE),
+        "--env",
+        f"FOLDER={tmp_path}",
+        "--state",
+        str(tmp_path / "state"),
+        "-o",
+        "json",
+    )
+    assert outcome.code == 0, outcome.stderr
+    shown = json.loads(outcome.stdout)
+    assert (shown["state"], shown["progress"]["tasks_done"]) == ("FINISHED", 6)
+    assert json.loads((tmp_path / "counts.json").read_text()) == dict(words)
+    assert shown["slots"] == []
+
+
+def test_a_region_runs_again_when_a_task_is_killed(small: Small, tmp_path: Path) -> None:
+    """Both tasks of the region start again, in the same slots; the next region runs once."""
+    job = Job(small.cli, tmp_path, WAIT)
+    runner = small.cli.start(*job.arguments)
+    before = job.await_tasks("first", 2)
+    slots = job.status()["slots"]
+    os.kill(next(iter(before.values())), signal.SIGKILL)
+    job.await_tasks("first", 4)
+    assert job.status()["slots"] == slots
+    job.go()
+    outcome = finish(runner)
+    assert outcome.code == 0, outcome.stderr
+    shown = job.status()
+    assert [(each["attempt"], each["failures"]) for each in shown["regions"]] == [(2, 1), (1, 0)]
+    assert (len(job.pids("first")), len(job.pids("second"))) == (4, 1)
+
+
+def test_another_runner_continues_after_kill_9(small: Small, tmp_path: Path) -> None:
+    """Tasks that ran when the runner was killed are taken over: none runs a second time."""
+    job = Job(small.cli, tmp_path, WAIT)
+    runner = small.cli.start(*job.arguments)
+    job.await_tasks("first", 2)
+    runner.kill()
+    finish(runner)
+    shown = job.status()
+    assert (shown["state"], shown["runner_pid"]) == ("OPEN", 0)
+    assert [each["reason"] for each in shown["regions"]] == ["", "input from region 1"]
+    again = small.cli.start("job", "run", "--attach", str(job.state))
+    job.go()
+    outcome = finish(again)
+    assert outcome.code == 0, outcome.stderr
+    assert job.status()["progress"]["restarts"] == 0
+    assert (len(job.pids("first")), len(job.pids("second"))) == (2, 1)
+
+
+def test_a_detached_job_is_followed_and_cancelled(small: Small, tmp_path: Path) -> None:
+    job = Job(small.cli, tmp_path, WAIT)
+    begun = small.cli.json(*job.arguments, "--detach")
+    assert begun["runner_pid"] > 0
+    job.await_tasks("first", 2)
+    assert {each["running"] for each in job.status()["tasks"]} == {True}
+    outcome = small.cli("job", "run", "--stop", str(job.state))
+    assert outcome.code == 0, outcome.stderr
+    assert "CANCELLED" in outcome.text
+    shown = job.status()
+    assert (shown["state"], shown["slots"], shown["runner_pid"]) == ("CANCELLED", [], 0)
+    assert small.cli("job", "run", "--attach", str(job.state)).code == 9
+
+
+def test_ctrl_c_gives_everything_back(small: Small, tmp_path: Path) -> None:
+    job = Job(small.cli, tmp_path, WAIT)
+    runner = small.cli.start(*job.arguments)
+    job.await_tasks("first", 2)
+    runner.send_signal(signal.SIGINT)
+    assert finish(runner).code == 128 + signal.SIGINT
+    small.cli.settle()
+    assert job.status()["state"] == "CANCELLED"
+
+
+def test_a_task_that_fails_too_often_ends_the_job(small: Small, tmp_path: Path) -> None:
+    """The outcome has the last lines of the task's standard error."""
+    job = Job(small.cli, tmp_path, NOTE + "echo no space on device >&2; exit 3")
+    outcome = small.cli(*job.arguments)
+    assert outcome.code == 9
+    assert "of first failed" in outcome.text
+    assert "no space on device" in outcome.text
+    assert not job.pids("second")
+
+
+def test_missing_input_is_made_again(small: Small, tmp_path: Path) -> None:
+    """A task reports the edge; the region of the producer runs again, then that of the task."""
+    second = NOTE + (
+        "if [ ! -e $FOLDER/once ]; then "
+        "touch $FOLDER/once; echo 'input missing: first -> second' >&2; exit 1; fi"
+    )
+    job = Job(small.cli, tmp_path, NOTE, second)
+    outcome = small.cli(*job.arguments)
+    assert outcome.code == 0, outcome.stderr
+    assert (len(job.pids("first")), len(job.pids("second"))) == (4, 2)
+
+
+@pytest.mark.parametrize("mode", ["batch", "streaming"])
+@pytest.mark.parametrize("resources", [RESOURCES, USES_MANAGED], ids=["specified", "unknown"])
+def test_the_four_kinds_of_jobs_run(
+    small: Small, tmp_path: Path, mode: str, resources: str
+) -> None:
+    """Streaming and batch, with resources and without: each task finds operators and edges."""
+    script = (
+        "echo $FINEGRAIN_TASK > $FOLDER/OP.$FINEGRAIN_TASK_ID.task; "
+        "echo $FINEGRAIN_EDGES > $FOLDER/OP.$FINEGRAIN_TASK_ID.edges"
+    )
+    job = Job(small.cli, tmp_path, script, script, mode=mode, resources=resources)
+    outcome = small.cli(*job.arguments)
+    assert outcome.code == 0, outcome.stderr
+    first = [json.loads(each.read_text()) for each in tmp_path.glob("first.*.task")]
+    assert sorted(each["subtask_index"] for each in first) == [0, 1]
+    (edges,) = [json.loads(each.read_text()) for each in tmp_path.glob("second.*.edges")]
+    (second,) = [json.loads(each.read_text()) for each in tmp_path.glob("second.*.task")]
+    assert [each["edge"] for each in edges["inputs"]] == ["first -> second"]
+    producers = edges["inputs"][0]["tasks"]
+    assert [each["subtask"] for each in producers] == [0, 1]
+    assert {each["executor_id"] for each in producers} <= set(small.names)
+    assert all(each["host"] for each in producers)
+    peers = [(each["operator_id"], each["subtask_index"]) for each in second["peers"]]
+    assert peers == ([("first", 0), ("first", 1)] if mode == "streaming" else [])
+    if resources == RESOURCES:
+        quotas = {each["operators"][0]["quota_bytes"] for each in [*first, second]}
+        assert quotas == {32 * 1024 * 1024}
