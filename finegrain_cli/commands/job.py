@@ -95,7 +95,7 @@ def run(
     graph: Annotated[
         str,
         typer.Argument(
-            metavar="[GRAPH]",
+            metavar="GRAPH",
             help="Job file FILE.toml, or FILE.py:FUNCTION that returns a JobGraph.",
         ),
     ] = "",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,19 @@ NOTE = "echo $$ > $FOLDER/OP.$FINEGRAIN_TASK_ID; "
 
 WAIT = NOTE + "until [ -e $FOLDER/go ]; do sleep 0.05; done"
 """A task that waits until the test lets it go."""
+
+
+RUNNER = """
+import sys
+import finegrain_client as fg
+
+file, state, folder = sys.argv[1:]
+plan = fg.graph.parse_job_file(open(file).read(), file).compile()
+with fg.blocking.connect() as cluster:
+    spec = fg.GraphRunSpec(plan, env={"FOLDER": folder})
+    fg.blocking.GraphJob(cluster, spec, state_file=state, lease_s=1).run()
+"""
+"""A runner with the shortest lease."""
 
 
 class Job:
@@ -164,6 +179,30 @@ def test_another_runner_continues_after_kill_9(small: Small, tmp_path: Path) -> 
     assert outcome.code == 0, outcome.stderr
     assert job.status()["progress"]["restarts"] == 0
     assert (len(job.pids("first")), len(job.pids("second"))) == (2, 1)
+
+
+def test_a_runner_that_comes_after_the_lease_runs_the_region_again(
+    small: Small, tmp_path: Path
+) -> None:
+    """The cluster has taken the slots back. The next runner requests new ones in a new job."""
+    job = Job(small.cli, tmp_path, WAIT)
+    arguments = (str(job.file), str(job.state), str(tmp_path))
+    runner = subprocess.Popen(
+        [sys.executable, "-c", RUNNER, *arguments], env=small.cli.environment()
+    )
+    job.await_tasks("first", 2)
+    runner.kill()
+    runner.wait()
+    small.cli.settle()
+    again = small.cli.start("job", "run", "--attach", str(job.state))
+    job.await_tasks("first", 4)
+    job.go()
+    outcome = finish(again)
+    assert outcome.code == 0, outcome.stderr
+    assert [(each["attempt"], each["losses"]) for each in job.status()["regions"]] == [
+        (2, 1),
+        (1, 0),
+    ]
 
 
 def test_a_detached_job_is_followed_and_cancelled(small: Small, tmp_path: Path) -> None:

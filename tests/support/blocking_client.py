@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 
 from finegrain_client.batch.job import BatchJob
 from finegrain_client.cluster import Cluster, connect
+from finegrain_client.graph_run.graph_job import GraphJob
 from finegrain_client.internal import is_internal
 from finegrain_client.job.job import Job
 from finegrain_client.job.ranges import RequestRange
@@ -31,11 +32,13 @@ from tests.support.components import REPOSITORY
 
 HANDLES = "finegrain_client.blocking.generated"
 BATCH = "finegrain_client.blocking.generated_batch"
-"""A separate module: its import is slow, and most programs do not need it."""
+GRAPH_RUN = "finegrain_client.blocking.generated_graph_run"
+"""Separate modules: their import is slow, and most programs do not need them."""
 
 TWINS: dict[type, str] = {
     **dict.fromkeys((Task, Slot, Request, RequestRange, Job, Cluster), HANDLES),
     BatchJob: BATCH,
+    GraphJob: GRAPH_RUN,
 }
 PROTOCOLS = {Finished: Slot, Reusable: Request}
 

@@ -9,8 +9,8 @@
 A private event loop runs in a dedicated thread. Functions given as `output` are called on that
 thread: they must neither block nor call anything of this package.
 
-`python -m tests.support.blocking_client` generates `generated.py` and `generated_batch.py` from the
-asyncio classes.
+`python -m tests.support.blocking_client` generates `generated.py`, `generated_batch.py` and
+`generated_graph_run.py` from the asyncio classes.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -29,11 +29,13 @@ from finegrain_client.blocking.handle import Lost
 
 if TYPE_CHECKING:
     from finegrain_client.blocking.generated_batch import BatchJob
+    from finegrain_client.blocking.generated_graph_run import GraphJob
 
 __all__ = [
     "AsGranted",
     "BatchJob",
     "Cluster",
+    "GraphJob",
     "Job",
     "Lost",
     "Request",
@@ -46,9 +48,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the batch runner on first use; see `finegrain_client.__getattr__`."""
+    """Imports the runners on first use; see `finegrain_client.__getattr__`."""
     if name == "BatchJob":
         from finegrain_client.blocking.generated_batch import BatchJob
 
         return BatchJob
+    if name == "GraphJob":
+        from finegrain_client.blocking.generated_graph_run import GraphJob
+
+        return GraphJob
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

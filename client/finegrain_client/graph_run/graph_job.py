@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finegrain.errors import FailedPrecondition
+from finegrain_client.batch.job import LEASE_DEFAULT_S
 from finegrain_client.graph.plan import Plan
 from finegrain_client.graph_run.runner import Runner
 from finegrain_client.graph_run.spec import GraphRunSpec
 from finegrain_client.graph_run.state_file import GraphStateFile
 from finegrain_client.graph_run.status import default_state_file
 from finegrain_client.graph_run.values import GraphOutcome, GraphProgress
-from finegrain_client.job.job import LEASE_DEFAULT_S
 
 if TYPE_CHECKING:
     from finegrain_client.cluster import Cluster
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 class GraphJob:
     """A job that runs a plan on a cluster.
+
+    Attributes:
+        state_file: the file with the state of the job, readable only by its owner, on a local disk.
 
     Args:
         cluster: the cluster.
@@ -35,6 +38,8 @@ class GraphJob:
     Raises:
         GraphError: the plan cannot run, for example because an operator has no program.
     """
+
+    state_file: Path
 
     def __init__(
         self,
@@ -59,8 +64,8 @@ class GraphJob:
     async def run(self, on_progress: Callable[[GraphProgress], None] | None = None) -> GraphOutcome:
         """Works on the job until it has ended. At the end, all slots are given back.
 
-        Cancelling this cancels the job, and then raises. If it fails, it leaves slots and tasks as
-        they are, for the next runner.
+        Cancelling this cancels the job, and then raises. If it fails, slots and tasks stay as they
+        are, for the next runner.
 
         Args:
             on_progress: called after every change; it must not block.

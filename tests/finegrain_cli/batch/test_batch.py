@@ -134,7 +134,7 @@ def test_twice_means_at_once(
 ) -> None:
     runners.outcomes, runners.signals = {0: True}, (signal.SIGINT, signal.SIGINT)
     codes: list[int] = []
-    monkeypatch.setattr("finegrain_cli.batch.running.os._exit", codes.append)
+    monkeypatch.setattr("finegrain_cli.two_signals.os._exit", codes.append)
     done = finegrain("batch", "--threads", "3", "--name", "load", "--", "true")
 
     assert codes == [130]

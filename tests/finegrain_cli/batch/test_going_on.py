@@ -75,7 +75,9 @@ def test_a_runner_in_the_background_knows_no_modules_of_whoever_is_here(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FINEGRAIN_MANAGER", "127.0.0.1:1")
     log = tmp_path / "log"
-    assert detached._start(tmp_path / "nothing", log).wait(PATIENCE_S) == 3
+    assert (
+        detached._start(["batch", "--runner", str(tmp_path / "nothing")], log).wait(PATIENCE_S) == 3
+    )
     assert "there is no state file" in log.read_text()
 
 

@@ -53,13 +53,17 @@ class RegionStatus:
             case RegionState.WAITING if self.waits_for_request_of:
                 return f"a slot that region {self.waits_for_request_of[0]} has requested"
             case RegionState.REQUESTING:
-                return f"{self.slots_missing} slot{'s' if self.slots_missing > 1 else ''}"
+                return _counted(self.slots_missing, "slot")
             case RegionState.CANCELLING:
-                return f"the end of {self.tasks_running} tasks"
+                return f"the end of {_counted(self.tasks_running, 'task')}"
             case RegionState.DELAYED:
                 return "the delay before its restart"
             case _:
                 return ""
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def region_statuses(schedule: Schedule) -> list[RegionStatus]:

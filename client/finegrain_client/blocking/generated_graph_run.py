@@ -1,0 +1,76 @@
+"""Written by `python -m tests.support.blocking_client`; do not edit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+
+from finegrain_client.blocking.generated import Cluster
+from finegrain_client.blocking.handle import Handle
+from finegrain_client.graph.plan import Plan
+from finegrain_client.graph_run.graph_job import GraphJob as AsyncGraphJob
+from finegrain_client.graph_run.spec import GraphRunSpec
+from finegrain_client.graph_run.values import GraphOutcome, GraphProgress
+
+
+class GraphJob(Handle[AsyncGraphJob]):
+    """A job that runs a plan on a cluster.
+
+    Attributes:
+        state_file: the file with the state of the job, readable only by its owner, on a local disk.
+
+    Args:
+        cluster: the cluster.
+        spec: what to run: a plan, or a plan with its environment. None: continue the job of
+            `state_file`.
+        state_file: path of the state file; None: a new one in the default folder.
+        lease_s: lease of the job in seconds. If no runner works on the job for this long, the
+            cluster takes its slots back, and the next runner runs the lost regions again.
+
+    Raises:
+        GraphError: the plan cannot run, for example because an operator has no program.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        spec: GraphRunSpec | Plan | None = None,
+        *,
+        state_file: str | PathLike[str] | None = None,
+        lease_s: float = 300.0,
+    ) -> None:
+        super().__init__(
+            cluster.loop, AsyncGraphJob(cluster.inner, spec, state_file=state_file, lease_s=lease_s)
+        )
+
+    @property
+    def state_file(self) -> Path:
+        return self.inner.state_file
+
+    def run(self, on_progress: Callable[[GraphProgress], None] | None = None) -> GraphOutcome:
+        """Works on the job until it has ended. At the end, all slots are given back.
+
+        Interrupting this cancels the job, and then raises. If it fails, slots and tasks stay as they
+        are, for the next runner.
+
+        Args:
+            on_progress: called after every change; it must not block.
+
+        Returns:
+            How the job ended; if it had ended before, how that was.
+
+        Raises:
+            AlreadyExists: another runner works on it (STORE_IN_USE), or the state file exists.
+            NotFound, ConfigurationError: see `read_job_status`.
+            JobEnded: the job was ended from outside; another runner can continue it.
+            FinegrainError: the resource manager refused a call, or a disk failed.
+        """
+        return self.loop.run(self.inner.run(on_progress))
+
+    def cancel(self) -> None:
+        """Cancels the job: `run` returns when its tasks have ended and its slots are released.
+
+        Before `run`, this makes `run` cancel the job at once.
+        """
+        self.loop.call(self.inner.cancel)
