@@ -229,6 +229,16 @@ def test_ctrl_c_gives_everything_back(small: Small, tmp_path: Path) -> None:
     assert job.status()["state"] == "CANCELLED"
 
 
+def test_a_job_that_an_operator_ends_is_cancelled(small: Small, tmp_path: Path) -> None:
+    job = Job(small.cli, tmp_path, WAIT)
+    runner = small.cli.start(*job.arguments)
+    job.await_tasks("first", 2)
+    outcome = small.cli("terminate", job.status()["job_id"], "--yes")
+    assert outcome.code == 0, outcome.stderr
+    assert finish(runner).code == 9
+    assert job.status()["state"] == "CANCELLED"
+
+
 def test_a_task_that_fails_too_often_ends_the_job(small: Small, tmp_path: Path) -> None:
     """The outcome has the last lines of the task's standard error."""
     job = Job(small.cli, tmp_path, NOTE + "echo no space on device >&2; exit 3")

@@ -51,8 +51,8 @@ class GraphJob(Handle[AsyncGraphJob]):
     def run(self, on_progress: Callable[[GraphProgress], None] | None = None) -> GraphOutcome:
         """Works on the job until it has ended. At the end, all slots are given back.
 
-        Interrupting this cancels the job, and then raises. If it fails, slots and tasks stay as they
-        are, for the next runner.
+        Interrupting this cancels the job, and then raises. If it fails, slots and tasks are left to
+        the next runner.
 
         Args:
             on_progress: called after every change; it must not block.
@@ -63,7 +63,6 @@ class GraphJob(Handle[AsyncGraphJob]):
         Raises:
             AlreadyExists: another runner works on it (STORE_IN_USE), or the state file exists.
             NotFound, ConfigurationError: see `read_job_status`.
-            JobEnded: the job was ended from outside; another runner can continue it.
             FinegrainError: the resource manager refused a call, or a disk failed.
         """
         return self.loop.run(self.inner.run(on_progress))

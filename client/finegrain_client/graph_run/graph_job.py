@@ -64,8 +64,8 @@ class GraphJob:
     async def run(self, on_progress: Callable[[GraphProgress], None] | None = None) -> GraphOutcome:
         """Works on the job until it has ended. At the end, all slots are given back.
 
-        Cancelling this cancels the job, and then raises. If it fails, slots and tasks stay as they
-        are, for the next runner.
+        Cancelling this cancels the job, and then raises. If it fails, slots and tasks are left to
+        the next runner.
 
         Args:
             on_progress: called after every change; it must not block.
@@ -76,7 +76,6 @@ class GraphJob:
         Raises:
             AlreadyExists: another runner works on it (STORE_IN_USE), or the state file exists.
             NotFound, ConfigurationError: see `read_job_status`.
-            JobEnded: the job was ended from outside; another runner can continue it.
             FinegrainError: the resource manager refused a call, or a disk failed.
         """
         if self._running is not None and not self._running.done():

@@ -81,12 +81,14 @@ class Runner:
         self._inbox: asyncio.Queue[Event | FinegrainError] = asyncio.Queue()
         self._background: set[asyncio.Task[None]] = set()
         self._tasks: dict[TaskId, Task] = {}
+        self._cancel_ordered = False
         self._to_cancel: set[TaskId] = set()
         self._addresses: dict[str, str] = {}
         self._state = JobState(file.spec.plan)
 
     def cancel(self) -> None:
         """Ends the job: `run` returns when everything is given back."""
+        self._cancel_ordered = True
         self._inbox.put_nowait(CancelOrdered())
 
     async def run(self) -> GraphOutcome:
@@ -99,45 +101,43 @@ class Runner:
             events = await self._on_disk(self._file.events)
             self._addresses = await self._on_disk(self._file.addresses)
             self._state = JobState(self._file.spec.plan, events)
-            if self._state.ended is None:
-                await self._work(is_new=not events)
+            while self._state.ended is None:
+                try:
+                    await self._work()
+                except JobGone as error:
+                    await self._job_gone(error)
             return await self._conclude()
         finally:
-            for each in self._background:
-                each.cancel()
-            await asyncio.gather(*self._background, return_exceptions=True)
+            await self._stop_background()
             self._disk.shutdown()
 
-    async def _work(self, *, is_new: bool) -> None:
+    async def _work(self) -> None:
+        """Works with one registration of the job, until the schedule or the registration ends."""
         async with AsyncExitStack() as stack:
-            job, ended = await self._attach_or_register(stack)
-            number = int(await self._on_disk(partial(self._file.meta, "job_number")))
+            job = await self._attach_or_register(stack)
+            number = await self._on_disk(partial(self._file.meta, "job_number"))
             self._slots = JobSlots(job, f"{self._file.run_id}-{number}", self._inbox.put_nowait)
             self._job = job
             self._start(self._listen(job))
-            if is_new:
-                await self._take([JobStarted()])
+            if await self._on_disk(self._file.events):
+                await self._continue()
             else:
-                await self._continue(ended)
+                await self._take([JobStarted()])
             while self._state.ended is None:
                 events = [await self._inbox.get()]
                 while not self._inbox.empty():
                     events.append(self._inbox.get_nowait())
                 await self._take(events)
 
-    async def _attach_or_register(self, stack: AsyncExitStack) -> tuple[Job, JobGone | None]:
-        """Returns the job of the last runner; if that has ended, a new one, and why it ended."""
-        job_id, secret, number = [
+    async def _attach_or_register(self, stack: AsyncExitStack) -> Job:
+        """Returns the job of the last runner; if there is none, a new one."""
+        job_id, secret, number, ended = [
             await self._on_disk(partial(self._file.meta, key))
-            for key in ("job_id", "job_secret", "job_number")
+            for key in ("job_id", "job_secret", "job_number", "ended_job_id")
         ]
-        ended = None
-        if job_id:
+        if job_id != ended:
             job = self._cluster.attach_job(job_id, secret, lease_s=self._lease_s)
-            try:
-                return await stack.enter_async_context(job), None
-            except JobGone as error:
-                ended = error
+            return await stack.enter_async_context(job)
         spec = self._file.spec
 
         async def register() -> Job:
@@ -152,9 +152,25 @@ class Runner:
             "job_number": str(int(number or "0") + 1),
         }
         await self._on_disk(partial(self._file.set_meta, values))
-        return job, ended
+        return job
 
-    async def _continue(self, ended: JobGone | None) -> None:
+    async def _job_gone(self, error: JobGone) -> None:
+        """Records that the job has ended with all its slots; `run` then registers another one."""
+        await self._stop_background()
+        self._inbox = asyncio.Queue()
+        self._tasks.clear()
+        lost: list[Event] = [SlotLost(each) for each in sorted(self._state.granted_slots())]
+        by_operator = error.details.get("end_reason") in (Reason.TERMINATED, Reason.ENDED)
+        if by_operator or self._cancel_ordered:
+            lost.append(CancelOrdered())
+        await self._on_disk(partial(self._file.append, lost, {}))
+        for event in lost:
+            # There is nothing to release, and what is requested now is requested in the next job.
+            self._state.step(event)
+        job_id = await self._on_disk(partial(self._file.meta, "job_id"))
+        await self._on_disk(partial(self._file.set_meta, {"ended_job_id": job_id}))
+
+    async def _continue(self) -> None:
         """Carries out what the last runner left, and reports what was lost meanwhile."""
         granted = self._state.granted_slots()
         found = await self._slots.adopt(granted, self._state.requested_slots())
@@ -167,14 +183,12 @@ class Runner:
                     pass
                 case _:
                     self._carry_out(effect)
-        lost: list[Event] = [SlotLost(each) for each in sorted(granted - found)]
-        if ended is not None and ended.details.get("end_reason") in (
-            Reason.TERMINATED,
-            Reason.ENDED,
-        ):
-            lost.append(CancelOrdered())
-        if lost:
-            await self._take(lost)
+        await self._take([SlotLost(each) for each in sorted(granted - found)])
+
+    async def _stop_background(self) -> None:
+        for each in self._background:
+            each.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     async def _take(self, messages: Sequence[Event | FinegrainError]) -> None:
         events: list[Event] = []
@@ -304,12 +318,8 @@ class Runner:
                 await self._on_disk(partial(self._file.meta, key))
                 for key in ("job_id", "job_secret")
             ]
-            job = self._cluster.attach_job(job_id, secret)
-            try:
-                async with asyncio.timeout(ENDING_S):
-                    await retry_until_answered(job.end, "ending the job")
-            except (FinegrainError, TimeoutError):
-                pass  # its lease ends it
+            if job_id:  # a job that has ended may be ended again
+                await self._end_job(self._cluster.attach_job(job_id, secret))
             stored = repr(time.time())
             await self._on_disk(partial(self._file.set_meta, {"end_time": stored}))
         if self._on_progress is not None:
@@ -321,6 +331,13 @@ class Runner:
             elapsed_s=float(stored) - self._file.create_time,
             restarts=self._state.restarts,
         )
+
+    async def _end_job(self, job: Job) -> None:
+        try:
+            async with asyncio.timeout(ENDING_S):
+                await retry_until_answered(job.end, "ending the job")
+        except (FinegrainError, TimeoutError):
+            pass  # its lease ends it
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)

@@ -87,7 +87,7 @@ def answers(state: JobState) -> list[Event]:
 @given(data=st.data())
 def test_what_is_outstanding_leads_every_history_to_its_end(data: st.DataObject) -> None:
     """A runner that knows only the stored events, and repeats what is outstanding, never waits for
-    something that nobody does; and it has the same state as the one before it."""
+    something that no process does; and it has the same state as the one before it."""
     plan = two_regions().compile()
     events: list[Event] = [JobStarted()]
     state = JobState(plan, events)
