@@ -288,3 +288,15 @@ def test_the_four_kinds_of_jobs_run(
     if resources == RESOURCES:
         quotas = {each["operators"][0]["quota_bytes"] for each in [*first, second]}
         assert quotas == {32 * 1024 * 1024}
+
+
+def test_the_streaming_example_counts_clicks(small: Small, tmp_path: Path) -> None:
+    """Two groups, specified resources: all tasks run at the same time and exchange clicks."""
+    example = REPOSITORY / "examples" / "clicks"
+    options = ("--cwd", str(example), "--env", f"FOLDER={tmp_path}", "--env", "CLICKS=700")
+    state = ("--state", str(tmp_path / "state"))
+    outcome = small.cli("job", "run", str(example / "job.toml"), *options, *state)
+    assert outcome.code == 0, outcome.text
+    found = json.loads((tmp_path / "pages.json").read_text())
+    assert found["windows"] == 2 * 700 // 100
+    assert found["pages"] == {f"/page-{number}": 200 for number in range(7)}
