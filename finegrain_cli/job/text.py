@@ -48,12 +48,16 @@ def progress_text(progress: GraphProgress) -> str:
     if progress.tasks_running:
         parts.append(f"{progress.tasks_running} running")
     if progress.slots:
-        parts.append(f"{progress.slots} slots")
+        parts.append(_counted(progress.slots, "slot"))
     if progress.restarts:
-        parts.append(f"{progress.restarts} restarts")
+        parts.append(_counted(progress.restarts, "restart"))
     if progress.message:
         parts.append(progress.message)
     return ", ".join(parts)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def job_dict(job: GraphJobStatus) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.driving import Cli, Small, eventually, finish
+from tests.e2e.driving import Cli, Daemons, Small, eventually, finish, unique
 from tests.support.components import REPOSITORY
 
 pytestmark = pytest.mark.slow
@@ -227,6 +227,30 @@ def test_ctrl_c_gives_everything_back(small: Small, tmp_path: Path) -> None:
     assert finish(runner).code == 128 + signal.SIGINT
     small.cli.settle()
     assert job.status()["state"] == "CANCELLED"
+
+
+def test_a_region_runs_again_elsewhere_when_its_host_is_lost(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    daemons.manager.start()
+    daemons.manager.endpoint()
+    executors = {name: daemons.executor(name) for name in (unique("e2e-job"), unique("e2e-job"))}
+    for each in executors.values():
+        each.start()
+    daemons.await_executors(*executors)
+    job = Job(daemons.cli, tmp_path, WAIT)
+    runner = daemons.cli.start(*job.arguments)
+    job.await_tasks("first", 2)
+    lost = job.status()["tasks"][0]["executor_id"]
+    executors[lost].kill()
+    job.await_tasks("first", 3)
+    job.go()
+    outcome = finish(runner)
+    assert outcome.code == 0, outcome.stderr
+    shown = job.status()
+    assert [each["losses"] for each in shown["regions"]] == [1, 0]
+    assert shown["regions"][0]["message"] == f"host {lost} was lost"
+    assert lost not in {each["executor_id"] for each in shown["tasks"]}
 
 
 def test_a_job_that_an_operator_ends_is_cancelled(small: Small, tmp_path: Path) -> None:
