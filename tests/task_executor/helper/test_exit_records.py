@@ -94,7 +94,7 @@ class QuickShim(EndedShim):
 
 def test_a_task_that_ends_before_it_is_watched_has_started_all_the_same(tmp_path: Path) -> None:
     shim = QuickShim(tmp_path)
-    shim.spec["timeout_ms"] = None
+    shim.spec |= {"timeout_ms": None, "memory_limit_bytes": None}
     reader, shim.report_fd = os.pipe()
     record = os.open(tmp_path / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
     for _step in shim._run_task(record):

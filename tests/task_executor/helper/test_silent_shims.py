@@ -43,7 +43,8 @@ class Helper(Tasks):
             self.loop.running = False
 
         self.loop.later(PATIENCE_S, lambda: done(None, None))
-        self.loop.run(self.start(ARGS | {"uid": None, "gid": None}, lambda: {"cpus": ""}), done)
+        args = ARGS | {"uid": None, "gid": None, "memory_limit_bytes": None}
+        self.loop.run(self.start(args, lambda: {"cpus": "", "memory_bytes": 1 << 26}), done)
         self.loop.serve()
         assert isinstance(errors[0], Fault)
         return errors[0]
