@@ -1,7 +1,8 @@
-"""Leadership as callers see it: what a resource manager answers, and does, while another one leads.
+"""Who leads, and what a standby does and answers.
 
-A standby tries to take leadership every `POLL_S` seconds. It waits while another process leads and,
-once it has seen a leader, also while the database is away. Every other error ends the wait.
+A standby tries to take leadership every `POLL_S` seconds (`AWAY_PAUSE_S` while the database is
+away). It waits while another process leads and, once it has seen a leader, also while the database
+is away. Every other error ends the wait.
 """
 
 from __future__ import annotations

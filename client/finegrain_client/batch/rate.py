@@ -64,8 +64,9 @@ class Rate:
         """Estimates when all threads will be done; None if no thread is done or none runs.
 
         The work left, at the mean duration of the finished threads, is divided by the number of
-        slots. A running thread takes at least another tenth of the mean. Example: mean 10 s, 4
-        threads to run, 2 running for 6 s and 12 s: (4 * 10 + 4 + 1) / 2 = 22.5 s.
+        running threads. A running thread takes at least another tenth of the mean, and the result
+        is at least the longest time that a running thread has left. Example: mean 10 s, 4 threads
+        to run, 2 running for 6 s and 12 s: (4 * 10 + 4 + 1) / 2 = 22.5 s.
 
         Args:
             now: the current time.
@@ -79,7 +80,7 @@ class Rate:
         # A thread that is already late gives no information about when it ends.
         left_of = [max(mean_s - each, mean_s * 0.1) for each in running_s]
         work_s = to_run * mean_s + sum(left_of)
-        # However many slots there are, the longest running thread must still end.
+        # The thread with the most time left must still end, however many slots there are.
         remaining_s = max(work_s / at_once, max(left_of, default=0.0))
         basis = (
             f"the {len(self._sorted)} done so far took {mean_s:.3g} s on average (95 % of them at "

@@ -147,7 +147,7 @@ def _ranked(resources: list[_Resource], remoteness: Callable[[int], int]) -> lis
 
 
 def _is_preferred(resources: list[_Resource], mask: int | None) -> bool:
-    """Returns True if any resource prefers exactly this mask, not only any nodes."""
+    """Returns True if a resource prefers this mask by name, or if the mask is None."""
     if mask is None:
         return True
     options = (resource.masks.get(mask) for resource in resources)

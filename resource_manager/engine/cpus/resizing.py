@@ -77,8 +77,8 @@ def fits_alone(
 
 
 def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
-    """Returns what must be booked while it is unknown which of the two assignments is in force: the
-    larger one of each part.
+    """Returns what must be booked while either assignment may be in force: the union of cpus and
+    memory nodes, and on each node the larger amount.
     """
     apart = (NodeShare(share.node, share.amounts) for share in (*before.numa, *after.numa))
     most: dict[int, dict[str, int]] = {}

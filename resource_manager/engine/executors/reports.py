@@ -13,8 +13,8 @@ The rules:
    removes a slot that was placed after the report was sent.
 4. A missing slot that was being freed is deleted. Any other missing slot is lost, and its job
    master gets an event.
-5. A slot in the report is unowned if this resource manager does not know it, or knows only an older
-   generation of it. The answer to each report tells the executor to free unowned slots, until a
+5. A slot in the report is unowned if this host's ledger has no slot with its id and generation. The
+   answer to each report tells the executor to free unowned slots, until a
    report lacks them. (A report that comes with a command's answer gets no answer of its own.)
 6. A slot whose request is queued again, because the executor was lost, is reclaimed if the executor
    returns with it before the request is placed again.

@@ -110,7 +110,7 @@ def explain(
         hosts = [known_host(state.hosts, executor_id)]
     hosts = list(hosts)
     view = request_view(state, request)
-    # A request that is not queued needs no comparison with hosts.
+    # A request that is not queued has no survey.
     if request.state is not RequestState.PENDING:
         slot = state.slots.of(request)
         resizes = explain_resizes(state, slot) if slot is not None else []

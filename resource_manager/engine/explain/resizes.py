@@ -96,7 +96,7 @@ def _waiting(
         beyond = [name for name in growth_needed if need[name] > total.get(name, 0)]
         lacks = ", ".join(amount_text(name, need[name], total.get(name, 0)) for name in beyond)
         return f"{host.host_id} has become too small for it, even when empty ({lacks})"
-    # AVAILABLE is checked first, because an unavailable host also fails the check of amounts.
+    # Before AMOUNTS, because an unavailable host also fails the check of amounts.
     if any(each.constraint is AVAILABLE for each in obstacles.values()):
         return f"nothing grows on {host.host_id} now{_absence(host)}"
     if any(each.constraint is AMOUNTS for each in obstacles.values()):

@@ -1,7 +1,7 @@
 """Compares a request with all hosts: how far each host is from fitting, and the sums of all hosts.
 
 A survey takes a few microseconds per host. Costly constraints are checked only on hosts that meet
-all other constraints, and on at most `COSTLY_CHECKS_MAX` of them.
+all other constraints, or fail on labels alone, and on at most `COSTLY_CHECKS_MAX` of them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Survey:
         return self.fit.verdict(self.view(host_id))
 
     def nearest(self, most: int) -> list[Verdict]:
-        """Returns the hosts that are nearest to serving the request, nearest first."""
+        """Returns the verdicts of the hosts that come nearest to fitting, nearest first."""
         return [self.verdict(host_id) for _, _, host_id in heapq.nsmallest(most, self.distances)]
 
     def is_for_others(self, host_id: str) -> bool:

@@ -83,7 +83,9 @@ class Timers:
             yield each
 
     def next_due_ms(self) -> int | None:
-        """Returns when the next timer may fire; None if no timer is armed."""
+        """Returns when the next timer may fire, outdated entries included; None if the queue is
+        empty.
+        """
         return self._heap[0][0] if self._heap else None
 
 
