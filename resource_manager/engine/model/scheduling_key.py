@@ -59,7 +59,6 @@ class Needs(NamedTuple):
     Attributes:
         pooled: the columns for a host with one memory pool.
         separate: the columns for a host with a pool for each memory part.
-        kinds: the different ones of these two: one item if they are the same, else two.
         amounts: the columns of both that are amounts. They can be compared with sums over hosts,
             and with executors that have not started yet.
         preferred: for each preferred policy, the columns that a host needs to meet it; empty if the
@@ -69,10 +68,14 @@ class Needs(NamedTuple):
 
     pooled: dict[str, int]
     separate: dict[str, int]
-    kinds: list[dict[str, int]]
     amounts: tuple[dict[str, int], dict[str, int]]
     preferred: tuple[tuple[tuple[str, int], ...], ...]
     never_met: int
+
+    @property
+    def kinds(self) -> list[dict[str, int]]:
+        """The different needs by kind of memory pools: one item if they are the same, else two."""
+        return [self.pooled] if self.pooled == self.separate else [self.pooled, self.separate]
 
 
 CpuKey = tuple[CpuPolicy, int]

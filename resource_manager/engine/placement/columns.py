@@ -78,12 +78,9 @@ def needs_of(scheduling_class: SchedulingClass) -> Needs:
 
 def needs_for(request: ResourceRequest) -> Needs:
     """Returns what a host must have for a request."""
-    pooled = _needs(_WITH_COLUMNS, request, separate_pools=False)
-    separate = _needs(_WITH_COLUMNS, request, separate_pools=True)
     return Needs(
-        pooled,
-        separate,
-        [pooled] if pooled == separate else [pooled, separate],
+        _needs(_WITH_COLUMNS, request, separate_pools=False),
+        _needs(_WITH_COLUMNS, request, separate_pools=True),
         (
             _needs(_COUNTED, request, separate_pools=False),
             _needs(_COUNTED, request, separate_pools=True),

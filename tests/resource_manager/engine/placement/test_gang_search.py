@@ -426,3 +426,21 @@ def test_large_values_of_a_label_are_searched_like_the_whole() -> None:
     )
     assert found is not None
     assert seek(cluster.state.hosts, where, [MemberRequest(SMALL, (), 1281)]) is None
+
+
+def test_members_of_one_executor_are_tried_only_where_their_sum_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = EngineCluster.settled(*(host(f"host-{n:02}", 3_000) for n in range(20)))
+    cluster.host("large", 8_000)
+    tried: list[str] = []
+    fill = GangSearch._fill_host
+
+    def noting(search: GangSearch, host_id: str, order: Any) -> Any:
+        tried.append(host_id)
+        return fill(search, host_id, order)
+
+    monkeypatch.setattr(GangSearch, "_fill_host", noting)
+    cluster.submit_gang("gang", [2_000, 2_000, 2_000], SAME_EXECUTOR)
+    assert cluster.is_granted("gang-0")
+    assert set(tried) == {"large"}
