@@ -180,7 +180,7 @@ class Cluster:
         return spent
 
     def ask(self, count: int, cpu_milli: int, policy: CpuPolicy, mib: int = 64) -> tuple[Any, ...]:
-        """Submits equal requests."""
+        """Returns `count` equal requests."""
         profile = ResourceProfile(cpu_milli, mib * MIB)
         specs = []
         for _ in range(count):
