@@ -6,10 +6,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import QosClass
 from finegrain.errors import Reason
-from finegrain.resources import ResourceProfile, fits, larger_of, total_of
+from finegrain.resources import (
+    ResourceProfile,
+    fits,
+    larger_of,
+    subtract,
+    total_of,
+    total_of_devices,
+)
 from finegrain.values.states import RequestState, SlotState
+from resource_manager.engine.devices.layout import layout_of
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import Slot
@@ -151,10 +160,25 @@ def _booked(host: Host) -> Iterator[str]:
 def _larger(host: Host, slot: Slot) -> dict[str, int]:
     best_effort = slot.assignment is not None and slot.assignment.qos is QosClass.BE
     now = host.booking_of(slot.profile, best_effort=best_effort)
+    now = _on_present_devices(host, now, slot.assignment)
     if slot.ordered is None:
         return now
     then = host.booking_of(slot.ordered.profile, best_effort=best_effort)
+    then = _on_present_devices(host, then, slot.ordered.assignment or slot.assignment)
     return {name: max(now.get(name, 0), then.get(name, 0)) for name in now.keys() | then.keys()}
+
+
+def _on_present_devices(
+    host: Host, booked: dict[str, int], assignment: CpuAssignment | None
+) -> dict[str, int]:
+    """Returns a booking without the shares of devices that the host does not announce now.
+
+    The host's total lacks these devices as well. Their shares count again when they return.
+    """
+    announced = {each.uuid for each in layout_of(host.executor.registration.topology).host.devices}
+    shares = assignment.devices if assignment is not None else ()
+    absent = total_of_devices(each for each in shares if each.uuid not in announced)
+    return subtract(booked, {name: absent[name] for name in absent.keys() & booked.keys()})
 
 
 def _numbered(slot: Slot) -> Iterator[str]:
