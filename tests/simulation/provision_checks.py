@@ -204,6 +204,9 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
         if any(wish.best_effort and wish.profile is None for wish, _ in content):
             # default slots are planned by the cpu of ordinary slots, not of best-effort ones
             continue
+        if host.unowned:
+            # After a restore, slots that the backup does not know still take the capacity.
+            continue
         for wish, count in content:
             if host.needs_topology(wish):
                 continue  # planned by amounts alone: its cpu topology was unknown until now

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import QosClass
+from finegrain.devices.device import DeviceShare
 from finegrain.errors import Reason
 from finegrain.resources import (
     ResourceProfile,
@@ -177,8 +178,13 @@ def _on_present_devices(
     """
     announced = {each.uuid for each in layout_of(host.executor.registration.topology).host.devices}
     shares = assignment.devices if assignment is not None else ()
-    absent = total_of_devices(each for each in shares if each.uuid not in announced)
-    return subtract(booked, {name: absent[name] for name in absent.keys() & booked.keys()})
+    return _without(booked, (each for each in shares if each.uuid not in announced))
+
+
+def _without(booked: dict[str, int], shares: Iterable[DeviceShare]) -> dict[str, int]:
+    """Returns a booking without these shares. It has only one of a share's two memory amounts."""
+    less = total_of_devices(shares)
+    return subtract(booked, {name: less[name] for name in less.keys() & booked.keys()})
 
 
 def _numbered(slot: Slot) -> Iterator[str]:
@@ -207,9 +213,15 @@ def _growth(host: Host, slot: Slot) -> dict[str, int]:
 
 
 def in_use(executor: SlotHost, key: SlotKey) -> dict[str, int]:
-    """Returns what a slot uses on its host, or will use once its size is enforced."""
-    slot, real = executor.table.get(key), executor.table.booking_of(executor.on_host[key])
-    return real if slot is None else larger_of(real, executor.table.booked_by(slot))
+    """Returns what a slot uses on its host, or will use once its size is enforced.
+
+    Shares of devices that are absent do not count. `DeviceChecks` compares each device by itself.
+    """
+    slot, spec = executor.table.get(key), executor.on_host[key]
+    real = executor.table.booking_of(spec)
+    used = real if slot is None else larger_of(real, executor.table.booked_by(slot))
+    shares = spec.assignment.devices if spec.assignment is not None else ()
+    return _without(used, (each for each in shares if each.uuid in executor.absent))
 
 
 def enforced_beyond_books(executor: SlotHost) -> Iterator[str]:
