@@ -195,7 +195,7 @@ def run(layout: CpuLayout, state: str, options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--repeat", type=int, default=20, help="calls per figure")
-    parser.add_argument("--seed", type=int, default=1, help="of what is held at random")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random allocations")
     parser.add_argument("--by-need", action="store_true", help="medians for each need too")
     options = parser.parse_args()
     gc.disable()

@@ -57,14 +57,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--threads", default="10,60,120", help="mean durations, in seconds")
     parser.add_argument("--lookahead", default="0,15,30,60,120", help="in seconds")
-    parser.add_argument("--alike", action="store_true", help="all threads take the same time")
+    parser.add_argument("--alike", action="store_true", help="all threads have the same duration")
     args = parser.parse_args()
     rows = [
         row(int(thread_s), int(lookahead_s), alike=args.alike)
         for thread_s in args.threads.split(",")
         for lookahead_s in args.lookahead.split(",")
     ]
-    headings = ["threads take", "lookahead", "MED1 comes", "DEFAULT2 comes", "DEFAULT2 is done"]
+    headings = ["thread duration", "lookahead", "MED1 begins", "DEFAULT2 begins", "DEFAULT2 ends"]
     print(table_text([*headings, "largest error later"], rows))
 
 

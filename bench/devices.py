@@ -129,14 +129,14 @@ def run(hosts: int, gpus: int) -> None:
     members = tuple(spec(f"g{at}", 100 * gpus, gang="gang") for at in range(80 // gpus))
     gang = GangSpec("gang", GangPlacement.SAME_LABEL, "rack")
     ms = bench.apply(RequestsSubmitted(AT, "job", members, gangs=(gang,)))
-    print(f"  a gang with 80 GPUs in one rack is found not to fit{ms:>6.1f} ms")
+    print(f"  refusal of a gang with 80 GPUs in one rack{ms:>6.1f} ms")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.devices")
     parser.add_argument("--hosts", type=int, default=500)
     parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--profile", action="store_true", help="where the time goes")
+    parser.add_argument("--profile", action="store_true", help="print a profile")
     options = parser.parse_args()
     profile = cProfile.Profile()
     if options.profile:

@@ -291,12 +291,12 @@ def run_expanded(bench: Bench) -> None:
         for event in events:
             step(bench.state, event)
     taken_in = time.process_time() - started
-    show("take in all jobs and requests", taken_in)
+    show("add all jobs and requests", taken_in)
     seconds, effects = timed()
     used = sum(bool(host.slots) for host in bench.state.hosts.values())
     show("place everything and write the commands", seconds)
     show("expanded: both", taken_in + seconds, f"hosts used {used}")
-    show("take in all answers", bench.settle(effects))
+    show("process all answers", bench.settle(effects))
     run_arrivals(bench)
 
     reports: list[Event] = [

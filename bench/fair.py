@@ -161,7 +161,7 @@ def run_many(options: argparse.Namespace, shapes: int) -> None:
         f"{options.groups} groups x {options.jobs} jobs x {options.requests} requests"
         f" ({waiting:,}), {options.hosts} hosts, {shapes} shapes, by {options.order}"
     )
-    show("take in", seconds, f"{per_job:.0f} us per job")
+    show("add all requests", seconds, f"{per_job:.0f} us per job")
     bench.choosing.clear()
     effects = bench.decide()
     slots = len(bench.state.slots)
@@ -209,7 +209,7 @@ def run_steady(bench: FairBench, options: argparse.Namespace) -> None:
 
 def run_side_by_side(options: argparse.Namespace) -> None:
     """Places the same number of requests from a growing number of jobs."""
-    print(f"{options.alone:,} requests of one job, and of several side by side")
+    print(f"{options.alone:,} requests of one job, and of several jobs")
     alone = 0.0
     for order in ("arrival", "fair"):
         for jobs in (1, 2, 10):
@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--decisions", type=int, default=2_000)
     parser.add_argument("--order", choices=("fair", "arrival"), default="fair")
     parser.add_argument("--shapes", type=int, action="append")
-    parser.add_argument("--alone", type=int, default=100_000, help="0: not side by side")
+    parser.add_argument("--alone", type=int, default=100_000, help="0: leave this part out")
     parser.add_argument("--profile", action="store_true", help="where the time of a choice goes")
     options = parser.parse_args()
     gc.disable()

@@ -126,20 +126,20 @@ def run_waiting(bench: GangBench, waiting: int, *, alike: bool) -> None:
     seconds, effects = bench.timed(*events)
     bench.settle(effects)
     here = len(bench.state.gangs.waiting)
-    show(f"{waiting} gangs {what} come, and do not fit", seconds, f"{here} wait")
+    show(f"{waiting} gangs {what} arrive that do not fit", seconds, f"{here} wait")
     hosts = sorted(bench.state.hosts.values(), key=lambda host: host.booked.get("cpu_milli", 0))
     full, host = hosts[-1], hosts[-2]
     key = min(full.slots, key=lambda key: full.slots[key].profile.cpu_milli)
     slot = full.slots[key]
     effects = bench.batch(SlotsReleased(AT, slot.job_id, ((key[0], 0),)))
     seconds = bench.settle(effects)
-    show("a small slot is gone: they are passed by", seconds, f"{here} wait")
+    show("a small slot ends, no gang fits", seconds, f"{here} wait")
     released: list[Event] = [
         SlotsReleased(AT, host.slots[key].job_id, ((key[0], 0),)) for key in host.slots
     ]
     seconds = bench.settle(bench.batch(*released))
     left = len(bench.state.gangs.waiting)
-    show("a host is empty: the first that fits takes it", seconds, f"{left} wait")
+    show("a host becomes empty, the first gang that fits is placed", seconds, f"{left} wait")
     done = [
         (each.allocation_id, 0)
         for waiting in bench.state.gangs.in_order()
@@ -157,7 +157,7 @@ def run_large(bench: GangBench) -> None:
         )
         seconds, effects = bench.timed(replace(event, requests=unlike))
         state = bench.state.requests[unlike[0].allocation_id].state
-        show(f"a gang of 1,000 that differ comes, {placement}", seconds, str(state))
+        show(f"a gang of 1,000 unequal members arrives, {placement}", seconds, str(state))
         bench.settle(effects)
         bench.give_up([(spec.allocation_id, 0) for spec in unlike])
 

@@ -249,33 +249,33 @@ def one_by_one(cluster: Cluster, what: str, cpu_milli: int, policy: CpuPolicy, s
 def run(hosts: int, strict: int, slots: int) -> None:
     cluster = Cluster(hosts, strict)
     cluster.register()
-    print(f"{hosts} hosts, {strict} of which align everybody")
-    # Most hosts: each core has a thread that wants to be apart, and plain slots have the rest.
+    print(f"{hosts} hosts, {strict} of which align every slot")
+    # On most hosts, an exclusive slot has one thread of each core, and plain slots have the rest.
     full = hosts * 9 // 10
     filling = cluster.ask(full, 1_000 * NODES * CORES, APART)
     seconds = cluster.place(filling)
-    show("at once, a thread of each core, per slot", [seconds / full], f"{full} slots")
+    show("one decision, one thread of each core, per slot", [seconds / full], f"{full} slots")
     rest = cluster.ask(full, 1_000 * (NODES * CORES - 4), PLAIN)
     seconds = cluster.place(rest)
-    show("at once, plain, per slot", [seconds / full], f"{full} slots")
+    show("one decision, plain, per slot", [seconds / full], f"{full} slots")
     one_by_one(cluster, "plain", 2_000, PLAIN, slots)
-    one_by_one(cluster, "pinned, as cpus come", 2_000, LSR, slots)
+    one_by_one(cluster, "pinned, no bind policy", 2_000, LSR, slots)
     one_by_one(cluster, "pinned, whole cores", 4_000, WHOLE, slots)
     one_by_one(cluster, "pinned, on one NUMA node", 8_000, ONE_NODE, slots)
     many = cluster.ask(slots, 2_000, LSR)
-    show("at once, pinned, per slot", [cluster.place(many) / slots], f"{slots} slots")
+    show("one decision, pinned, per slot", [cluster.place(many) / slots], f"{slots} slots")
     cluster.release(*(spec.allocation_id for spec in many))
     free = hosts - full
     cluster.place(cluster.ask(free, 1_000 * NODES * CORES, APART))
     specs = cluster.ask(1, 4_000, WHOLE)
-    show("waits, no host has what the index counts", [cluster.place(specs)])
+    show("waits, the index excludes every host", [cluster.place(specs)])
     looks = cluster.looks(cluster.ask(1, 1_000, APART))
     note = f"{len(looks)} decisions, {sum(looks) * 1e3:.0f} ms in all"
-    show("waits, every host has, and suits not: first look", looks, note)
+    show("waits, enough cpus but none suitable: first decisions", looks, note)
     spent = [cluster.release(spec.allocation_id) for spec in rest[:slots]]
-    show("  a slot goes, its answer and the look that follows", spent)
+    show("  a slot is released, and the next decision", spent)
     specs = cluster.ask(1, 1_000 * CPUS, ONE_NODE)
-    show("waits for what no host would suit when empty", [cluster.place(specs)])
+    show("waits, no host would be suitable even when empty", [cluster.place(specs)])
 
 
 def main() -> None:

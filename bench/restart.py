@@ -242,7 +242,7 @@ def main() -> int:
         "--returning",
         type=int,
         default=2_000,
-        help="executors that come back, 0: none; each takes three files of a process",
+        help="executors that return (0: none); each needs three open files",
     )
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--seconds", type=float, default=20.0)

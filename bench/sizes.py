@@ -50,7 +50,7 @@ def row(size: int, timeout_s: int, hosts: int, mean_s: int, hours: float) -> lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--hosts", type=int, default=6)
-    parser.add_argument("--mean", type=int, default=20, help="seconds that a thread takes")
+    parser.add_argument("--mean", type=int, default=20, help="mean duration of a thread in seconds")
     parser.add_argument("--hours", type=float, default=1.0)
     args = parser.parse_args()
     rows = [

@@ -118,7 +118,7 @@ class Clock:
             print(f"    {spent.count:>10} steps{spent.sum_s * 1e3:>27.1f} ms in all")
 
     def show(self) -> None:
-        print("longest of all, by kind")
+        print("longest step of each kind, over all parts")
         for kind, (seconds, part) in sorted(self.overall.items(), key=lambda each: -each[1][0]):
             print(f"  {_mark(seconds)} {kind:<24}{seconds * 1e3:>10.1f} ms  {part}")
 
@@ -410,7 +410,9 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=5_000)
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--classes", type=int, default=10)
-    parser.add_argument("--slowest", type=int, default=5, help="kinds of steps shown of each part")
+    parser.add_argument(
+        "--slowest", type=int, default=5, help="number of kinds of steps to show for each part"
+    )
     arguments = parser.parse_args()
     gc.disable()
     clock = Clock(arguments.slowest)

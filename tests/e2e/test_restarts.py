@@ -157,7 +157,7 @@ def test_a_planned_restart_says_nothing_to_those_who_watch(on_sqlite: Daemons) -
 
 
 @pytest.mark.parametrize("starts", [1, 3], ids=["the same epoch again", "an epoch far below"])
-async def test_books_of_the_past_command_nobody(on_sqlite: Daemons, starts: int) -> None:
+async def test_a_restored_manager_commands_no_executor(on_sqlite: Daemons, starts: int) -> None:
     """A database put back from a copy: executors know newer things, so nothing of theirs is touched
     before an operator has said so, with the command that the resource manager names."""
     name = unique("e2e-epoch")

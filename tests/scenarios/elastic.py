@@ -88,7 +88,7 @@ class ElasticCommands(Commands):
         why = words.values.pop("why", "no answer")
         yield from self._told(ProvisionStopFailed(self.cluster.at, words.subjects[0], why))
 
-    def do_comes(self, words: Words) -> Iterator[str]:
+    def do_joins(self, words: Words) -> Iterator[str]:
         """An executor registers as promised, or with other amounts."""
         name = words.subjects[0]
         provision = self.cluster.state.provisions.get(name)

@@ -103,7 +103,7 @@ class ExecutorCommands(Commands):
         self._executor(words).end(words.slot(), words.values.pop("reason"))
         yield from ()
 
-    def do_comes_down(self, words: Words) -> Iterator[str]:
+    def do_freed(self, words: Words) -> Iterator[str]:
         """Begins to free a slot without a command."""
         self._executor(words).free(words.slot())
         yield from ()

@@ -71,11 +71,11 @@ class Interpreter(
         self.cluster.restart_rm(words.number("epoch") or None)
         yield from ()
 
-    def do_copy_books(self, words: Words) -> Iterator[str]:
+    def do_backup(self, words: Words) -> Iterator[str]:
         self.copy = self.cluster.store.database.tables.copy()
         yield from ()
 
-    def do_put_books_back(self, words: Words) -> Iterator[str]:
+    def do_restore(self, words: Words) -> Iterator[str]:
         """Puts the copy in place of the store's content, as file copies do while the RM is
         stopped."""
         self.cluster.store.database.tables = self.copy.copy()
