@@ -332,8 +332,8 @@ def show(figures: Figures) -> None:
     print(f"{figures.members:,} members; {os.cpu_count()} cpus, load {os.getloadavg()[0]:.1f}")
     for each in figures.asked:
         print(
-            f"requested in {each.calls} calls: {each.cpu_ms:.1f} ms CPU and {each.commit_cpu_ms:.1f} ms"
-            f" for {each.transactions} transactions, {each.rows} rows,"
+            f"requested in {each.calls} calls: {each.cpu_ms:.1f} ms CPU, and"
+            f" {each.commit_cpu_ms:.1f} ms for {each.transactions} transactions, {each.rows} rows,"
             f" {each.database_bytes / MIB:.2f} MiB of database;"
             f" {each.bytes_per_member:.3f} bytes of memory each"
         )
@@ -345,15 +345,15 @@ def show(figures: Figures) -> None:
         f" {some.commit_cpu_us:.0f} us for commits"
     )
     print(
-        f"  {some.bytes_per_running:.0f} bytes per running member, {some.bytes_after:,} in total when"
-        f" all had ended ({some.requests_after} of their requests and {some.rows_after} rows of"
-        f" requests left); longest row {some.row_bytes_max:,} bytes; read after a restart in"
+        f"  {some.bytes_per_running:.0f} bytes per running member, {some.bytes_after:,} in total"
+        f" when all had ended ({some.requests_after} of their requests and {some.rows_after} rows"
+        f" of requests left); longest row {some.row_bytes_max:,} bytes; read after a restart in"
         f" {some.read_again_ms:.1f} ms"
     )
     for one in figures.processes:
         print(
-            f"real process, {one.calls} calls: {one.call_s:.2f} s of wall-clock time, {one.cpu_s:.2f} s"
-            f" CPU, {one.rss_bytes / MIB:.1f} MiB more"
+            f"real process, {one.calls} calls: {one.call_s:.2f} s of wall-clock time,"
+            f" {one.cpu_s:.2f} s CPU, {one.rss_bytes / MIB:.1f} MiB more"
             f" ({one.rss_bytes / figures.members:.2f} bytes each); ready {one.ready_s:.2f} s after"
             f" a kill ({one.ready_empty_s:.2f} s when empty)"
         )
