@@ -44,7 +44,7 @@ from resource_manager.engine.model.events import (
 from resource_manager.engine.model.settings import EngineSettings, Fairness
 from resource_manager.engine.scheduling import cycle
 from resource_manager.engine.scheduling.cycle import place_waiting
-from resource_manager.engine.state import EventContext
+from resource_manager.engine.state import State
 from resource_manager.engine.step import step
 
 SECOND_MS = 1_000
@@ -134,11 +134,11 @@ class FairBench(Bench):
 def timed_choice(bench: FairBench) -> None:
     """Measures the CPU time of each choice."""
 
-    def measured(context: EventContext) -> None:
+    def measured(state: State) -> None:
         if bench.profile is not None:
             bench.profile.enable()
         started = time.process_time()
-        place_waiting(context)
+        place_waiting(state)
         bench.choosing.append(time.process_time() - started)
         if bench.profile is not None:
             bench.profile.disable()

@@ -1,5 +1,4 @@
-"""The whole state of the resource manager: all ledgers, side by side. And the context that each
-event handler receives.
+"""The whole state of the resource manager: all ledgers, side by side.
 
 Only `step` changes it. Parts that are not stored (free capacity, the queue, indexes, timers) are
 derived at the start. `check_invariants` derives them again and compares.
@@ -8,7 +7,6 @@ derived at the start. `check_invariants` derives them again and compares.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
@@ -242,25 +240,3 @@ class State:
             or bool(self.timers.left_over)
             or self.elastic.steps is not None
         )
-
-
-@dataclass(frozen=True, slots=True)
-class EventContext:
-    """The state, the time, and the effects of one event."""
-
-    state: State
-
-    @property
-    def journal(self) -> Journal:
-        """Collects effects and log entries."""
-        return self.state.journal
-
-    @property
-    def at(self) -> Instant:
-        """Time of the event."""
-        return self.state.journal.at
-
-    @property
-    def now_ms(self) -> int:
-        """Time of the event, in milliseconds of the monotonic clock."""
-        return self.state.journal.at.monotonic_ms

@@ -91,7 +91,7 @@ from resource_manager.engine.scheduling.commands import (
 from resource_manager.engine.scheduling.cycle import decide
 from resource_manager.engine.scheduling.rejecting import infeasible_timer_fired
 from resource_manager.engine.scheduling.slot_reuse import reuse_slots
-from resource_manager.engine.state import EventContext, State
+from resource_manager.engine.state import State
 
 TIMERS_AT_ONCE = 500
 """The most timers that one step handles. Many of them find nothing to do yet, and change no row."""
@@ -110,135 +110,134 @@ def step(state: State, event: Event) -> StepResult:
     Raises:
         FinegrainError: the whole event is rejected; see its handler for the reasons.
     """
-    context = EventContext(state)
     effects = state.journal.begin(event.at)
     # Before the handler, because up to this moment usage accrues at the rates of the old state.
     state.flows.advance(event.at.monotonic_ms)
-    answer = _handle(context, event)
+    answer = _handle(state, event)
     return StepResult(answer, effects)
 
 
-def _handle(context: EventContext, event: Event) -> object:  # noqa: C901, PLR0912, PLR0915 -- one case per event
+def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR0915 -- one case per event
     match event:
         case JobRegistered():
-            return register_job(context, event)
+            return register_job(state, event)
         case JobKeptAlive():
-            return keep_alive(context, event)
+            return keep_alive(state, event)
         case JobEndRequested():
-            return request_job_end(context, event)
+            return request_job_end(state, event)
         case RequestsSubmitted():
-            return submit_requests(context, event)
+            return submit_requests(state, event)
         case RequestsCancelled():
-            return cancel_requests(context, event)
+            return cancel_requests(state, event)
         case SlotsReleased():
-            return release_slots(context, event)
+            return release_slots(state, event)
         case SlotsReuseAsked():
-            return reuse_slots(context, event)
+            return reuse_slots(state, event)
         case ResizeRequested():
-            return request_resize(context, event)
+            return request_resize(state, event)
         case ExecutorRegistered():
             # Read before the registration, which adds the host.
-            new = event.registration.executor_id not in context.state.hosts
-            answer = register_executor(context, event)
-            executor_came(context, event.registration.executor_id, new=new)
+            new = event.registration.executor_id not in state.hosts
+            answer = register_executor(state, event)
+            executor_came(state, event.registration.executor_id, new=new)
             return answer
         case SlotsReported():
-            return slots_reported(context, event)
+            return slots_reported(state, event)
         case CommandAnswered():
-            command_answered(context, event)
+            command_answered(state, event)
         case CommandRefused():
-            command_refused(context, event)
+            command_refused(state, event)
         case CommandUndelivered():
-            command_undelivered(context, event)
+            command_undelivered(state, event)
         case ExecutorProbed():
-            executor_probed(context, event)
+            executor_probed(state, event)
         case ProvisionStarted():
-            provision_started(context, event)
+            provision_started(state, event)
         case ProvisionFailed():
-            provision_failed(context, event)
+            provision_failed(state, event)
         case ProvisionEnded():
-            provision_ended(context, event)
+            provision_ended(state, event)
         case ProvisionStopFailed():
-            provision_stop_failed(context, event)
+            provision_stop_failed(state, event)
         case DrainRequested():
-            return request_drain(context, event)
+            return request_drain(state, event)
         case UndrainRequested():
-            return request_undrain(context, event)
+            return request_undrain(state, event)
         case ForgetRequested():
-            forget_executor(context, event)
+            forget_executor(state, event)
         case GroupSet():
-            return set_group(context, event)
+            return set_group(state, event)
         case GroupDeleted():
-            delete_group(context, event)
+            delete_group(state, event)
         case DeviceCordoned():
-            return cordon_device(context, event)
+            return cordon_device(state, event)
         case DeviceUncordoned():
-            uncordon_device(context, event)
+            uncordon_device(state, event)
             return None
         case HostPolicySet():
-            return set_host_policy(context, event)
+            return set_host_policy(state, event)
         case Ticked():
             # During a stall this process could receive nothing. So the stall must not count as
             # silence of a job or an executor.
             if event.after_stall:
-                context.state.timers.listening_since_ms = context.now_ms
-            _fire_timers(context)
+                state.timers.listening_since_ms = state.journal.now_ms
+            _fire_timers(state)
         case Decide():
             # Before placing: an expired lease or timeout ends requests, and those must get no
             # slots.
-            if context.state.timers.left_over:
-                _fire_timers(context)
-            decide(context)
+            if state.timers.left_over:
+                _fire_timers(state)
+            decide(state)
         case _:
             assert_never(event)
     return None
 
 
-def _fire_timers(context: EventContext) -> None:
+def _fire_timers(state: State) -> None:
     """Handles due timers until the step is full. The next `Decide` handles the rest."""
-    due = context.state.timers.due(context.now_ms)
+    due = state.timers.due(state.journal.now_ms)
     # `due` is lazy: timers that are not taken from it stay in `left_over`.
     for timer, entity_id in islice(due, TIMERS_AT_ONCE):
-        _fire(context, timer, entity_id)
-        if context.journal.is_full:
+        _fire(state, timer, entity_id)
+        if state.journal.is_full:
             return
 
 
-def _fire(context: EventContext, timer: Timer, entity_id: str) -> None:  # noqa: C901, PLR0912 -- one case per timer
+def _fire(state: State, timer: Timer, entity_id: str) -> None:  # noqa: C901, PLR0912 -- one case per timer
     match timer:
         case Timer.LEASE:
-            lease_timer_fired(context, entity_id)
+            lease_timer_fired(state, entity_id)
         case Timer.RETENTION:
-            retention_timer_fired(context, entity_id)
+            retention_timer_fired(state, entity_id)
         case Timer.SILENCE:
-            silence_timer_fired(context, entity_id)
+            silence_timer_fired(state, entity_id)
         case Timer.DRAIN:
-            drain_timer_fired(context, entity_id)
+            drain_timer_fired(state, entity_id)
         case Timer.COMMAND:
-            command_timer_fired(context, entity_id)
+            command_timer_fired(state, entity_id)
         case Timer.PROBE:
-            probe_timer_fired(context, entity_id)
+            probe_timer_fired(state, entity_id)
         case Timer.REFUSAL:
-            refusal_timer_fired(context, entity_id)
+            refusal_timer_fired(state, entity_id)
         case Timer.GANG:
-            context.state.gang_moves.gang_timer_fired(entity_id)
+            state.gang_moves.gang_timer_fired(entity_id)
         case Timer.INFEASIBLE:
-            infeasible_timer_fired(context)
+            infeasible_timer_fired(state)
         case Timer.RESIZE:
-            context.state.resizes.resize_timer_fired(entity_id)
+            state.resizes.resize_timer_fired(entity_id)
         case Timer.PLAN | Timer.STARVATION:
             pass  # the next Decide checks whether it must plan or reserve capacity
         case Timer.PROVISION:
-            context.state.provision_moves.provision_timer_fired(entity_id)
+            state.provision_moves.provision_timer_fired(entity_id)
         case Timer.USAGE:
-            context.state.usage_checkpoints.usage_timer_fired()
+            state.usage_checkpoints.usage_timer_fired()
         case Timer.HISTORY:
-            _history_timer_fired(context)
+            _history_timer_fired(state)
         case _:
             assert_never(timer)
 
 
-def _history_timer_fired(context: EventContext) -> None:
-    history = context.state.history
-    history.mark(context.at.time_ms, context.state.changes)
-    context.state.timers.arm(Timer.HISTORY, "", context.now_ms + history.mark_interval_ms)
+def _history_timer_fired(state: State) -> None:
+    history = state.history
+    history.mark(state.journal.at.time_ms, state.changes)
+    state.timers.arm(Timer.HISTORY, "", state.journal.now_ms + history.mark_interval_ms)

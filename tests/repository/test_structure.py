@@ -9,7 +9,7 @@ from tests.support.components import REPOSITORY
 ENGINE = REPOSITORY / "resource_manager/engine"
 
 WHOLE_STATE_MAX = 118
-"""Functions that take the whole state, or the context of an event with it. Handlers, restoring, and
+"""Functions that take the whole state. Handlers, restoring, and
 the entry points of explain and invariants have to; others take the ledgers that they look at."""
 
 WHOLE_STATE_MAX_SCHEDULING = 46
@@ -29,8 +29,7 @@ def _functions(paths: Iterable[Path]) -> Iterator[ast.FunctionDef]:
 def _takes_all(function: ast.FunctionDef) -> bool:
     arguments = [*function.args.args, *function.args.kwonlyargs]
     return any(
-        argument.annotation is not None
-        and ast.unparse(argument.annotation) in {"State", "EventContext"}
+        argument.annotation is not None and ast.unparse(argument.annotation) == "State"
         for argument in arguments
     )
 

@@ -26,7 +26,7 @@ from resource_manager.engine.model.events import CommandUndelivered
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.requests import submission
 from resource_manager.engine.scheduling import commands
-from resource_manager.engine.state import EventContext
+from resource_manager.engine.state import State
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import Slot as TableSlot
@@ -43,16 +43,16 @@ def late_report_frees_a_pending_slot(patch: Patch) -> None:
 def capacity_not_booked_while_outcome_unknown(patch: Patch) -> None:
     """A command that was not answered is taken for not carried out."""
 
-    def undelivered(context: EventContext, event: CommandUndelivered) -> None:
-        host = context.state.hosts.get(event.executor_id)
+    def undelivered(state: State, event: CommandUndelivered) -> None:
+        host = state.hosts.get(event.executor_id)
         if host is None or host.in_flight is None or not host.in_flight.allocates:
-            return commands.command_undelivered(context, event)
+            return commands.command_undelivered(state, event)
         slots = [host.slots[key] for key in host.in_flight.keys if key in host.slots]
         host.in_flight = None
-        context.state.outbox[host.host_id] = None
+        state.outbox[host.host_id] = None
         for slot in slots:
-            context.state.moves.lose(slot, Reason.UNREACHABLE, "")
-            context.state.moves.vanish(slot)
+            state.moves.lose(slot, Reason.UNREACHABLE, "")
+            state.moves.vanish(slot)
         return None
 
     patch.setattr(step, "command_undelivered", undelivered)
@@ -64,7 +64,7 @@ def generation_ignored_in_release(patch: Patch) -> None:
     patch.setattr(
         submission,
         "_give_up",
-        lambda context, by, name, _gen, grace: real(context, by, name, 0, grace),
+        lambda state, by, name, _gen, grace: real(state, by, name, 0, grace),
     )
 
 
@@ -146,8 +146,8 @@ def overtaken_registration_is_taken_in(patch: Patch) -> None:
     """A late copy of a registration strikes slots that exist."""
     real = executors._adopt
 
-    def adopt(context: EventContext, host: Host | None, registration: Any) -> Host:
-        host = real(context, host, registration)
+    def adopt(state: State, host: Host | None, registration: Any) -> Host:
+        host = real(state, host, registration)
         host.executor.report_number = 0
         return host
 
@@ -159,8 +159,8 @@ def unowned_slots_are_never_told(patch: Patch) -> None:
     """A slot without an owner stays on its host forever."""
     real = reports.adopt_report
 
-    def adopt_report(context: EventContext, host: Host, report: Any, **said: Any) -> Any:
-        taken = real(context, host, report, **said)
+    def adopt_report(state: State, host: Host, report: Any, **said: Any) -> Any:
+        taken = real(state, host, report, **said)
         return reports.AdoptedReport(taken.taken, taken.base_missing)
 
     patch.setattr(reports, "adopt_report", adopt_report)

@@ -20,7 +20,7 @@ from resource_manager.engine.executors.cpu_states import adopt_settings
 from resource_manager.engine.hosts import cpu_allocator
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import NOTHING_SET, Cordon, HostSetting, Slot
-from resource_manager.engine.state import EventContext, State
+from resource_manager.engine.state import State
 from task_executor.engine import device_ledger as executor_side
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import Slot as ExecutorSlot
@@ -66,11 +66,11 @@ def devices_with_problems_get_new_work(patch: Patch) -> None:
 def cordons_are_not_durable(patch: Patch) -> None:
     """A new manager gives out devices that an operator has cordoned."""
 
-    def store(context: EventContext, its_host: Host, cordons: tuple[Cordon, ...]) -> None:
-        settings, name = context.state.host_settings, its_host.host_id
-        before = settings.get(name) or HostSetting(name, NOTHING_SET, 0, context.at.time_ms)
+    def store(state: State, its_host: Host, cordons: tuple[Cordon, ...]) -> None:
+        settings, name = state.host_settings, its_host.host_id
+        before = settings.get(name) or HostSetting(name, NOTHING_SET, 0, state.journal.at.time_ms)
         settings[name] = replace(before, cordons=cordons)
-        adopt_settings(context, its_host)
+        adopt_settings(state, its_host)
 
     patch.setattr(device_cordons, "_store", store)
 

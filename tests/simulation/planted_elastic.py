@@ -28,7 +28,7 @@ from resource_manager.engine.queue.gangs import GangKind, GangLedger
 from resource_manager.engine.queue.non_batchable import NonBatchables
 from resource_manager.engine.scaling import arrival, backlog, passes, provider_answers
 from resource_manager.engine.scheduling import cycle
-from resource_manager.engine.state import EventContext, State
+from resource_manager.engine.state import State
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import Slot as TableSlot
 from task_executor.engine.slots import SlotKey
@@ -198,12 +198,12 @@ def executor_is_struck_before_its_provider_said_that_it_is_gone(patch: Patch) ->
     """A call to stop it counts as its end."""
     real = step._handle
 
-    def handle(context: EventContext, event: Event) -> object:
-        answer = real(context, event)
-        for effect in list(context.journal.effects):
+    def handle(state: State, event: Event) -> object:
+        answer = real(state, event)
+        for effect in list(state.journal.effects):
             if isinstance(effect, StopExecutor):
-                ended = ProvisionEnded(context.at, effect.executor_id)
-                provider_answers.provision_ended(context, ended)
+                ended = ProvisionEnded(state.journal.at, effect.executor_id)
+                provider_answers.provision_ended(state, ended)
         return answer
 
     patch.setattr(step, "_handle", handle)
@@ -212,8 +212,8 @@ def executor_is_struck_before_its_provider_said_that_it_is_gone(patch: Patch) ->
 def stop_that_failed_is_taken_for_done(patch: Patch) -> None:
     """Something of it runs on."""
 
-    def stop_failed(context: EventContext, event: ProvisionStopFailed) -> None:
-        provider_answers.provision_ended(context, ProvisionEnded(event.at, event.executor_id))
+    def stop_failed(state: State, event: ProvisionStopFailed) -> None:
+        provider_answers.provision_ended(state, ProvisionEnded(event.at, event.executor_id))
 
     patch.setattr(step, "provision_stop_failed", stop_failed)
 
@@ -245,9 +245,9 @@ def idle_executors_are_kept(patch: Patch) -> None:
 def who_was_planned_waits_like_everybody(patch: Patch) -> None:
     """Others take what was asked for on behalf of those."""
 
-    def hand_over(context: EventContext) -> None:
-        context.state.elastic.plan.on.clear()
-        context.state.elastic.arrived.clear()
+    def hand_over(state: State) -> None:
+        state.elastic.plan.on.clear()
+        state.elastic.arrived.clear()
 
     patch.setattr(cycle, "hand_over", hand_over)
 

@@ -26,7 +26,7 @@ from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.scheduling import reservations, slot_reuse
 from resource_manager.engine.scheduling.next_in_order import NextInOrder
 from resource_manager.engine.scheduling.reservation_owners import still_waits
-from resource_manager.engine.state import EventContext, State
+from resource_manager.engine.state import State
 from tests.simulation.manager import Batch, Item, Manager
 
 Patch = pytest.MonkeyPatch
@@ -150,8 +150,8 @@ def slots_go_on_above_a_lowered_maximum(patch: Patch) -> None:
 def work_that_was_handed_on_still_waits(patch: Patch) -> None:
     """It is done twice."""
 
-    def note_reuse(context: EventContext, request: Request, waiting: Request) -> None:
-        context.state.flows.note_reuse(request.job_id)
+    def note_reuse(state: State, request: Request, waiting: Request) -> None:
+        state.flows.note_reuse(request.job_id)
 
     patch.setattr(slot_reuse, "_hand_on", note_reuse)
 

@@ -17,7 +17,7 @@ from resource_manager.engine.model.entities import Job, JobState, Request, Slot
 from resource_manager.engine.model.events import CommandUndelivered
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.scheduling import commands
-from resource_manager.engine.state import EventContext, State
+from resource_manager.engine.state import State
 from task_executor.engine.command_fence import CommandFence, CommandNumbers
 from task_executor.service.checkpoint import SavedState
 from tests.simulation.database import Database
@@ -146,14 +146,14 @@ def leases_go_on_while_the_manager_is_away(patch: Patch) -> None:
 def retry_gets_a_new_command_number(patch: Patch) -> None:
     """What was sent and not answered is ordered again."""
 
-    def undelivered(context: EventContext, event: CommandUndelivered) -> None:
-        host = context.state.hosts.get(event.executor_id)
+    def undelivered(state: State, event: CommandUndelivered) -> None:
+        host = state.hosts.get(event.executor_id)
         if host is None or host.in_flight is None:
-            return commands.command_undelivered(context, event)
+            return commands.command_undelivered(state, event)
         queue = host.to_allocate if host.in_flight.allocates else host.to_free
         queue.update(dict.fromkeys(key for key in host.in_flight.keys if key in host.slots))
         host.in_flight = None
-        context.state.outbox[host.host_id] = None
+        state.outbox[host.host_id] = None
         return None
 
     patch.setattr(step, "command_undelivered", undelivered)
@@ -163,10 +163,10 @@ def old_reports_are_taken_in(patch: Patch) -> None:
     """A report that was overtaken undoes what came after it."""
     real = reports.adopt_report
 
-    def adopt_report(context: EventContext, host: Host, report: Any, **said: Any) -> Any:
+    def adopt_report(state: State, host: Host, report: Any, **said: Any) -> Any:
         if not report.unchanged:
             host.executor.report_number = 0
-        return real(context, host, report, **said)
+        return real(state, host, report, **said)
 
     patch.setattr(reports, "adopt_report", adopt_report)
     patch.setattr(commands, "adopt_report", adopt_report)

@@ -25,23 +25,22 @@ from resource_manager.engine.model.entities import NO_CPU_STATE, CpuState, HostS
 if TYPE_CHECKING:
     from resource_manager.engine.hosts.host import Host
     from resource_manager.engine.model.entities import SlotKey
-    from resource_manager.engine.state import EventContext
+    from resource_manager.engine.state import State
 
 
-def adopt_settings(context: EventContext, host: Host) -> None:
+def adopt_settings(state: State, host: Host) -> None:
     """Applies changed settings of the host, or of the cluster, to the host."""
-    state = context.state
     host.operator_policy = set_for(state.host_settings, host.host_id)
     host.cluster_policy = set_for(state.host_settings, CLUSTER)
     host.cordons = cordons_for(state.host_settings, host.host_id)
-    settle_host(context, host)
+    settle_host(state, host)
 
 
-def adopt_cpu_state(context: EventContext, host: Host, seen: CpuState | None) -> None:
+def adopt_cpu_state(state: State, host: Host, seen: CpuState | None) -> None:
     """Applies the cpu state in a full report of the executor.
 
     Args:
-        context: context of the event that brought the report.
+        state: the state.
         host: the executor.
         seen: the reported state; None: nothing is offline, taken or set.
     """
@@ -50,8 +49,8 @@ def adopt_cpu_state(context: EventContext, host: Host, seen: CpuState | None) ->
     if seen == host.executor.cpu_state and not host.lost_cpus:
         return  # most reports end here
     host.executor.cpu_state = seen
-    settle_host(context, host)
-    report_lost_cpus(context.journal, host)
+    settle_host(state, host)
+    report_lost_cpus(state.journal, host)
 
 
 def policy_to_send(
@@ -71,13 +70,12 @@ def policy_to_send(
     return setting.policy, setting.number
 
 
-def settle_host(context: EventContext, host: Host) -> None:
+def settle_host(state: State, host: Host) -> None:
     """Updates all that depends on which cpus and devices of a host slots can get."""
-    state = context.state
     if not host.settle_cpus():
         return  # capacity, queue and refusals need no update
     state.usage.total_changed(host)
-    state.rejection_clock.restart(context.now_ms)
+    state.rejection_clock.restart(state.journal.now_ms)
     for refusal in host.refusals.values():
         if refusal.state_seen is not None:
             refusal.active = False  # the refusal was made with other cpus

@@ -20,21 +20,21 @@ from resource_manager.engine.model.entities import (
     HostSetting,
 )
 from resource_manager.engine.model.events import DeviceCordoned, DeviceUncordoned
-from resource_manager.engine.state import EventContext
+from resource_manager.engine.state import State
 
 
-def cordon_device(context: EventContext, event: DeviceCordoned) -> Cordon:
+def cordon_device(state: State, event: DeviceCordoned) -> Cordon:
     """Stops new work on a device. A device that is cordoned gets the new reason.
 
     Raises:
         NotFound: no such executor, or it has no such device.
     """
-    host = known_host(context.state.hosts, event.executor_id)
+    host = known_host(state.hosts, event.executor_id)
     device = known_device(host, event.device)
-    cordon = Cordon(device.type, device.uuid, device.minor, event.reason, context.at.time_ms)
+    cordon = Cordon(device.type, device.uuid, device.minor, event.reason, state.journal.at.time_ms)
     others = _others(host, device.type, device.uuid)
-    _store(context, host, (*others, cordon))
-    context.journal.cluster_event(
+    _store(state, host, (*others, cordon))
+    state.journal.cluster_event(
         "device_cordoned",
         executor_id=host.host_id,
         reason=event.reason,
@@ -43,13 +43,12 @@ def cordon_device(context: EventContext, event: DeviceCordoned) -> Cordon:
     return cordon
 
 
-def uncordon_device(context: EventContext, event: DeviceUncordoned) -> None:
+def uncordon_device(state: State, event: DeviceUncordoned) -> None:
     """Allows new work on a device again. Does nothing if it is not cordoned.
 
     Raises:
         NotFound: no such executor, or it has no such device and no cordon of one.
     """
-    state = context.state
     host = known_host(state.hosts, event.executor_id)
     # A device that has vanished can be uncordoned as well.
     cordon = next((each for each in host.cordons if event.device in _names_of(each)), None)
@@ -61,8 +60,8 @@ def uncordon_device(context: EventContext, event: DeviceUncordoned) -> None:
     others = _others(host, type_, uuid)
     if len(others) == len(host.cordons):
         return
-    _store(context, host, others)
-    context.journal.cluster_event(
+    _store(state, host, others)
+    state.journal.cluster_event(
         "device_uncordoned",
         executor_id=host.host_id,
         message=f"{host.host_id}/{event.device} gets work again",
@@ -95,13 +94,12 @@ def _others(host: Host, type_: str, uuid: str) -> tuple[Cordon, ...]:
     return tuple(each for each in host.cordons if (each.type, each.uuid) != (type_, uuid))
 
 
-def _store(context: EventContext, host: Host, cordons: tuple[Cordon, ...]) -> None:
-    state = context.state
+def _store(state: State, host: Host, cordons: tuple[Cordon, ...]) -> None:
     before = state.host_settings.get(host.host_id)
     if before is None:
-        before = HostSetting(host.host_id, NOTHING_SET, 0, context.at.time_ms)
+        before = HostSetting(host.host_id, NOTHING_SET, 0, state.journal.at.time_ms)
     # The number stays: it counts changes that the executor must apply, and this is none.
     setting = replace(before, cordons=cordons)
     state.host_settings[host.host_id] = setting
     state.changes.host_setting(setting)
-    adopt_settings(context, host)
+    adopt_settings(state, host)

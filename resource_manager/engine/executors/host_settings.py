@@ -35,7 +35,7 @@ from resource_manager.engine.model.entities import NO_CPU_STATE, NOTHING_SET, Ho
 from resource_manager.engine.model.events import HostPolicySet
 from resource_manager.engine.model.numbers import HOST_SETTING_NUMBER
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.state import EventContext
+from resource_manager.engine.state import State
 
 SETTINGS = tuple(each.name for each in fields(HostPolicy))
 """The names of all settings."""
@@ -120,7 +120,7 @@ def policy_of(
     return unannounced(own, set_for(host_settings, CLUSTER))
 
 
-def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
+def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
     """Sets and clears settings of a host or of the cluster. Other settings do not change.
 
     Returns:
@@ -131,7 +131,6 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
         InvalidArgument: a setting does not exist; the host does not have the cpus; or no cpus would
             be left for slots.
     """
-    state = context.state
     before = known_setting(state.hosts, state.host_settings, event.executor_id)
     # All checks come first, because a rejected event must not change the state.
     wanted = _wanted(before.policy if before is not None else NOTHING_SET, event)
@@ -145,10 +144,10 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
         return before
     # The change is accepted: store it, then apply it to hosts.
     number = state.numbers.host_setting = state.numbers.host_setting + 1
-    setting = HostSetting(event.executor_id, wanted, number, context.at.time_ms, cordons)
+    setting = HostSetting(event.executor_id, wanted, number, state.journal.at.time_ms, cordons)
     state.changes.counter(HOST_SETTING_NUMBER, number)
     # Requests that were infeasible may be feasible with the new settings.
-    state.rejection_clock.restart(context.now_ms)
+    state.rejection_clock.restart(state.journal.now_ms)
     # An unknown executor without settings needs no row. A known executor needs the row with the new
     # number, so that it clears its settings.
     if host is None and event.executor_id != CLUSTER and wanted == NOTHING_SET and not cordons:
@@ -157,13 +156,13 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
     else:
         state.host_settings[event.executor_id] = setting
         state.changes.host_setting(setting)
-    context.journal.cluster_event(
+    state.journal.cluster_event(
         "host_policy_set", executor_id=event.executor_id, message=_described(event, wanted)
     )
     # Settings of the cluster apply to every host. A single host may be unknown (None).
     for each in state.hosts.values() if event.executor_id == CLUSTER else (host,):
         if each is not None:
-            adopt_settings(context, each)
+            adopt_settings(state, each)
     if event.executor_id == CLUSTER:
         # They also apply to executors that may be requested from providers.
         for seen in state.elastic.seen.values():

@@ -25,7 +25,7 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ReachInput, RegistrationInput
 from resource_manager.engine.model.timers import Timer, Timers, backoff_ms
 from resource_manager.engine.model.transitions import Transitions
-from resource_manager.engine.state import EventContext
+from resource_manager.engine.state import State
 
 
 def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> bool:
@@ -97,30 +97,28 @@ def unreachable_registered(
     )
 
 
-def probe_timer_fired(context: EventContext, executor_id: str) -> None:
+def probe_timer_fired(state: State, executor_id: str) -> None:
     """Probes an unreachable executor, and already plans the next probe."""
-    host = context.state.hosts.get(executor_id)
+    host = state.hosts.get(executor_id)
     if host is None or not host.reach.unreachable:
         return
     if host.executor.state is not ExecutorState.ACTIVE:
         return  # the probe is planned when it registers
     reach = host.reach
     # The timer may have been armed for an earlier probe.
-    if context.now_ms < reach.probe_at_ms:
-        context.state.timers.arm(Timer.PROBE, executor_id, reach.probe_at_ms)
+    if state.journal.now_ms < reach.probe_at_ms:
+        state.timers.arm(Timer.PROBE, executor_id, reach.probe_at_ms)
         return
     # Counted as failed before the answer, so that a probe without an answer lengthens the pause,
     # too.
     reach.failures += 1
-    context.journal.effects.append(ProbeExecutor(executor_id, host.executor.registration.address))
-    _plan_probe(
-        context.state.timers, host, context.now_ms + _pause_ms(context.state.settings, reach)
-    )
+    state.journal.effects.append(ProbeExecutor(executor_id, host.executor.registration.address))
+    _plan_probe(state.timers, host, state.journal.now_ms + _pause_ms(state.settings, reach))
 
 
-def executor_probed(context: EventContext, event: ExecutorProbed) -> None:
+def executor_probed(state: State, event: ExecutorProbed) -> None:
     """Handles the result of a probe. After an answer, slots are placed on the executor again."""
-    host = context.state.hosts.get(event.executor_id)
+    host = state.hosts.get(event.executor_id)
     if (
         host is None
         or not host.reach.unreachable
@@ -132,15 +130,15 @@ def executor_probed(context: EventContext, event: ExecutorProbed) -> None:
         # The next probe is planned already.
         host.reach.cause = event.cause
         return
-    host.reach.unreachable = context.state.transitions.move_reach(
+    host.reach.unreachable = state.transitions.move_reach(
         host.host_id, unreachable=host.reach.unreachable, what=ReachInput.ANSWER
     )
     host.reach.cause = ""
     host.reach.refused = 0
-    context.state.usage.total_changed(host)
+    state.usage.total_changed(host)
     # A command may be due, for example for slots that must be freed.
-    context.state.outbox[host.host_id] = None
-    context.journal.cluster_event(
+    state.outbox[host.host_id] = None
+    state.journal.cluster_event(
         "executor_reachable",
         executor_id=host.host_id,
         message=f"it answers at {event.address} again",

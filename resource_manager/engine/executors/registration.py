@@ -30,10 +30,10 @@ from resource_manager.engine.model.events import (
 from resource_manager.engine.model.numbers import REGISTERED_WITH
 from resource_manager.engine.model.state_tables import DrainInput, RegistrationInput
 from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.state import EventContext
+from resource_manager.engine.state import State
 
 
-def register_executor(context: EventContext, event: ExecutorRegistered) -> RegistrationAnswer:
+def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAnswer:
     """Registers a new executor, or starts a new session with a known one.
 
     All commands in flight become void. The report in the registration is complete and current:
@@ -46,7 +46,6 @@ def register_executor(context: EventContext, event: ExecutorRegistered) -> Regis
         FailedPrecondition: a later registration or report has arrived before this one.
         InvalidArgument: the report in the registration is not a full one.
     """
-    state = context.state
     registration = event.registration
     # All checks come first, because a rejected event must not change the state.
     refuse_seen_epoch(state, registration.executor_id, event.report.rm_epoch)
@@ -63,21 +62,21 @@ def register_executor(context: EventContext, event: ExecutorRegistered) -> Regis
     state.answered_executors.add(registration.executor_id)
     was_lost = host is not None and host.executor.lost  # `_adopt` ends the state LOST
     # Before the report is adopted, commands in flight and earlier reports must be reset.
-    host = _adopt(context, host, registration)
-    taken = adopt_report(context, host, event.report, returning=was_lost)
+    host = _adopt(state, host, registration)
+    taken = adopt_report(state, host, event.report, returning=was_lost)
     # The registration may have other cpus than the last one.
-    report_lost_cpus(context.journal, host)
+    report_lost_cpus(state.journal, host)
     # Commands in flight are void, so orders that were not confirmed are sent again.
     for slot in list(host.slots.values()):
         if slot.state is SlotState.FREEING:
             host.to_free[key_of(slot)] = None
             state.outbox[host.host_id] = None
         elif slot.ordered is not None:
-            context.state.resizes.resume(slot)
+            state.resizes.resume(slot)
     state.changes.executor(host.executor)
     # Stored, so that the next leader also recognizes a late copy of this registration.
     state.changes.counter(REGISTERED_WITH + host.host_id, event.report.report_number)
-    context.journal.cluster_event(
+    state.journal.cluster_event(
         "executor_returned" if was_lost else "executor_registered",
         executor_id=host.host_id,
         message=f"registration {host.executor.registration_number} at {registration.address}",
@@ -119,13 +118,13 @@ def _refuse_overtaken(host: Host, registration: Registration, report_number: int
         )
 
 
-def _adopt(context: EventContext, host: Host | None, registration: Registration) -> Host:
+def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     """Creates the host of a new executor, or resets that of a known one for a new session."""
-    state, new = context.state, host is None
+    new = host is None
     if host is None:
         # Above the numbers of all deleted executors, because this may be one of them.
         number = state.numbers.forgotten_registration + 1
-        executor = Executor(registration, number, first_seen_time_ms=context.at.time_ms)
+        executor = Executor(registration, number, first_seen_time_ms=state.journal.at.time_ms)
         executor_id = registration.executor_id
         host = Host.of(
             executor,
@@ -142,9 +141,9 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
             as_expected = executor.state is ExecutorState.UNCONFIRMED
             moved = executor.registration.address != registration.address
             unreachable_registered(
-                context.journal,
-                context.state.settings,
-                context.state.timers,
+                state.journal,
+                state.settings,
+                state.timers,
                 host,
                 changed=moved or not as_expected,
             )
@@ -157,8 +156,8 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
     state.transitions.move_executor(executor, RegistrationInput.REGISTER)
     # Command numbers start again with each registration number.
     executor.command_number = 0
-    executor.report_at_ms = context.now_ms
-    executor.report_time_ms = context.at.time_ms
+    executor.report_at_ms = state.journal.now_ms
+    executor.report_time_ms = state.journal.at.time_ms
     # Capacity of the last session must not count until the report of this one is adopted.
     executor.reported_available = None
     executor.cpu_state = NO_CPU_STATE
@@ -177,25 +176,28 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
     # Update all values that depend on the host's capacity.
     state.usage.total_changed(host)
     # The new capacity may make requests feasible, so their rejection clock starts again.
-    state.rejection_clock.restart(context.now_ms)
+    state.rejection_clock.restart(state.journal.now_ms)
     # After `total_changed`, because the cost of a slot is its share of the new totals.
     state.usage.rebooked(booked)
-    state.timers.arm(Timer.SILENCE, host.host_id, context.now_ms + state.settings.lost_timeout_ms)
+    state.timers.arm(
+        Timer.SILENCE, host.host_id, state.journal.now_ms + state.settings.lost_timeout_ms
+    )
     return host
 
 
-def silence_timer_fired(context: EventContext, executor_id: str) -> None:
+def silence_timer_fired(state: State, executor_id: str) -> None:
     """Marks an executor lost that has not reported for too long. Its slots are lost with it.
 
     Its capacity no longer counts. Its slots stay booked until it returns or is deleted, because a
     lost executor may still be running.
     """
-    state = context.state
     host = state.hosts.get(executor_id)
     if host is None:
         return
     executor = host.executor
-    message = f"executor {executor_id} was silent for {context.now_ms - executor.report_at_ms} ms"
+    message = (
+        f"executor {executor_id} was silent for {state.journal.now_ms - executor.report_at_ms} ms"
+    )
     if executor.state is ExecutorState.LOST:  # continues with slots that earlier steps left
         state.departures.free_lost_slots(host, message)
         return
@@ -203,46 +205,43 @@ def silence_timer_fired(context: EventContext, executor_id: str) -> None:
     # from the time when the process continued.
     report_heard_at_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
     due_ms = report_heard_at_ms + state.settings.lost_timeout_ms
-    if context.now_ms < due_ms:
+    if state.journal.now_ms < due_ms:
         state.timers.arm(Timer.SILENCE, executor_id, due_ms)
         return
-    context.state.departures.lose_executor(host, message)
+    state.departures.lose_executor(host, message)
 
 
-def request_drain(context: EventContext, event: DrainRequested) -> Executor:
+def request_drain(state: State, event: DrainRequested) -> Executor:
     """Drains an executor: it gets no new slots. At the deadline, if any, its slots are freed.
 
     Raises:
         NotFound: no such executor.
     """
-    state = context.state
     host = known_host(state.hosts, event.executor_id)
     executor = host.executor
     state.transitions.move_drain(executor, DrainInput.DRAIN)
     executor.drain_reason = event.reason
     executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
     if event.deadline_ms is not None:
-        executor.drain_deadline_time_ms = context.at.time_ms + event.deadline_ms
-        executor.drain_deadline_at_ms = context.now_ms + event.deadline_ms
+        executor.drain_deadline_time_ms = state.journal.at.time_ms + event.deadline_ms
+        executor.drain_deadline_at_ms = state.journal.now_ms + event.deadline_ms
         state.timers.arm(Timer.DRAIN, host.host_id, executor.drain_deadline_at_ms)
     state.changes.executor(executor)
     state.usage.total_changed(host)
-    context.journal.cluster_event(
-        "executor_drained", executor_id=host.host_id, message=event.reason
-    )
+    state.journal.cluster_event("executor_drained", executor_id=host.host_id, message=event.reason)
     return executor
 
 
-def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
+def request_undrain(state: State, event: UndrainRequested) -> Executor:
     """Ends the drain of an executor.
 
     Raises:
         NotFound: no such executor.
         FailedPrecondition: the executor is being given back to its provider.
     """
-    host = known_host(context.state.hosts, event.executor_id)
+    host = known_host(state.hosts, event.executor_id)
     executor = host.executor
-    provision = context.state.provisions.get(host.host_id)
+    provision = state.provisions.get(host.host_id)
     # The provider may remove the machine at any time, so no slots may be placed there.
     if provision is not None and provision.state is ProvidedExecutorState.STOPPING:
         raise FailedPrecondition(
@@ -251,38 +250,37 @@ def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
             details={"executor_id": host.host_id},
         )
     if executor.draining:
-        context.state.transitions.move_drain(executor, DrainInput.UNDRAIN)
+        state.transitions.move_drain(executor, DrainInput.UNDRAIN)
         executor.drain_reason = ""
         executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
-        context.state.changes.executor(executor)
-        context.state.usage.total_changed(host)
-        context.journal.cluster_event("executor_undrained", executor_id=host.host_id)
+        state.changes.executor(executor)
+        state.usage.total_changed(host)
+        state.journal.cluster_event("executor_undrained", executor_id=host.host_id)
     return executor
 
 
-def drain_timer_fired(context: EventContext, executor_id: str) -> None:
+def drain_timer_fired(state: State, executor_id: str) -> None:
     """Frees the slots of an executor whose drain deadline has passed."""
-    host = context.state.hosts.get(executor_id)
+    host = state.hosts.get(executor_id)
     # The drain has ended, or has no deadline.
     if host is None or host.executor.drain_deadline_at_ms is None:
         return
-    if context.now_ms < host.executor.drain_deadline_at_ms:  # a later drain request moved it
-        context.state.timers.arm(Timer.DRAIN, executor_id, host.executor.drain_deadline_at_ms)
+    if state.journal.now_ms < host.executor.drain_deadline_at_ms:  # a later drain request moved it
+        state.timers.arm(Timer.DRAIN, executor_id, host.executor.drain_deadline_at_ms)
         return
     message = (
         f"executor {executor_id} was drained: {host.executor.drain_reason or 'no reason given'}"
     )
-    context.state.departures.free_slots(host, Reason.EXECUTOR_DRAINED, message, then=Timer.DRAIN)
+    state.departures.free_slots(host, Reason.EXECUTOR_DRAINED, message, then=Timer.DRAIN)
 
 
-def forget_executor(context: EventContext, event: ForgetRequested) -> None:
+def forget_executor(state: State, event: ForgetRequested) -> None:
     """Deletes a lost executor and its slots.
 
     Raises:
         NotFound: no such executor.
         FailedPrecondition: it is not lost.
     """
-    state = context.state
     host = known_host(state.hosts, event.executor_id)
     # An executor that is not lost still reports. Its slots would then belong to no request.
     if host.executor.state is not ExecutorState.LOST:
@@ -292,4 +290,4 @@ def forget_executor(context: EventContext, event: ForgetRequested) -> None:
             reason=Reason.EXECUTOR_NOT_LOST,
             details={"executor_id": host.host_id, "state": host.executor.state},
         )
-    context.state.departures.delete_executor(host)
+    state.departures.delete_executor(host)

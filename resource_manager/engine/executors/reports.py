@@ -60,7 +60,7 @@ from resource_manager.engine.model.entities import Slot, SlotKey
 from resource_manager.engine.model.events import ReportAnswer, SlotsReported
 from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
 from resource_manager.engine.queue.requests import Requests
-from resource_manager.engine.state import EventContext, State
+from resource_manager.engine.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,12 @@ class AdoptedReport:
     unowned: tuple[SlotKey, ...] = ()
 
 
-def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
+def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
     """Adopts a report, or returns what the executor must do first.
 
     Raises:
         EpochSeen: the executor has seen a newer resource manager than this one.
     """
-    state = context.state
     refuse_seen_epoch(state, event.executor_id, event.report.rm_epoch)
     # After this answer the executor may know our epoch from us; see `refuse_seen_epoch`.
     state.answered_executors.add(event.executor_id)
@@ -100,17 +99,17 @@ def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
         # would be ignored.
         return ReportAnswer(register_again=True)
     executor = host.executor
-    taken = adopt_report(context, host, event.report)
+    taken = adopt_report(state, host, event.report)
     # An ignored report is older than the known usage figures.
     if taken.taken:
         executor.used = event.used
         executor.device_usage = event.device_usage
     # Reports arrive, but commands do not reach the executor. Checked after the report was adopted,
     # because the report itself is valid.
-    if delivery_overdue(context.journal, context.state.settings, host):
-        find_unreachable(context.journal, context.state.transitions, context.state.usage, host)
+    if delivery_overdue(state.journal, state.settings, host):
+        find_unreachable(state.journal, state.transitions, state.usage, host)
         return ReportAnswer(register_again=True)
-    host_policy, host_policy_number = policy_to_send(context.state.host_settings, host)
+    host_policy, host_policy_number = policy_to_send(state.host_settings, host)
     return ReportAnswer(
         send_full_report=taken.base_missing,
         unowned=(*taken.unowned, *frees_for_report(host)),
@@ -121,7 +120,7 @@ def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
 
 
 def adopt_report(
-    context: EventContext,
+    state: State,
     host: Host,
     report: Report,
     *,
@@ -131,7 +130,7 @@ def adopt_report(
     """Updates the host from a report, if the report is newer than the last one adopted.
 
     Args:
-        context: context of the event that brought the report.
+        state: the state.
         host: the executor that sent it.
         report: the report.
         at_least_command: number of the command whose answer brought the report; 0: it did not come
@@ -148,16 +147,16 @@ def adopt_report(
         return AdoptedReport(taken=False, base_missing=True)
     # The report is adopted from here on.
     executor.report_number = report.report_number
-    executor.report_at_ms = context.now_ms
-    executor.report_time_ms = context.at.time_ms
+    executor.report_at_ms = state.journal.now_ms
+    executor.report_time_ms = state.journal.at.time_ms
     # Slots that ended by themselves go first, so that they do not count as missing below.
     broken = [
         slot
         for ended in report.ended
-        if (slot := _ended(context.state.moves, context.state.gang_moves, host, ended)) is not None
+        if (slot := _ended(state.moves, state.gang_moves, host, ended)) is not None
     ]
     # A command number of another epoch is from another resource manager, so it cannot be compared.
-    contained = report.command_number if report.rm_epoch == context.state.rm_epoch else 0
+    contained = report.command_number if report.rm_epoch == state.rm_epoch else 0
     contained = max(contained, at_least_command)
     news = contained > host.contained_command
     host.contained_command = max(contained, host.contained_command)
@@ -165,7 +164,7 @@ def adopt_report(
     # count as missing.
     if report.unchanged:
         if news:
-            settle(context, host)
+            settle(state, host)
         return AdoptedReport(taken=True, unowned=host.unowned)
     # From here on it is a full report: each slot is compared, then missing slots are removed.
     reported = {(slot.allocation_id, slot.generation): slot for slot in report.slots}
@@ -176,30 +175,30 @@ def adopt_report(
     for key, seen in reported.items():
         slot = host.slots.get(key)
         if slot is not None:
-            _seen(context, host, slot, seen, returning=returning)
+            _seen(state, host, slot, seen, returning=returning)
     # After the loop above, which has handled all slots in the report. Other slots may be missing.
-    settle(context, host)
-    adopt_cpu_state(context, host, report.cpu_state)
+    settle(state, host)
+    adopt_cpu_state(state, host, report.cpu_state)
     before = executor.device_conditions
     if report.device_conditions != before:
         executor.device_conditions = report.device_conditions
-        settle_host(context, host)
+        settle_host(state, host)
     reporter = DeviceReporter(
-        context.journal,
-        context.state.requests,
-        context.state.gang_moves,
-        context.state.moves,
+        state.journal,
+        state.requests,
+        state.gang_moves,
+        state.moves,
     )
     reporter.report(host, before)
     # Only now do the bookings and the report match, so the index may read the host's free capacity.
-    context.state.hosts.touch(host)
-    if host.refusals and host.end_refusals(context.now_ms):
-        context.state.hosts.indexes.log_growth(host, context.state.queue)
+    state.hosts.touch(host)
+    if host.refusals and host.end_refusals(state.journal.now_ms):
+        state.hosts.indexes.log_growth(host, state.queue)
     if host.resize_backoffs:
-        context.state.resizes.end_backoffs(host)
+        state.resizes.end_backoffs(host)
     # After `end_refusals`: these refusals follow from this report, which must not end them at once.
     for slot in broken:
-        remember_refusal(context, host, slot)
+        remember_refusal(state, host, slot)
     # The executor already ends the slots that it reports as FREEING, so they need no order.
     host.unowned = tuple(
         key
@@ -209,7 +208,7 @@ def adopt_report(
     return AdoptedReport(taken=True, unowned=host.unowned)
 
 
-def settle(context: EventContext, host: Host) -> None:
+def settle(state: State, host: Host) -> None:
     """Removes the slots that are missing from the last adopted report (rules 3 and 4)."""
     if host.reported.keys() >= host.slots.keys():
         return
@@ -221,33 +220,31 @@ def settle(context: EventContext, host: Host) -> None:
     for slot in missing:
         if slot.state is not SlotState.FREEING:
             message = f"executor {host.host_id} no longer has the slot"
-            context.state.gang_moves.lose(slot, Reason.SLOT_MISSING, message)
+            state.gang_moves.lose(slot, Reason.SLOT_MISSING, message)
         # If an earlier member of the same gang was lost, this slot is already FREEING. It no longer
         # exists on the executor, so it is deleted here in any case.
-        context.state.moves.vanish(slot)
+        state.moves.vanish(slot)
 
 
-def _seen(
-    context: EventContext, host: Host, slot: Slot, seen: ReportedSlot, *, returning: bool
-) -> None:
+def _seen(state: State, host: Host, slot: Slot, seen: ReportedSlot, *, returning: bool) -> None:
     """Updates one slot from its entry in a report."""
     ends = seen.state is SlotState.FREEING
     # The report proves that the slot exists, even if the answer to its order is still on the way.
     if slot.state is SlotState.PENDING and not ends:
-        context.state.gang_moves.confirm(slot, isolation=seen.isolation, cpus=seen.cpus)
+        state.gang_moves.confirm(slot, isolation=seen.isolation, cpus=seen.cpus)
     if seen.resize_number:
-        context.state.resizes.adopt_reported_size(slot, seen)
+        state.resizes.adopt_reported_size(slot, seen)
     if ends:
         return  # a later report will lack the slot, or list it as ended
     if slot.state is SlotState.FREEING:
         # Only a slot of an executor that was lost can be reclaimed. Any other slot must be freed.
-        if returning and _is_waited_for(context.journal, context.state.requests, host, slot):
-            context.state.moves.reclaim(slot, isolation=seen.isolation, cpus=seen.cpus)
+        if returning and _is_waited_for(state.journal, state.requests, host, slot):
+            state.moves.reclaim(slot, isolation=seen.isolation, cpus=seen.cpus)
         else:
-            _retry_free(context.state.outbox, host, slot)
+            _retry_free(state.outbox, host, slot)
     elif seen.isolation is not None and seen.isolation != slot.isolation:
         slot.isolation = seen.isolation
-        context.state.changes.slot_moved(slot)
+        state.changes.slot_moved(slot)
 
 
 def _is_waited_for(journal: Journal, requests: Requests, host: Host, slot: Slot) -> bool:

@@ -26,7 +26,7 @@ from resource_manager.engine.fairness.quotas import unlimited_dimension
 from resource_manager.engine.model.entities import Group, Job
 from resource_manager.engine.model.events import GroupDeleted, GroupSet
 from resource_manager.engine.model.texts import amounts_text
-from resource_manager.engine.state import EventContext
+from resource_manager.engine.state import State
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -62,7 +62,7 @@ def known_group(groups: dict[str, Group], name: str) -> Group:
     return group
 
 
-def set_group(context: EventContext, event: GroupSet) -> Group:
+def set_group(state: State, event: GroupSet) -> Group:
     """Creates a group, or changes the given fields of an existing one.
 
     Raises:
@@ -73,12 +73,11 @@ def set_group(context: EventContext, event: GroupSet) -> Group:
         FailedPrecondition: the parent would change, but the group has live jobs.
         ResourceExhausted: the maximum number of groups is reached.
     """
-    state = context.state
     known = state.groups.get(event.name)
     if known is None:
         _check_new(state.groups, event.name)
     # All checks come first, because a rejected event must not change the state.
-    wanted = _wanted(event, known or Group(event.name, create_time_ms=context.at.time_ms))
+    wanted = _wanted(event, known or Group(event.name, create_time_ms=state.journal.at.time_ms))
     _check_minimum(wanted)
     # The parent is checked only if it changes, because the existing tree is within the limits.
     if known is None or wanted.parent != known.parent:
@@ -103,18 +102,17 @@ def set_group(context: EventContext, event: GroupSet) -> Group:
             limits=(wanted.maximum, wanted.minimum),
         )
         state.changes.group(wanted)
-        context.journal.cluster_event("group_set", message=_described(wanted))
+        state.journal.cluster_event("group_set", message=_described(wanted))
     return wanted
 
 
-def delete_group(context: EventContext, event: GroupDeleted) -> None:
+def delete_group(state: State, event: GroupDeleted) -> None:
     """Deletes a group without live jobs.
 
     Raises:
         NotFound: no group has this name.
         FailedPrecondition: it is "default", or has live jobs, or is the parent of other groups.
     """
-    state = context.state
     group = known_group(state.groups, event.name)
     why = ""
     if group.name == DEFAULT_GROUP:
@@ -130,7 +128,7 @@ def delete_group(context: EventContext, event: GroupDeleted) -> None:
     state.changes.delete_group(group)
     # A new group of this name must not inherit the usage of the old one.
     state.changes.delete_usage(GROUP + group.name)
-    context.journal.cluster_event("group_deleted", message=group.name)
+    state.journal.cluster_event("group_deleted", message=group.name)
 
 
 def _check_new(groups: dict[str, Group], name: str) -> None:

@@ -21,7 +21,7 @@ from resource_manager.engine.model.events import JobEndRequested, JobKeptAlive, 
 from resource_manager.engine.model.state_tables import JobInput
 from resource_manager.engine.model.timers import Timer, Timers
 from resource_manager.engine.queue.non_batchable import Kind
-from resource_manager.engine.state import EventContext, State
+from resource_manager.engine.state import State
 
 DEQUEUED_AT_ONCE = 500
 """How many job queues and gangs of ended jobs one step removes from the queue."""
@@ -32,7 +32,7 @@ LOOKED_AT_AT_ONCE = 10_000
 _RETENTION_RETRY_MS = 1_000
 
 
-def register_job(context: EventContext, event: JobRegistered) -> Job:
+def register_job(state: State, event: JobRegistered) -> Job:
     """Registers a job. Repeating the same call renews the lease.
 
     Raises:
@@ -40,13 +40,12 @@ def register_job(context: EventContext, event: JobRegistered) -> Job:
         NotFound: its resource group does not exist.
         ResourceExhausted: the maximum number of live jobs is reached.
     """
-    state = context.state
     known = state.jobs.get(event.job_id)
     # The caller repeats the call if it did not receive the answer.
     if known is not None:
         if not _same(known, event):
             raise AlreadyExists(f"job {event.job_id} exists with other content or another owner")
-        _renew(state.timers, known, context.now_ms)
+        _renew(state.timers, known, state.journal.now_ms)
         return known
     # Checked only for new jobs, because a group with live jobs cannot be deleted.
     known_group(state.groups, event.group)
@@ -66,95 +65,92 @@ def register_job(context: EventContext, event: JobRegistered) -> Job:
         request_id_sha256=event.request_id_sha256,
         # Jobs and requests share one counter, so that they have a common order.
         arrival_number=state.numbers.next_arrival(),
-        create_time_ms=context.at.time_ms,
+        create_time_ms=state.journal.at.time_ms,
     )
     state.jobs[job.job_id] = job
     state.flows.add_job(job.job_id, job.group)
     state.live_jobs += 1
-    _renew(state.timers, job, context.now_ms)
+    _renew(state.timers, job, state.journal.now_ms)
     state.changes.job(job)
-    context.journal.cluster_event("job_registered", job_id=job.job_id, message=job.name)
+    state.journal.cluster_event("job_registered", job_id=job.job_id, message=job.name)
     return job
 
 
-def keep_alive(context: EventContext, event: JobKeptAlive) -> Job:
+def keep_alive(state: State, event: JobKeptAlive) -> Job:
     """Renews the lease of a job, and records which of its events the job master has processed.
 
     Raises:
         NotFound, FailedPrecondition: see `active_job`.
     """
-    job = active_job(context.state.jobs, event.job_id)
-    _renew(context.state.timers, job, context.now_ms)
-    context.journal.acknowledge(job, event.acknowledged_sequence)
+    job = active_job(state.jobs, event.job_id)
+    _renew(state.timers, job, state.journal.now_ms)
+    state.journal.acknowledge(job, event.acknowledged_sequence)
     return job
 
 
-def request_job_end(context: EventContext, event: JobEndRequested) -> Job:
+def request_job_end(state: State, event: JobEndRequested) -> Job:
     """Ends a job; does nothing if it has ended already.
 
     Raises:
         NotFound: no job has this id.
     """
-    job = known_job(context.state.jobs, event.job_id)
-    end_job(context, job, event.reason, event.grace_ms)
+    job = known_job(state.jobs, event.job_id)
+    end_job(state, job, event.reason, event.grace_ms)
     return job
 
 
-def end_job(context: EventContext, job: Job, reason: str, grace_ms: int | None = None) -> None:
+def end_job(state: State, job: Job, reason: str, grace_ms: int | None = None) -> None:
     """Ends a job: cancels queued requests and releases slots. Its ids stay reserved for a while.
 
     If the step becomes full, the next scheduling cycles end the rest (`continue_ending`).
 
     Args:
-        context: context of the event.
+        state: the state.
         job: the job.
         reason: why it ends, for its events and the history.
         grace_ms: how long the slots' tasks have to end; None: the executor's default.
     """
     if job.state is JobState.ENDED:  # its requests are being ended, or have ended
         return
-    state = context.state
     state.transitions.move_job(job, JobInput.END)
     state.live_jobs -= 1
     job.end_reason = reason
-    job.end_time_ms = context.at.time_ms
+    job.end_time_ms = state.journal.at.time_ms
     # The job is stored as ENDED now. After a restart, `endings` is derived from its row.
     state.changes.job(job)
     state.endings[job.job_id] = Ending(grace_ms)
     # Begins at once, so that a small job ends within this step.
-    _continue_ending(context, job)
+    _continue_ending(state, job)
 
 
-def continue_ending(context: EventContext) -> None:
+def continue_ending(state: State) -> None:
     """Ends more of the remaining requests of ended jobs.
 
     First, the job queues of these jobs are removed from the queue, so that no request of them is
     placed. The cost depends on the number of scheduling classes and not of requests.
     """
-    state = context.state
     left = DEQUEUED_AT_ONCE
     for job_id in state.endings:
         left -= _dequeue(state, job_id, left)
         if left <= 0:
             break
     for job_id in list(state.endings):  # a copy, because finished jobs are removed in the loop
-        if context.journal.is_full:
+        if state.journal.is_full:
             return
-        _continue_ending(context, state.jobs[job_id])
+        _continue_ending(state, state.jobs[job_id])
 
 
-def _continue_ending(context: EventContext, job: Job) -> None:
+def _continue_ending(state: State, job: Job) -> None:
     """Ends requests of an ended job until the step is full.
 
     After the last request, the job is finished: its usage is stored and the retention timer starts.
     """
-    state = context.state
     ending = state.endings[job.job_id]
     message = f"its job ended: {job.end_reason}"
     # Most requests may have ended already. They change no row and so do not fill the step, so the
     # number of examined requests has a limit of its own.
     until = min(ending.given_up + LOOKED_AT_AT_ONCE, len(job.arrivals))
-    while job.live_requests and ending.given_up < until and not context.journal.is_full:
+    while job.live_requests and ending.given_up < until and not state.journal.is_full:
         request = state.requests.by_arrival[job.arrivals[ending.given_up]]
         ending.given_up += 1
         if request.state not in ENDED_REQUEST_STATES:
@@ -174,9 +170,9 @@ def _continue_ending(context: EventContext, job: Job) -> None:
     state.usage_checkpoints.keep_ended(job.job_id)
     state.usage.retire(job.job_id)
     state.timers.arm(
-        Timer.RETENTION, job.job_id, context.now_ms + state.settings.ended_retention_ms
+        Timer.RETENTION, job.job_id, state.journal.now_ms + state.settings.ended_retention_ms
     )
-    context.journal.cluster_event(
+    state.journal.cluster_event(
         "job_ended", job_id=job.job_id, reason=job.end_reason, message=job.name
     )
 
@@ -195,43 +191,42 @@ def _dequeue(state: State, job_id: str, most: int) -> int:
     return taken
 
 
-def lease_timer_fired(context: EventContext, job_id: str) -> None:
+def lease_timer_fired(state: State, job_id: str) -> None:
     """Ends a job whose lease has expired."""
-    timers = context.state.timers
-    job = context.state.jobs.get(job_id)
+    timers = state.timers
+    job = state.jobs.get(job_id)
     # The job has ended meanwhile, or has no lease.
     if job is None or job.state is JobState.ENDED or job.lease_ms is None:
         return
     # While this process was stopped, it could receive no keep-alives. So the job gets a full lease
     # from the time when the process continued.
     until_ms = max(job.lease_until_ms, timers.listening_since_ms + job.lease_ms)
-    if context.now_ms < until_ms:
+    if state.journal.now_ms < until_ms:
         timers.arm(Timer.LEASE, job_id, until_ms)
         return
-    end_job(context, job, Reason.LEASE_EXPIRED)
+    end_job(state, job, Reason.LEASE_EXPIRED)
 
 
-def retention_timer_fired(context: EventContext, job_id: str) -> None:
+def retention_timer_fired(state: State, job_id: str) -> None:
     """Deletes an ended job with its requests after the retention time.
 
     It waits until all its slots are deleted, which can take long on a lost executor. Otherwise a
     new request with the same id could be mistaken for the owner of an old slot.
     """
-    state = context.state
     job = state.jobs.get(job_id)
     if job is None or job.state is not JobState.ENDED:
         return
     # The timer is armed again, because no event tells that the last slot was deleted.
     if job.slot_keys or job_id in state.endings:
-        state.timers.arm(Timer.RETENTION, job_id, context.now_ms + _RETENTION_RETRY_MS)
+        state.timers.arm(Timer.RETENTION, job_id, state.journal.now_ms + _RETENTION_RETRY_MS)
         return
     # Ranges and requests are deleted from the end. Removing the last entry is cheap, and the job
     # stays consistent if the step becomes full.
-    while (parts := state.ranges.by_job.get(job_id)) and not context.journal.is_full:
+    while (parts := state.ranges.by_job.get(job_id)) and not state.journal.is_full:
         part = parts[-1]
         state.ranges.forget(part)
         state.changes.delete_range(part.row)
-    while job.arrivals and not context.journal.is_full:
+    while job.arrivals and not state.journal.is_full:
         request = state.requests.by_arrival.pop(job.arrivals.pop())
         del state.requests[request.spec.allocation_id]
         state.ranges.give_back(request.spec.allocation_id)

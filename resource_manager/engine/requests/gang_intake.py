@@ -31,7 +31,7 @@ from resource_manager.engine.queue.gangs import (
     member_requests_for,
 )
 from resource_manager.engine.queue.requests import Requests
-from resource_manager.engine.state import EventContext, State
+from resource_manager.engine.state import State
 
 
 def refused_members(
@@ -123,11 +123,11 @@ def join(ledger: GangLedger, request: Request, gangs: Iterable[GangSpec], *, tim
     gang.members.append(request.allocation_id)
 
 
-def accept_gang(context: EventContext, gang: Gang) -> None:
+def accept_gang(state: State, gang: Gang) -> None:
     """Queues a gang whose members have all been accepted."""
-    context.state.changes.gang(gang)
-    context.state.gang_moves.begin_to_wait(gang)
-    context.journal.cluster_event(
+    state.changes.gang(gang)
+    state.gang_moves.begin_to_wait(gang)
+    state.journal.cluster_event(
         "gang_pending",
         job_id=gang.job_id,
         allocation_id=gang.members[0],

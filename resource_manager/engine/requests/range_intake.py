@@ -22,7 +22,7 @@ from resource_manager.engine.lifecycle.known import taken
 from resource_manager.engine.model.entities import Job, RangeSpec, RequestRange
 from resource_manager.engine.queue.ranges import Part, RangeLedger, enqueue_members, parts_of
 from resource_manager.engine.queue.requests import Requests
-from resource_manager.engine.state import EventContext
+from resource_manager.engine.state import State
 
 
 def new_members(ranges: RangeLedger, spec: RangeSpec) -> int:
@@ -32,25 +32,24 @@ def new_members(ranges: RangeLedger, spec: RangeSpec) -> int:
     return 0 if known else spec.count
 
 
-def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcome:
+def submit_range(state: State, job: Job, spec: RangeSpec) -> ItemOutcome:
     """Accepts a range if it is new and valid.
 
     Args:
-        context: context of the event that brought the range.
+        state: the state.
         job: the job that submits it.
         spec: the range.
 
     Returns:
         One outcome for the whole range.
     """
-    state = context.state
     # Repetitions are found first: they must be accepted even if no executor fits any more.
     known = _known(state.requests, state.ranges, job, spec)
     if known is not None:
         return known
     request = spec.request
     if (problem := state.waiting_reasons.refusal(request)) is not None:
-        context.journal.cluster_event(
+        state.journal.cluster_event(
             "request_rejected",
             job_id=job.job_id,
             allocation_id=spec.range_id,
@@ -65,7 +64,7 @@ def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcom
             spec=piece,
             job_id=job.job_id,
             arrival_number=first_arrival + piece.first_index - spec.first_index,
-            create_time_ms=context.at.time_ms,
+            create_time_ms=state.journal.at.time_ms,
         )
         part = Part.of(row)
         state.ranges.add(part)

@@ -27,10 +27,10 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ResizeInput
 from resource_manager.engine.model.texts import amount_text, amounts_text
 from resource_manager.engine.queue.requests import Requests
-from resource_manager.engine.state import EventContext
+from resource_manager.engine.state import State
 
 
-def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
+def request_resize(state: State, event: ResizeRequested) -> Slot:
     """Accepts a resize of a slot. Repeating the same call changes nothing.
 
     Returns:
@@ -43,17 +43,14 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
         InvalidArgument: the size is below the minimum, slots of this QoS class cannot have it, or
             its devices are not those of the slot.
     """
-    state = context.state
-    request, slot = _slot_to_resize(
-        context.state.requests, context.state.slots, context.state.jobs, event
-    )
+    request, slot = _slot_to_resize(state.requests, state.slots, state.jobs, event)
     # All checks come first, because a rejected event must not change the state.
-    target = _target_of(context.state.settings, event, request.spec.cpu_policy)
+    target = _target_of(state.settings, event, request.spec.cpu_policy)
     # Repetitions are found before the number is checked, because they have the last number.
     if _is_same_call(slot, event.resize_number, target):
         return slot
     _refuse_number(slot, event.resize_number)
-    host = context.state.hosts.of(slot)
+    host = state.hosts.of(slot)
     _refuse_other_devices(slot, target)
     _refuse_too_large(host, slot, target)
     _refuse_unsuited(state.resizes, host, slot, target)
@@ -78,14 +75,14 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
     # If the slot already has the size, the number is used without a resize.
     nothing = "" if slot.wanted is not None else ": the size that it has"
     who = "an operator" if event.job_id is None else f"job {request.job_id}"
-    context.journal.slot_event(
+    state.journal.slot_event(
         "slot_resize_asked",
         slot,
         message=f"change {number} by {who}, to {size_text(target)}{nothing}{instead}",
     )
     # The slot is marked as changed here, because `advance` may only queue the resize.
     state.changes.slot(slot)
-    context.state.resizes.advance(slot)
+    state.resizes.advance(slot)
     # Another caller may wait for the replaced resize, so an event reports its end.
     if replaced is not None:
         what = (
@@ -94,7 +91,7 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
             else (f"withdrawn by {who}")
         )
         message = f"change {replaced.number} to {size_text(replaced)}: {what}"
-        context.journal.job_event(request, reason=Reason.RESIZE_REFUSED, message=message, slot=slot)
+        state.journal.job_event(request, reason=Reason.RESIZE_REFUSED, message=message, slot=slot)
     return slot
 
 

@@ -37,10 +37,10 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.requests.gang_intake import accept_gang, join, refused_members
 from resource_manager.engine.requests.range_intake import new_members, submit_range
-from resource_manager.engine.state import EventContext
+from resource_manager.engine.state import State
 
 
-def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[ItemOutcome]:
+def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]:
     """Accepts the new and valid items of a call, one by one.
 
     Returns:
@@ -53,7 +53,6 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
         ResourceExhausted: the job, or all jobs together, would have too many live requests; or the
             job would have too many scheduling classes.
     """
-    state = context.state
     # Checks of the whole call come first, because a rejected event must not change the state.
     job = active_job(state.jobs, event.job_id)
     _refuse_mix(job, chain(event.requests, (each.request for each in event.ranges)))
@@ -92,11 +91,11 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
     # Only new gangs are queued below: known ones were queued by an earlier call.
     gangs = [gang.gang_id for gang in event.gangs if gang.gang_id not in state.gangs.by_id]
     # Gangs are queued after the loop, when all their members are accepted.
-    outcomes = [_submit(context, job, spec, event.gangs, refused) for spec in event.requests]
+    outcomes = [_submit(state, job, spec, event.gangs, refused) for spec in event.requests]
     for gang_id in gangs:
         if (gang := state.gangs.by_id.get(gang_id)) is not None:  # None: its members were refused
-            accept_gang(context, gang)
-    return outcomes + [submit_range(context, job, spec) for spec in event.ranges]
+            accept_gang(state, gang)
+    return outcomes + [submit_range(state, job, spec) for spec in event.ranges]
 
 
 def _refuse_beyond_limits(
@@ -180,7 +179,7 @@ def _refuse_too_many_classes(
 
 
 def _submit(
-    context: EventContext,
+    state: State,
     job: Job,
     spec: RequestSpec,
     gangs: Sequence[GangSpec],
@@ -191,7 +190,6 @@ def _submit(
     A repeated request is accepted without effect. A member of a gang is queued later, with its
     gang.
     """
-    state = context.state
     known = state.requests.named(spec.allocation_id)
     problem = refused.get(spec.allocation_id)
     # A repetition is accepted even if no executor fits any more.
@@ -207,7 +205,7 @@ def _submit(
         problem = taken(spec.allocation_id)
     if problem is not None:
         # Recorded, because a request that is not accepted leaves no other trace.
-        context.journal.cluster_event(
+        state.journal.cluster_event(
             "request_rejected",
             job_id=job.job_id,
             allocation_id=spec.allocation_id,
@@ -226,7 +224,7 @@ def _submit(
     # A range that is submitted later must not have a member with this id.
     state.ranges.reserve(spec.allocation_id)
     if spec.gang_id:
-        join(state.gangs, request, gangs, time_ms=context.at.time_ms)
+        join(state.gangs, request, gangs, time_ms=state.journal.at.time_ms)
     else:
         state.queue.add(request)
     state.newcomers.append(request)
@@ -242,7 +240,7 @@ def _submit(
     return ItemOutcome(spec.allocation_id)
 
 
-def cancel_requests(context: EventContext, event: RequestsCancelled) -> list[ItemOutcome]:
+def cancel_requests(state: State, event: RequestsCancelled) -> list[ItemOutcome]:
     """Cancels requests. A request that was granted meanwhile is released. An ended one is not
     changed.
 
@@ -254,12 +252,12 @@ def cancel_requests(context: EventContext, event: RequestsCancelled) -> list[Ite
         NotFound: the job is not known.
     """
     if event.job_id is not None:
-        known_job(context.state.jobs, event.job_id)
+        known_job(state.jobs, event.job_id)
     slots = [(allocation_id, 0) for allocation_id in event.allocation_ids]  # 0: any generation
-    return _give_up_all(context, _Caller.of(event.job_id), slots, event.ranges, None)
+    return _give_up_all(state, _Caller.of(event.job_id), slots, event.ranges, None)
 
 
-def release_slots(context: EventContext, event: SlotsReleased) -> list[ItemOutcome]:
+def release_slots(state: State, event: SlotsReleased) -> list[ItemOutcome]:
     """Releases slots. This ends their requests; they get no other slots.
 
     The generation 0 means the current one.
@@ -272,9 +270,9 @@ def release_slots(context: EventContext, event: SlotsReleased) -> list[ItemOutco
     """
     if event.job_id is not None:
         # The job may have ended: then this call is a repetition and changes nothing.
-        known_job(context.state.jobs, event.job_id)
+        known_job(state.jobs, event.job_id)
     by = _Caller.of(event.job_id)
-    return _give_up_all(context, by, event.slots, event.ranges, event.grace_ms)
+    return _give_up_all(state, by, event.slots, event.ranges, event.grace_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +292,7 @@ class _Caller:
 
 
 def _give_up_all(
-    context: EventContext,
+    state: State,
     by: _Caller,
     slots: Iterable[tuple[str, int]],
     ranges: Iterable[Members],
@@ -306,12 +304,12 @@ def _give_up_all(
     outcomes: list[ItemOutcome] = []
     for allocation_id, generation in slots:
         # A new step is never full, so at least one item is handled and the caller makes progress.
-        if context.journal.is_full:
+        if state.journal.is_full:
             return outcomes
-        outcomes.append(_give_up(context, by, allocation_id, generation, grace_ms))
+        outcomes.append(_give_up(state, by, allocation_id, generation, grace_ms))
     why = Why(by.reason, by.message, grace_ms)
     for members in ranges:
-        outcome = context.state.range_moves.give_up_members(members, why, job_id=by.job_id)
+        outcome = state.range_moves.give_up_members(members, why, job_id=by.job_id)
         if outcome is None:
             return outcomes
         outcomes.append(outcome)
@@ -319,12 +317,12 @@ def _give_up_all(
 
 
 def _give_up(
-    context: EventContext, by: _Caller, allocation_id: str, generation: int, grace_ms: int | None
+    state: State, by: _Caller, allocation_id: str, generation: int, grace_ms: int | None
 ) -> ItemOutcome:
     """Ends one request on behalf of a caller. If it has ended, or the generation is older than the
     current one, nothing changes.
     """
-    request = context.state.requests.named(allocation_id)
+    request = state.requests.named(allocation_id)
     # A request of another job gets the same outcome as an unknown one, so that a job cannot find
     # out which ids other jobs have.
     if request is None or by.job_id not in (None, request.job_id):
@@ -344,7 +342,7 @@ def _give_up(
         )
     # An older generation names a slot that was lost, so there is nothing to release.
     if generation in (0, request.generation) and request.state not in ENDED_REQUEST_STATES:
-        context.state.gang_moves.give_up(
+        state.gang_moves.give_up(
             request,
             alone=generation > 0,
             reason=by.reason,

@@ -35,18 +35,18 @@ from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.scaling.texts import class_text, gang_text
-from resource_manager.engine.state import EventContext
+from resource_manager.engine.state import State
 
 
-def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None:
+def executor_came(state: State, executor_id: str, *, new: bool) -> None:
     """Matches an executor that has registered with its provision, or with a plan.
 
     Args:
-        context: of the registration.
+        state: the state.
         executor_id: the executor.
         new: whether the executor was unknown before.
     """
-    state, elastic, host = context.state, context.state.elastic, context.state.hosts[executor_id]
+    elastic, host = state.elastic, state.hosts[executor_id]
     provision = state.provisions.get(host.host_id)
     of_shape = provision.shape if provision is not None else host.executor.registration.provided_as
     if of_shape in elastic.shapes:
@@ -55,7 +55,7 @@ def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None
         # An executor that registers again has no plan any more.
         if provision.state in PENDING:
             elastic.arrived[host.host_id] = host.host_id
-        context.state.provision_moves.registered(provision, host)
+        state.provision_moves.registered(provision, host)
         return
     if not elastic.provisioning:
         return
@@ -64,25 +64,25 @@ def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None
         elastic.arrived[host.host_id] = _nearest(state.provisions, state.elastic, host)
     shape = host.executor.registration.provided_as
     if shape in elastic.shapes:
-        _adopt(context, host, shape)
+        _adopt(state, host, shape)
 
 
-def _adopt(context: EventContext, host: Host, shape: str) -> None:
+def _adopt(state: State, host: Host, shape: str) -> None:
     """Makes a provision for an executor of a provider's shape whose provision is unknown."""
     message = "it registered although no request waited for it any more"
     provision = Provision(
         executor_id=host.host_id,
         shape=shape,
-        number=context.state.provision_moves.next_number(),
+        number=state.provision_moves.next_number(),
         cause=message,
-        ask_time_ms=context.at.time_ms,
+        ask_time_ms=state.journal.at.time_ms,
         state=ProvidedExecutorState.REGISTERED,
         message="registered",
     )
-    context.state.provisions[host.host_id] = provision
-    context.state.changes.provision(provision)
-    context.state.elastic.version += 1
-    context.journal.cluster_event("provision_adopted", executor_id=host.host_id, message=message)
+    state.provisions[host.host_id] = provision
+    state.changes.provision(provision)
+    state.elastic.version += 1
+    state.journal.cluster_event("provision_adopted", executor_id=host.host_id, message=message)
 
 
 def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> str:
@@ -109,11 +109,11 @@ def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> 
     return best[2] if best is not None else ""
 
 
-def hand_over(context: EventContext) -> None:
+def hand_over(state: State) -> None:
     """Places the requests that were planned on executors that have registered, before all
     others.
     """
-    state, elastic = context.state, context.state.elastic
+    elastic = state.elastic
     for host_id, promised in elastic.arrived.items():
         host = state.hosts.get(host_id)
         content = elastic.plan.on.get(promised)
@@ -124,9 +124,9 @@ def hand_over(context: EventContext) -> None:
             if host is not None:
                 _judge(state.gangs, state.provision_moves, host, content or Content())
         if host is not None and content is not None and host.eligible:
-            _place(context, host, content)
+            _place(state, host, content)
             state.hosts.touch(host)
-            _place_gangs(context, content)
+            _place_gangs(state, content)
     elastic.arrived.clear()
 
 
@@ -195,13 +195,12 @@ def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
             yield f"that is too little for what was planned of {gang_text(gangs, gang_id)}"
 
 
-def _place_gangs(context: EventContext, content: Content) -> None:
+def _place_gangs(state: State, content: Content) -> None:
     """Tries the planned gangs. Those that do not fit stay queued.
 
     Called after single requests are placed, because a gang searches all hosts and might take the
     room of those requests.
     """
-    state = context.state
     for gang_id in content.gangs:
         waiting = state.gangs.waiting.get(gang_id)
         if waiting is None:
@@ -211,15 +210,14 @@ def _place_gangs(context: EventContext, content: Content) -> None:
         # Requests and gangs that were placed before have changed what is free.
         state.hosts.refresh(state.queue)
         placing = Placer(state.hosts, state.reservations)
-        context.state.gang_moves.try_gang(
+        state.gang_moves.try_gang(
             placing, NonBatchable(waiting.gang.arrival_number, Kind.GANG, gang_id)
         )
         placing.finish()
 
 
-def _place(context: EventContext, host: Host, content: Content) -> None:
+def _place(state: State, host: Host, content: Content) -> None:
     """Places as many of the planned requests as fit, in order of arrival."""
-    state = context.state
     # Collect the planned requests that quotas admit.
     candidates: list[tuple[int, SchedulingClass, Request]] = []
     left = {
@@ -243,7 +241,7 @@ def _place(context: EventContext, host: Host, content: Content) -> None:
         # Room and quota are read again, because earlier iterations have used some of both.
         most = min(len(requests), left[scheduling_class], _room_for(host, scheduling_class))
         if fitting := requests[: state.quotas.admitted_of(scheduling_class, job_id, most)]:
-            context.state.moves.place(fitting, host)
+            state.moves.place(fitting, host)
             state.queue.served(scheduling_class, fitting)
             left[scheduling_class] -= len(fitting)
 

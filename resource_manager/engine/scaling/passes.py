@@ -30,7 +30,7 @@ from resource_manager.engine.planning.draft import COST_UNIT
 from resource_manager.engine.planning.offers import Allowance, Offer
 from resource_manager.engine.planning.steps import Steps, advance, finish
 from resource_manager.engine.scaling.backlog import PATIENCE, more_of, note_totals, plan_waiting
-from resource_manager.engine.state import EventContext, State
+from resource_manager.engine.state import State
 
 _PARTS_MAX = 5_000
 """A missing amount is counted in units, and is at most about this many. The limit keeps the search
@@ -46,25 +46,25 @@ MINIMUM = "minimum"
 """Cause of executors that are ordered for the configured minimum and not for a request."""
 
 
-def provide(context: EventContext) -> None:
+def provide(state: State) -> None:
     """Runs a planning pass if one is due. Called in each cycle with executors to plan or to wait
     for, after queued requests were tried.
     """
-    state, elastic = context.state, context.state.elastic
+    elastic = state.elastic
     if elastic.resumes:
         elastic.resumes = False
-        context.state.provision_moves.resume()
+        state.provision_moves.resume()
     interval_ms = elastic.provisioning.plan_interval_ms
     if elastic.next_pass_ms is None and elastic.steps is None:
-        elastic.next_pass_ms = context.now_ms + interval_ms
+        elastic.next_pass_ms = state.journal.now_ms + interval_ms
     elif not state.queue_unfinished:
         # While the queue is unfinished, it may still place requests, which then need no executor.
-        if elastic.steps is None and context.now_ms >= (elastic.next_pass_ms or 0):
+        if elastic.steps is None and state.journal.now_ms >= (elastic.next_pass_ms or 0):
             elastic.steps, elastic.next_pass_ms = _pass(state), None
         if elastic.steps is not None and advance(elastic.steps, WORK_MAX):
             elastic.steps = None
             if _needs_another_pass(state):
-                elastic.next_pass_ms = context.now_ms + interval_ms
+                elastic.next_pass_ms = state.journal.now_ms + interval_ms
     if elastic.next_pass_ms is not None:
         state.timers.arm(Timer.PLAN, "", elastic.next_pass_ms)
 

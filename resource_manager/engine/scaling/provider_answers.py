@@ -11,68 +11,65 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.timers import Timer, backoff_ms
 from resource_manager.engine.placement.elastic import PENDING
-from resource_manager.engine.state import EventContext
+from resource_manager.engine.state import State
 
 
-def provision_started(context: EventContext, event: ProvisionStarted) -> None:
+def provision_started(state: State, event: ProvisionStarted) -> None:
     """Notes that the provider has started an executor. It may have registered before."""
-    provision = context.state.provisions.get(event.executor_id)
+    provision = state.provisions.get(event.executor_id)
     if provision is None:
         return
     # If the provider returns no handle, a known one is kept.
     provision.handle = event.handle or provision.handle
     # It may have registered, or been given up, before the provider answered.
     if provision.state is ProvidedExecutorState.ASKED:
-        context.state.provision_moves.move(provision, ProvidedExecutorState.STARTED, event.message)
-        context.state.provision_moves.record("provision_started", provision, event.message)
+        state.provision_moves.move(provision, ProvidedExecutorState.STARTED, event.message)
+        state.provision_moves.record("provision_started", provision, event.message)
     else:
-        context.state.provision_moves.keep(provision)
+        state.provision_moves.keep(provision)
 
 
-def provision_failed(context: EventContext, event: ProvisionFailed) -> None:
+def provision_failed(state: State, event: ProvisionFailed) -> None:
     """Gives up a provision that could not be started, and orders the provider to stop whatever the
     attempt has started.
     """
-    provision = context.state.provisions.get(event.executor_id)
+    provision = state.provisions.get(event.executor_id)
     # A registered executor works, even if its start command reported a failure.
     if provision is not None and provision.state in PENDING:
-        context.state.provision_moves.fail(provision, event.message)
+        state.provision_moves.fail(provision, event.message)
 
 
-def provision_ended(context: EventContext, event: ProvisionEnded) -> None:
+def provision_ended(state: State, event: ProvisionEnded) -> None:
     """Deletes a provision whose executor has ended, and deletes the executor with all its slots."""
-    state = context.state
     provision = state.provisions.pop(event.executor_id, None)
     if provision is None:
         return
     message = event.message or "its provider says that nothing is left of it"
     # If it never registered, further executors of its shape may fail as well.
     if provision.state in PENDING:
-        context.state.provision_moves.back_off(
+        state.provision_moves.back_off(
             provision.shape, f"{provision.executor_id}: ended before it came: {message}"
         )
     state.changes.delete_provision(provision)
     state.provision_moves.unplan(provision.executor_id)
     state.departures.forget_settings(provision.executor_id)
-    context.state.provision_moves.record("provision_ended", provision, message)
+    state.provision_moves.record("provision_ended", provision, message)
     host = state.hosts.get(provision.executor_id)
     if host is not None:
         # It is marked as lost before it is deleted, so that the history contains the reason.
         if host.executor.state is not ExecutorState.LOST:
-            context.state.departures.lose_executor(
-                host, f"executor {host.host_id} has ended: {message}"
-            )
-        context.state.departures.delete_executor(host)
+            state.departures.lose_executor(host, f"executor {host.host_id} has ended: {message}")
+        state.departures.delete_executor(host)
 
 
-def provision_stop_failed(context: EventContext, event: ProvisionStopFailed) -> None:
+def provision_stop_failed(state: State, event: ProvisionStopFailed) -> None:
     """Plans to repeat a stop order that the provider could not carry out."""
-    provision = context.state.provisions.get(event.executor_id)
+    provision = state.provisions.get(event.executor_id)
     if provision is None or provision.state is not ProvidedExecutorState.STOPPING:
         return
-    settings = context.state.settings.provisioning
+    settings = state.settings.provisioning
     pause = backoff_ms(provision.stop_failures, settings.backoff_min_ms, settings.backoff_max_ms)
     provision.stop_failures += 1
     provision.message = f"could not be stopped: {event.message}"
-    context.state.provision_moves.keep(provision)
-    context.state.timers.arm(Timer.PROVISION, provision.executor_id, context.now_ms + pause)
+    state.provision_moves.keep(provision)
+    state.timers.arm(Timer.PROVISION, provision.executor_id, state.journal.now_ms + pause)

@@ -35,14 +35,13 @@ from resource_manager.engine.model.timers import Timer, Timers, backoff_ms
 from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.requests import Requests
-from resource_manager.engine.state import EventContext
+from resource_manager.engine.state import State
 
 
-def dispatch(context: EventContext) -> None:
+def dispatch(state: State) -> None:
     """Sends the next command to each executor in the outbox that has none in flight, and repeats
     commands whose retry is due.
     """
-    state = context.state
     executor_ids = sorted(state.outbox)
     # An executor with a command in flight comes back with the answer or the retry timer.
     state.outbox.clear()
@@ -54,17 +53,17 @@ def dispatch(context: EventContext) -> None:
             continue  # its commands are queued again when it can be dialled
         command = host.in_flight
         if command is None:
-            _send_next(context, host)
-        elif command.retry_at_ms is not None and command.retry_at_ms <= context.now_ms:
+            _send_next(state, host)
+        elif command.retry_at_ms is not None and command.retry_at_ms <= state.journal.now_ms:
             command.retry_at_ms = None
             # The same number and content, so the executor recognises a repetition.
-            context.journal.effects.append(command.effect)
+            state.journal.effects.append(command.effect)
 
 
-def _send_next(context: EventContext, host: Host) -> None:
-    most = context.state.settings.command_items_max
+def _send_next(state: State, host: Host) -> None:
+    most = state.settings.command_items_max
     executor = host.executor
-    if host.to_free and host.frees_paused_until_ms <= context.now_ms:
+    if host.to_free and host.frees_paused_until_ms <= state.journal.now_ms:
         keys = tuple(islice(host.to_free, most))
         executor.command_number += 1
         free = SendFree(
@@ -75,16 +74,16 @@ def _send_next(context: EventContext, host: Host) -> None:
             slots=tuple((key[0], key[1], host.slots[key].grace_ms) for key in keys),
         )
         host.in_flight = Command(free, keys)
-        context.journal.effects.append(free)
+        state.journal.effects.append(free)
         # They are in flight now; those that fail are put back (`_free_failed`).
         for key in keys:
             del host.to_free[key]
     elif host.to_resize and not (host.resized_last and host.to_allocate):
         host.resized_last = True
-        _send_resize(context.journal, host)
+        _send_resize(state.journal, host)
     elif host.to_allocate:
         host.resized_last = False
-        _send_allocate(context.journal, context.state.requests, context.state.jobs, host, most)
+        _send_allocate(state.journal, state.requests, state.jobs, host, most)
 
 
 def _send_allocate(
@@ -139,9 +138,9 @@ def _order(requests: Requests, jobs: dict[str, Job], slot: Slot, executor: Execu
     )
 
 
-def command_answered(context: EventContext, event: CommandAnswered) -> None:
+def command_answered(state: State, event: CommandAnswered) -> None:
     """Processes the outcome of each item of a command, then the state that the answer reports."""
-    host = _host_of_command(context.state.hosts, event)
+    host = _host_of_command(state.hosts, event)
     if host is None or host.in_flight is None:
         return
     command = host.in_flight
@@ -156,40 +155,38 @@ def command_answered(context: EventContext, event: CommandAnswered) -> None:
         if command.allocates:
             refused.append((slot, outcome))
         else:
-            _free_failed(context.journal, context.state.settings, context.state.timers, host, slot)
+            _free_failed(state.journal, state.settings, state.timers, host, slot)
     # The back-off of frees ends only when a command of frees succeeds for all its slots.
     if not any(outcome.reason for outcome in event.outcomes):
         host.frees_failed = 0 if command.frees else host.frees_failed
     for slot, outcome in refused:
-        _refused(context, slot, outcome)
+        _refused(state, slot, outcome)
     # Before the report: while the command is in flight, a slot that a report lacks does not count
     # as missing (`Host.contains`).
     host.in_flight = None
-    context.state.outbox[host.host_id] = None
-    taken = adopt_report(context, host, event.report, at_least_command=event.command_number)
+    state.outbox[host.host_id] = None
+    taken = adopt_report(state, host, event.report, at_least_command=event.command_number)
     if taken.base_missing:
         _distrust(
-            context.journal,
-            context.state.transitions,
-            context.state.usage,
+            state.journal,
+            state.transitions,
+            state.usage,
             host,
             "it answered a command without its full state",
         )
         return
     if not taken.taken:  # a newer state was processed before this answer, and contains its effects
         host.contained_command = max(host.contained_command, event.command_number)
-        settle(context, host)
+        settle(state, host)
     # After the report: a refusal stores the reported state, and ends when that state changes.
     for slot, _ in refused:
-        remember_refusal(context, host, slot)
+        remember_refusal(state, host, slot)
     if isinstance(command.effect, SendResize):
         outcome = event.outcomes[0] if event.outcomes else ItemOutcome(command.keys[0][0])
-        context.state.resizes.resize_answered(
-            host, command.keys[0], command.effect.resize.number, outcome
-        )
+        state.resizes.resize_answered(host, command.keys[0], command.effect.resize.number, outcome)
 
 
-def command_refused(context: EventContext, event: CommandRefused) -> None:
+def command_refused(state: State, event: CommandRefused) -> None:
     """Processes the refusal of a command whose numbers the executor does not accept.
 
     The resource manager's state of the executor may be wrong, so the executor must register again.
@@ -198,23 +195,23 @@ def command_refused(context: EventContext, event: CommandRefused) -> None:
     Raises:
         EpochSeen: the executor has seen a newer resource manager than this one.
     """
-    refuse_seen_epoch(context.state, event.executor_id, event.known_rm_epoch)
-    host = _host_of_command(context.state.hosts, event)
+    refuse_seen_epoch(state, event.executor_id, event.known_rm_epoch)
+    host = _host_of_command(state.hosts, event)
     if host is None:
         return
     why = f"it refused command {event.command_number}"
     host.reach.refused += 1
-    if host.reach.refused >= context.state.settings.refused_commands_max:
+    if host.reach.refused >= state.settings.refused_commands_max:
         host.reach.cause = (
             f"{why} with {event.reason}, and {host.reach.refused - 1} before that; is it another"
             " executor that listens at this address?"
         )
-        find_unreachable(context.journal, context.state.transitions, context.state.usage, host)
+        find_unreachable(state.journal, state.transitions, state.usage, host)
         return
     _distrust(
-        context.journal,
-        context.state.transitions,
-        context.state.usage,
+        state.journal,
+        state.transitions,
+        state.usage,
         host,
         why,
         reason=event.reason,
@@ -242,29 +239,29 @@ def _distrust(
     )
 
 
-def command_undelivered(context: EventContext, event: CommandUndelivered) -> None:
+def command_undelivered(state: State, event: CommandUndelivered) -> None:
     """Schedules another attempt at a command whose outcome is unknown, with the same number and
     content.
     """
-    host = _host_of_command(context.state.hosts, event)
+    host = _host_of_command(state.hosts, event)
     if host is None or host.in_flight is None:
         return
-    settings = context.state.settings
+    settings = state.settings
     command = host.in_flight
     delay = backoff_ms(
         command.failures, settings.command_retry_min_ms, settings.command_retry_max_ms
     )
     command.failures += 1
     if command.failing_since_ms is None:
-        command.failing_since_ms = context.now_ms
+        command.failing_since_ms = state.journal.now_ms
     host.reach.cause = event.cause
-    command.retry_at_ms = context.now_ms + delay
-    context.state.timers.arm(Timer.COMMAND, host.host_id, command.retry_at_ms)
+    command.retry_at_ms = state.journal.now_ms + delay
+    state.timers.arm(Timer.COMMAND, host.host_id, command.retry_at_ms)
 
 
-def command_timer_fired(context: EventContext, executor_id: str) -> None:
+def command_timer_fired(state: State, executor_id: str) -> None:
     """Puts the executor into the outbox, because a command may be sent, or sent again."""
-    context.state.outbox[executor_id] = None
+    state.outbox[executor_id] = None
 
 
 def _host_of_command(
@@ -294,16 +291,16 @@ def _free_failed(
     timers.arm(Timer.COMMAND, host.host_id, host.frees_paused_until_ms)
 
 
-def _refused(context: EventContext, slot: Slot, outcome: ItemOutcome) -> None:
+def _refused(state: State, slot: Slot, outcome: ItemOutcome) -> None:
     """Deletes a slot that the executor did not allocate, and puts its request back to its old place
     in the queue.
     """
     if slot.state is SlotState.ALLOCATED:
         return  # a report has shown the slot; the answer is about an older attempt
-    request = context.state.requests.served_by(slot)
+    request = state.requests.served_by(slot)
     if request is not None:
-        context.state.gang_moves.requeue(request, slot, outcome.reason, outcome.message)
-    context.journal.slot_event(
+        state.gang_moves.requeue(request, slot, outcome.reason, outcome.message)
+    state.journal.slot_event(
         "allocation_refused", slot, reason=outcome.reason, message=outcome.message
     )
-    context.state.moves.vanish(slot)
+    state.moves.vanish(slot)

@@ -38,7 +38,7 @@ from resource_manager.engine.scheduling.reservations import (
     reserve_for_starved,
     serve_owners,
 )
-from resource_manager.engine.state import EventContext, State
+from resource_manager.engine.state import State
 
 MOVES_MAX = 2_000
 """Budget of one cycle for moves. Activating or deactivating a job queue is one move; a class with
@@ -83,41 +83,39 @@ A function that books capacity calls `Placer.follow` with these hosts.
 """
 
 
-def decide(context: EventContext) -> None:
+def decide(state: State) -> None:
     """Runs one scheduling cycle."""
-    state = context.state
     passes = state.queue.passes
     # Requests of ended jobs leave the queue first, so that none of them is placed.
     if state.endings:
-        continue_ending(context)
+        continue_ending(state)
     # Before `place_waiting`, which would place other requests on executors that were ordered for
     # these.
     if state.elastic.arrived:
-        hand_over(context)
+        hand_over(state)
     # Owners of reservations come first: capacity that is free now may be what they wait for.
     if state.reservations.by_number:
-        serve_owners(context)
-    place_waiting(context)
+        serve_owners(state)
+    place_waiting(state)
     # An ended reservation sets capacity free for others, so place once more.
-    while state.reservations.by_number and end_served(context):
-        place_waiting(context)
-    reserve_for_starved(context)
+    while state.reservations.by_number and end_served(state):
+        place_waiting(state)
+    reserve_for_starved(state)
     # After all placements: executors are ordered only for requests that no host has room for.
     if state.settings.provisioning.shapes or state.provisions:
-        provide(context)
+        provide(state)
     # Last, so that one command has all slots that an executor gets in this cycle.
-    dispatch(context)
+    dispatch(state)
     # While the first pass goes on, the next cycle may still place the new requests.
     if not state.queue.in_pass or state.queue.passes > passes:
-        _record_newcomers(context)
+        _record_newcomers(state)
     # Placements have changed usage. Usage that a restart could not derive is stored in this batch.
     state.usage_checkpoints.keep_urgent()
     state.considered_arrival = state.numbers.arrival
 
 
-def place_waiting(context: EventContext) -> None:
+def place_waiting(state: State) -> None:
     """Places pending requests, gangs and resizes that fit, in queue order."""
-    state = context.state
     # Updates the indexes for all events of the batch, and unblocks classes and items that may fit.
     state.hosts.refresh(state.queue)
     unblocked = state.quotas.unblock(MOVES_MAX // 2)
@@ -310,11 +308,11 @@ class _Placement:
         return len(numbers), []
 
 
-def _record_newcomers(context: EventContext) -> None:
+def _record_newcomers(state: State) -> None:
     """Records new requests that are still pending, with one entry for each part of a range. Stops
     when the journal of this step is full; the next call continues.
     """
-    state, journal = context.state, context.journal
+    journal = state.journal
     while state.newcomers and not journal.is_full:
         request = state.newcomers.popleft()
         if request.state is RequestState.PENDING:

@@ -22,7 +22,7 @@ from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.requests.gang_intake import infeasible_members
-from resource_manager.engine.state import EventContext, State
+from resource_manager.engine.state import State
 
 STEPS_MAX = 1_000
 """Scheduling classes, gangs and requests that one event processes; the next one continues."""
@@ -33,16 +33,15 @@ one); or a single request.
 """
 
 
-def infeasible_timer_fired(context: EventContext) -> None:
+def infeasible_timer_fired(state: State) -> None:
     """Rejects infeasible requests if the time of the rejection clock has come and all executors are
     known.
     """
-    state = context.state
     clock = state.rejection_clock
     due_ms = clock.due_ms
     if due_ms is None or not _all_known(state.hosts):
         return  # the clock restarts when the missing executor registers or is lost
-    if context.now_ms < due_ms:
+    if state.journal.now_ms < due_ms:
         # The clock has restarted since this timer was set.
         state.timers.arm(Timer.INFEASIBLE, "", due_ms)
         return
@@ -63,10 +62,10 @@ def infeasible_timer_fired(context: EventContext) -> None:
     state.hosts.refresh(state.queue)
     # Classes first, then gangs, within one budget of steps.
     left = STEPS_MAX
-    while clock.scheduling_classes and left > 0 and not context.journal.is_full:
-        left -= _look_at_class(context, next(iter(clock.scheduling_classes)), left)
-    while clock.gangs and left > 0 and not context.journal.is_full:
-        left -= _look_at_gang(context, next(iter(clock.gangs)))
+    while clock.scheduling_classes and left > 0 and not state.journal.is_full:
+        left -= _look_at_class(state, next(iter(clock.scheduling_classes)), left)
+    while clock.gangs and left > 0 and not state.journal.is_full:
+        left -= _look_at_gang(state, next(iter(clock.gangs)))
     if clock.scheduling_classes or clock.gangs:
         state.timers.put_off(Timer.INFEASIBLE, "")
 
@@ -86,31 +85,28 @@ def _may_reject(scheduling_class: SchedulingClass) -> bool:
     return any(job_queue.may_reject for job_queue in scheduling_class.job_queues.values())
 
 
-def _look_at_class(context: EventContext, scheduling_class: SchedulingClass, most: int) -> int:
+def _look_at_class(state: State, scheduling_class: SchedulingClass, most: int) -> int:
     """Rejects requests of a scheduling class if it is infeasible.
 
     Args:
-        context: of the event.
+        state: the state.
         scheduling_class: the class.
         most: steps that may be taken; the next event continues.
 
     Returns:
         Steps taken, at least 1.
     """
-    clock = context.state.rejection_clock
+    clock = state.rejection_clock
     # Put back below if there were more requests than steps.
     after = clock.scheduling_classes.pop(scheduling_class)
     if (
         not _may_reject(scheduling_class)
-        or feasibility(context.state.hosts, context.state.elastic, scheduling_class)
-        not in INFEASIBLE
+        or feasibility(state.hosts, state.elastic, scheduling_class) not in INFEASIBLE
     ):
         return 1
     steps, runs = 1, []
     # Collected before any is rejected, because rejecting changes the queue that is read.
-    for run, following in _runs(
-        context.state.requests, context.state.ranges, scheduling_class, after
-    ):
+    for run, following in _runs(state.requests, state.ranges, scheduling_class, after):
         runs.append(run)
         steps += 1
         if steps >= most:
@@ -127,13 +123,13 @@ def _look_at_class(context: EventContext, scheduling_class: SchedulingClass, mos
         if request.spec.allow_pending:
             continue
         # The reason is the same for the whole class.
-        outcome = outcome or context.state.waiting_reasons.rejection(request.spec)
+        outcome = outcome or state.waiting_reasons.rejection(request.spec)
         if outcome is None:
             continue
         if isinstance(run, Request):
-            context.state.moves.reject(run, outcome.reason, outcome.message)
+            state.moves.reject(run, outcome.reason, outcome.message)
         else:
-            context.state.range_moves.reject_waiting(*run, Why(outcome.reason, outcome.message))
+            state.range_moves.reject_waiting(*run, Why(outcome.reason, outcome.message))
     return steps
 
 
@@ -166,16 +162,15 @@ def _runs(
             yield (part, first, last), number
 
 
-def _look_at_gang(context: EventContext, gang_id: str) -> int:
+def _look_at_gang(state: State, gang_id: str) -> int:
     """Rejects a gang if it or one of its members is infeasible; returns the steps taken."""
-    state = context.state
     del state.rejection_clock.gangs[gang_id]
     waiting = state.gangs.waiting.get(gang_id)
     if waiting is None or not _gang_fails(state, waiting):
         return 1
     outcomes = _gang_outcomes(state, waiting)
     if outcomes:
-        context.state.gang_moves.reject_gang(
+        state.gang_moves.reject_gang(
             waiting, {each.id: (each.reason, each.message) for each in outcomes}
         )
     return 1 + len(outcomes)

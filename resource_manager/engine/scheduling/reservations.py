@@ -54,7 +54,7 @@ from resource_manager.engine.scheduling.reservation_owners import (
     quota_block_of,
     still_waits,
 )
-from resource_manager.engine.state import EventContext, State
+from resource_manager.engine.state import State
 
 CHECK_INTERVAL_MS = SECOND_MS
 """Starved waiters are examined at most this often."""
@@ -84,55 +84,54 @@ RIVALS_MAX = 256
 """Most jobs with smaller pending requests that are compared."""
 
 
-def serve_owners(context: EventContext) -> None:
+def serve_owners(state: State) -> None:
     """Places owners whose hosts have room, and ends reservations that are no longer valid. Must be
     called before anything else is placed.
     """
-    for each in list(context.state.reservations.by_number.values()):
-        why = _void(context.state, each) or _expired(context, each)
+    for each in list(state.reservations.by_number.values()):
+        why = _void(state, each) or _expired(state, each)
         if why:
-            _end(context, each, why)
-        elif _has_room(context.state, each):
-            place_owner(context.state, each)
-            _end(context, each, "placed there")
+            _end(state, each, why)
+        elif _has_room(state, each):
+            place_owner(state, each)
+            _end(state, each, "placed there")
 
 
-def end_served(context: EventContext) -> bool:
+def end_served(state: State) -> bool:
     """Ends reservations whose owners were placed on other hosts. Returns True if it ended any: then
     more capacity is free for others.
     """
-    state = context.state
     reservations = state.reservations.by_number.values()
     served = [each for each in reservations if not still_waits(state, each.owner)]
     for each in served:
-        _end(context, each, "placed elsewhere")
+        _end(state, each, "placed elsewhere")
     return bool(served)
 
 
-def reserve_for_starved(context: EventContext) -> None:
+def reserve_for_starved(state: State) -> None:
     """Makes reservations for starved waiters. The indexes must be up to date."""
-    state, reservations = context.state, context.state.reservations
+    reservations = state.reservations
     if not state.settings.fairness.reservations_max:
         return
     # A clock that has run out since the last check leads to a check at once.
     more = state.queue.starvation.is_over(reservations.next_since, state.settings.fairness)
-    if more or context.now_ms >= reservations.due_ms:
-        _check(context)
+    if more or state.journal.now_ms >= reservations.due_ms:
+        _check(state)
     # Wake up when time alone may change something: a clock runs out, or a reservation expires.
     next_ms = reservations.next_since.ms + state.settings.fairness.starvation_timeout_ms
     wake_ms = [next_ms, *(each.until_ms for each in reservations.by_number.values())]
     # Another check can only find more if time may help or something was placed.
     if reservations.stuck or state.flows.placements > reservations.placements:
         wake_ms.append(reservations.due_ms)
-    wake_ms = [each for each in wake_ms if each > context.now_ms]
+    wake_ms = [each for each in wake_ms if each > state.journal.now_ms]
     if wake_ms and state.queue.starvation:
         state.timers.arm(Timer.STARVATION, "", min(wake_ms))
 
 
-def _check(context: EventContext) -> None:
+def _check(state: State) -> None:
     """Examines starved waiters, the longest starved first, and reserves hosts for some of them."""
-    state, reservations = context.state, context.state.reservations
-    fairness, now_ms = state.settings.fairness, context.now_ms
+    reservations = state.reservations
+    fairness, now_ms = state.settings.fairness, state.journal.now_ms
     # Starts again with the longest starved waiter only when all have been examined.
     waiting, reservations.next_since = state.queue.starvation.starved(fairness)
     if not reservations.unexamined:
@@ -173,7 +172,7 @@ def _check(context: EventContext) -> None:
             # Waiters that are starved for a shorter time must not get the hosts that suit it.
             reservations.claimed |= reservations.searched[waiter]
         else:
-            _reserve(context, owner, since)
+            _reserve(state, owner, since)
             budget -= max(SEARCH_COST, len(state.hosts) // HOSTS_PER_WAITER)
     reservations.stuck = time_may_help or bool(reservations.unexamined)
     reservations.placements = state.flows.placements
@@ -244,12 +243,12 @@ def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
     return all(amount <= part * sums.get(ONLINE + name, 0) for name, amount in whole.items())
 
 
-def _reserve(context: EventContext, owner: ReservationOwner, since: Mark) -> bool:
+def _reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
     """Reserves the best hosts for an owner, or places it if it fits there now. Returns False if no
     suitable hosts are left. Hosts that would suit without their reservations are then claimed for
     the owner.
     """
-    state, reservations = context.state, context.state.reservations
+    reservations = state.reservations
     # Choose hosts. If none are left, remember those that would suit without reservations.
     taken = reservations.claimed.union(reservations.on_host)
     choice = choose_hosts(state, owner, taken)
@@ -260,7 +259,7 @@ def _reserve(context: EventContext, owner: ReservationOwner, since: Mark) -> boo
         reservations.searched[owner.waiter] = found
         reservations.claimed |= found
         return False
-    made = _reservation(context, owner, choice, since)
+    made = _reservation(state, owner, choice, since)
     # This search finds placements that the one of `Placer` does not, so the owner may fit now.
     if _has_room(state, made):
         place_owner(state, made)
@@ -276,14 +275,13 @@ def _reserve(context: EventContext, owner: ReservationOwner, since: Mark) -> boo
     if len(made.hosts) == 1:
         ((name, kept),) = made.hosts.items()
         what = f"{amounts_text(kept.amounts)} are reserved for it on {name}"
-    _record(context, "reservation_made", made, f"{owner.title} waited too long: {what}")
+    _record(state, "reservation_made", made, f"{owner.title} waited too long: {what}")
     return True
 
 
 def _reservation(
-    context: EventContext, owner: ReservationOwner, choice: HostChoice, since: Mark
+    state: State, owner: ReservationOwner, choice: HostChoice, since: Mark
 ) -> Reservation:
-    state = context.state
     clock = state.queue.starvation.get(owner.waiter)
     doubled = min(clock.expired if clock is not None else 0, DOUBLED_MAX)
     lasts_ms = EXPIRES_AFTER * state.settings.fairness.starvation_timeout_ms * 2**doubled
@@ -302,26 +300,25 @@ def _reservation(
         choice=choice,
         hosts=hosts,
         starved_since=since,
-        since_time_ms=context.at.time_ms,
-        until_ms=context.now_ms + lasts_ms,
+        since_time_ms=state.journal.at.time_ms,
+        until_ms=state.journal.now_ms + lasts_ms,
         version=state.hosts.version,
         lacking=next(iter(hosts)),
     )
 
 
-def _end(context: EventContext, ended: Reservation, why: str) -> None:
-    state = context.state
+def _end(state: State, ended: Reservation, why: str) -> None:
     state.reservations.remove(ended)
     for host in (state.hosts[name] for name in ended.hosts if name in state.hosts):
         host.reserved = None
         state.hosts.touch(host)
         # Topology-constrained classes had no room on a reserved host, even where amounts were free.
         state.hosts.indexes.log_growth(host, state.queue)
-    _record(context, "reservation_ended", ended, f"{ended.owner.title}: {why}")
+    _record(state, "reservation_ended", ended, f"{ended.owner.title}: {why}")
 
 
-def _record(context: EventContext, kind: str, about: Reservation, message: str) -> None:
-    context.journal.cluster_event(
+def _record(state: State, kind: str, about: Reservation, message: str) -> None:
+    state.journal.cluster_event(
         kind,
         executor_id=next(iter(about.hosts)) if len(about.hosts) == 1 else "",
         job_id=about.owner.job_id,
@@ -345,13 +342,12 @@ def _void(state: State, each: Reservation) -> str:
     return f"a maximum of group {block.group_id.removeprefix(GROUP)} stops it" if block else ""
 
 
-def _expired(context: EventContext, each: Reservation) -> str:
+def _expired(state: State, each: Reservation) -> str:
     """Returns why a reservation has expired; empty: it has not. Slots that did not end in time are
     added to `outlasting`, so that other reservations do not wait for them.
     """
-    state = context.state
     # With room, the owner is placed in this cycle (`serve_owners`).
-    if context.now_ms < each.until_ms or _has_room(state, each):
+    if state.journal.now_ms < each.until_ms or _has_room(state, each):
         return ""
     lasting = [
         (name, key)
@@ -362,7 +358,7 @@ def _expired(context: EventContext, each: Reservation) -> str:
     ]
     # All slots of `before` are being freed or have ended: the lacking capacity may be free soon.
     if not lasting:
-        each.until_ms = context.now_ms + state.settings.fairness.starvation_timeout_ms
+        each.until_ms = state.journal.now_ms + state.settings.fairness.starvation_timeout_ms
         return ""
     outlasting = state.reservations.outlasting
     # Drops slots that have ended.

@@ -30,7 +30,7 @@ from resource_manager.engine.model.events import SlotsReuseAsked
 from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.scheduling.next_in_order import NextInOrder
-from resource_manager.engine.state import EventContext
+from resource_manager.engine.state import State
 
 HANDED_ON = "a slot that its job has already does its work"
 FAIR_SHARE = "others come before its job for what the slot frees"
@@ -43,24 +43,24 @@ ENDED = "it has ended before"
 NOT_GRANTED = "it was not granted"
 
 
-def reuse_slots(context: EventContext, event: SlotsReuseAsked) -> list[ItemOutcome]:
+def reuse_slots(state: State, event: SlotsReuseAsked) -> list[ItemOutcome]:
     """Lets slots be reused where that is fair, and gives back the others.
 
     Raises:
         NotFound: the job is not known.
     """
-    known_job(context.state.jobs, event.job_id)
-    following = NextInOrder(context.state)
-    return [_ask(context, event, following, each) for each in event.slots]
+    known_job(state.jobs, event.job_id)
+    following = NextInOrder(state)
+    return [_ask(state, event, following, each) for each in event.slots]
 
 
 def _ask(
-    context: EventContext,
+    state: State,
     event: SlotsReuseAsked,
     following: NextInOrder,
     asked: tuple[str, int, str],
 ) -> ItemOutcome:
-    state, job_id = context.state, event.job_id
+    job_id = event.job_id
     allocation_id, generation, for_id = asked
     request, waiting = state.requests.named(allocation_id), state.requests.named(for_id)
     # First the cases that need no comparison of jobs: unknown, decided before, ended or outdated.
@@ -86,16 +86,14 @@ def _ask(
             (("generation", str(generation)), ("current", str(request.generation))),
         )
     # Compare with other jobs. Then let the slot be reused, or give it back.
-    reason, message = _obstacle(
-        context.state.hosts, context.state.slots, request, waiting, following
-    )
+    reason, message = _obstacle(state.hosts, state.slots, request, waiting, following)
     if not reason and waiting is not None:
-        _hand_on(context, request, waiting)
+        _hand_on(state, request, waiting)
         # Later slots of this call must see that the work is taken over.
         following.work_of(job_id)[for_id] = allocation_id
         return ItemOutcome(allocation_id)
-    _end_thread(context.journal, context.state.slots, context.state.jobs, request)
-    context.state.gang_moves.give_up(
+    _end_thread(state.journal, state.slots, state.jobs, request)
+    state.gang_moves.give_up(
         request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms
     )
     # The job has one slot less now, which may change the result for the next slot.
@@ -193,18 +191,15 @@ def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: R
         threads.end(jobs[request.job_id], slot, journal.now_ms)
 
 
-def _hand_on(context: EventContext, request: Request, waiting: Request) -> None:
+def _hand_on(state: State, request: Request, waiting: Request) -> None:
     """Lets the slot of a request take over the work of a pending one, which ends."""
-    state = context.state
     slot = state.slots.of(request)
     # Reuse counts as a placement. `served` must be called first: the end of the request may stop
     # the clock.
     state.queue.starvation.served((state.queue.class_of(waiting.spec), waiting.job_id))
-    context.state.moves.end_request(
-        waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON
-    )
+    state.moves.end_request(waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON)
     if slot is not None:
         slot.works_for = waiting.allocation_id
-        threads.note_reuse(state.jobs[request.job_id], slot, context.now_ms)
-        context.journal.slot_event("slot_reused", slot, message=f"by {waiting.allocation_id}")
+        threads.note_reuse(state.jobs[request.job_id], slot, state.journal.now_ms)
+        state.journal.slot_event("slot_reused", slot, message=f"by {waiting.allocation_id}")
     state.flows.note_reuse(request.job_id)
