@@ -58,6 +58,9 @@ _KEEPALIVE = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
+HANDSHAKE_TIMEOUT_MS = 10_000
+"""After this time a server closes a connection that has not completed its handshake."""
+
 PING_INTERVAL_MS_MIN = 500
 """Shortest interval between a client's pings.
 
@@ -67,6 +70,11 @@ If it pings more often, the server closes the connection (GOAWAY too_many_pings)
 SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     *_KEEPALIVE,
     ("grpc.so_reuseport", 0),  # else a second server can bind the same port
+    # The window of a call stays at 64 KiB until its message is read. With probing, gRPC announces 4
+    # MiB, so a whole message would arrive before the caller is identified.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+    ("grpc.http2.settings_timeout", HANDSHAKE_TIMEOUT_MS),
     ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS_MIN),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),

@@ -1,8 +1,13 @@
 """Wraps every served method: checks access and size, limits the time, and converts errors.
 
-The wrapper first checks the caller's access, then the form and size of the request. Then it runs
-the handler, and converts an error of the handler to the status of the call. It also ends open
-streams when the server stops.
+The order is authenticate, measure, parse. The wrapper first identifies the caller from the metadata
+and rejects the call without reading its message. Then it reads the message as raw bytes, checks
+their number, and only then parses them. Last it runs the handler, and converts an error of the
+handler to the status of the call. It also ends open streams when the server stops.
+
+gRPC reads the message of a unary method before the handler runs, but it hands the handler of a
+streaming method the context first. So every method is registered as one that takes a stream of raw
+bytes. Clients cannot tell the difference.
 """
 
 from __future__ import annotations
@@ -10,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +30,27 @@ from finegrain.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from finegrain.rpc.access import Access, TokenHashes, enter_call, identify, request_bytes_max
+from finegrain.rpc.access import (
+    LARGE_BYTES,
+    Access,
+    Caller,
+    TokenHashes,
+    enter_call,
+    identify,
+    request_bytes_max,
+)
+from finegrain.rpc.refusal_log import RefusalLog
 from finegrain.rpc.status import Metadata, status_code_of, status_of
 
 UNARY_TIME_MAX_S = 60.0
 """Time limit of a unary handler. It holds even if the caller has set a later deadline."""
+READ_TIME_MAX_S = 20.0
+"""Time limit for the arrival of a request's message."""
+LARGE_READS_MAX = 32
+"""Number of large messages that a server reads at the same time from callers of one kind.
+
+Messages that wait for their turn stay with the client, except for 64 KiB each.
+"""
 
 Gate = Callable[[], FinegrainError | None]
 """Returns the error with which the server rejects every call at the moment, or None to serve calls.
@@ -49,6 +71,10 @@ class ServerLifecycle:
     gate: Gate = lambda: None
     streams: set[OpenStream] = field(default_factory=set)
     stopping: bool = False
+    refusals: RefusalLog = field(default_factory=lambda: RefusalLog(_log))
+    large_reads: defaultdict[str, asyncio.Semaphore] = field(
+        default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(LARGE_READS_MAX))
+    )
 
     def end_streams(self) -> None:
         """Ends every open stream with UNAVAILABLE. The caller must set `stopping` first."""
@@ -86,15 +112,11 @@ class OpenStream:
             self._task.cancel()
 
 
-class _Malformed:
-    """Stands for a request whose bytes are not a valid message."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-
 class GuardedMethod:
-    """One method with the wrapper around its handler."""
+    """One method with the wrapper around its handler.
+
+    Each of the four methods named after a kind of call serves that kind. All take raw bytes.
+    """
 
     def __init__(
         self,
@@ -112,14 +134,12 @@ class GuardedMethod:
         self._handler = handler
         self._bytes_max = request_bytes_max(method)
 
-    async def unary_unary(self, request: Any, context: Any) -> Any:
+    async def unary_unary(self, _raw: AsyncIterator[bytes], context: Any) -> Any:
         started = time.perf_counter()
         try:
-            # Access is checked first, so that a caller without access learns nothing about the
-            # expected form of a request.
-            self._admit(context)
-            self._check(request)
+            caller = self._admit(context)
             async with asyncio.timeout(UNARY_TIME_MAX_S):
+                request = await self._read(context, caller)
                 answer = await self._handler.unary_unary(request, context)
         except BaseException as error:
             # `_fail` aborts the call by raising. So the `raise` below is reached only for an error
@@ -129,42 +149,43 @@ class GuardedMethod:
         self._done("OK", started)
         return answer
 
-    async def stream_unary(self, requests: AsyncIterator[Any], context: Any) -> Any:
+    async def stream_unary(self, raw: AsyncIterator[bytes], context: Any) -> Any:
         started = time.perf_counter()
         with OpenStream(self._lifecycle.streams):
             try:
                 self._admit(context)
                 self._refuse_when_stopping()
-                answer = await self._handler.stream_unary(self._checked(requests), context)
+                answer = await self._handler.stream_unary(self._parsed(raw), context)
             except BaseException as error:
                 await self._fail(error, context, started)
                 raise
         self._done("OK", started)
         return answer
 
-    async def unary_stream(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        async for message in self._stream(context, lambda: self._open_one(request, context)):
-            yield message
-
-    async def stream_stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        def begin() -> Any:
-            return self._handler.stream_stream(self._checked(requests), context)
+    async def unary_stream(self, _raw: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        async def begin(caller: Caller) -> Any:
+            return self._handler.unary_stream(await self._read(context, caller), context)
 
         async for message in self._stream(context, begin):
             yield message
 
-    def _open_one(self, request: Any, context: Any) -> Any:
-        self._check(request)
-        return self._handler.unary_stream(request, context)
+    async def stream_stream(self, raw: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        async def begin(_caller: Caller) -> Any:
+            return self._handler.stream_stream(self._parsed(raw), context)
 
-    async def _stream(self, context: Any, begin: Callable[[], Any]) -> AsyncIterator[Any]:
+        async for message in self._stream(context, begin):
+            yield message
+
+    async def _stream(
+        self, context: Any, begin: Callable[[Caller], Awaitable[Any]]
+    ) -> AsyncIterator[Any]:
         started = time.perf_counter()
         with OpenStream(self._lifecycle.streams) as stream:
             messages: Any = None
             try:
-                self._admit(context)
+                caller = self._admit(context)
                 self._refuse_when_stopping()
-                messages = begin()
+                messages = await begin(caller)
                 # The handler is no generator: it sends messages itself, with `context.write`.
                 if asyncio.iscoroutine(messages):
                     await messages
@@ -189,25 +210,44 @@ class GuardedMethod:
                     await messages.aclose()
         self._done("OK", started)
 
-    def _admit(self, context: Any) -> None:
+    def _admit(self, context: Any) -> Caller:
+        """Identifies the caller. Nothing of the request's message has been read yet."""
         metadata = {
             key: value
             for key, value in context.invocation_metadata() or ()
             if isinstance(value, str)
         }
-        enter_call(identify(metadata, self._need, self._lifecycle.tokens, context.peer()))
+        caller = identify(metadata, self._need, self._lifecycle.tokens, context.peer())
+        enter_call(caller)
         if self._gated and (refusal := self._lifecycle.gate()) is not None:
             raise refusal
+        return caller
 
     def _refuse_when_stopping(self) -> None:
         if self._lifecycle.stopping:
             raise _stopping()
 
-    def _check(self, request: Any) -> None:
-        if isinstance(request, _Malformed):
+    async def _read(self, context: Any, caller: Caller) -> Any:
+        """Reads and parses the one message of a request."""
+        if self._bytes_max < LARGE_BYTES:
+            return self._parse(await context.read())
+        # The permit is held until the message is parsed: its parsed form takes many times the
+        # memory of its bytes. A caller that stalls must not keep it.
+        async with self._lifecycle.large_reads[caller.token_kind]:
+            try:
+                data = await asyncio.wait_for(context.read(), READ_TIME_MAX_S)
+            except TimeoutError:
+                raise Unavailable(
+                    f"the request for {self._method} did not arrive within {READ_TIME_MAX_S:g} s;"
+                    " try again"
+                ) from None
+            return self._parse(data)
+
+    def _parse(self, data: Any) -> Any:
+        if data is grpc.aio.EOF:
             name = self._method.rpartition("/")[2]
-            raise InvalidArgument("request", f"{request.size} bytes", f"a {name} message")
-        size = request.ByteSize()
+            raise InvalidArgument("request", "no message", f"a {name} message")
+        size = len(data)
         if size > self._bytes_max:
             raise ResourceExhausted(
                 f"the request has {size} bytes; {self._method} takes at most {self._bytes_max}; "
@@ -215,11 +255,15 @@ class GuardedMethod:
                 reason=Reason.MESSAGE_TOO_LARGE,
                 details={"size_bytes": size, "limit_bytes": self._bytes_max},
             )
+        try:
+            return self._handler.request_deserializer(data)
+        except Exception:  # whatever the message library raises
+            name = self._method.rpartition("/")[2]
+            raise InvalidArgument("request", f"{size} bytes", f"a {name} message") from None
 
-    async def _checked(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for request in requests:
-            self._check(request)
-            yield request
+    async def _parsed(self, raw: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in raw:
+            yield self._parse(data)
 
     async def _fail(self, error: BaseException, context: Any, started: float) -> None:
         """Ends the call with the status of the error; returns only if no status can be sent."""
@@ -247,15 +291,7 @@ class GuardedMethod:
                 reason=Reason.INTERNAL,
             )
         else:
-            _log.info(
-                "call_refused",
-                extra={
-                    "method": self._method,
-                    "reason": error.reason.value,
-                    "error": error.message,
-                    "peer": context.peer(),
-                },
-            )
+            self._lifecycle.refusals.add(self._method, error, context.peer())
         # Record first, because the abort below raises.
         self._done(status_code_of(error).name, started)
         code, message, trailing = status_of(error)
@@ -271,18 +307,3 @@ def _stopping() -> Unavailable:
 
 async def _abort(context: Any, code: grpc.StatusCode, message: str, trailing: Metadata) -> None:
     await context.abort(code, message, trailing)
-
-
-def tolerant(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Returns a decoder that does not raise: it returns `_Malformed` for bytes that are no message.
-
-    The wrapper then rejects the call with INVALID_ARGUMENT.
-    """
-
-    def attempt(data: bytes) -> Any:
-        try:
-            return decode(data)
-        except Exception:  # whatever the message library raises
-            return _Malformed(len(data))
-
-    return attempt

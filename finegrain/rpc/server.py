@@ -19,7 +19,7 @@ from finegrain.options import ListenOptions
 from finegrain.rpc.access import Access, AccessTable, Caller, TokenHashes, current_caller
 from finegrain.rpc.addresses import format_address, is_loopback, parse_address
 from finegrain.rpc.channels import SERVER_OPTIONS, server_credentials
-from finegrain.rpc.guard import Gate, GuardedMethod, Observer, ServerLifecycle, tolerant
+from finegrain.rpc.guard import Gate, GuardedMethod, Observer, ServerLifecycle
 
 __all__ = [
     "Access",
@@ -197,15 +197,18 @@ class GuardedServer:
         # Health checks must work even while the gate rejects calls, as on a standby.
         gated = method not in _OPEN_METHODS
         call = GuardedMethod(self._lifecycle, method, need, handler, gated=gated)
-        decode = tolerant(handler.request_deserializer)
-        encode = handler.response_serializer
-        if handler.request_streaming and handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(call.stream_stream, decode, encode)
-        if handler.request_streaming:
-            return grpc.stream_unary_rpc_method_handler(call.stream_unary, decode, encode)
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(call.unary_stream, decode, encode)
-        return grpc.unary_unary_rpc_method_handler(call.unary_unary, decode, encode)
+        kinds = ("unary", "stream")
+        serve = getattr(
+            call, f"{kinds[handler.request_streaming]}_{kinds[handler.response_streaming]}"
+        )
+        # No deserializer: the wrapper gets raw bytes, and reads them after it has identified the
+        # caller (see guard.py).
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        return make(serve, None, handler.response_serializer)
 
 
 def check_listen_is_safe(listen: ListenOptions) -> None:
