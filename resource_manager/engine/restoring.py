@@ -15,6 +15,12 @@ from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.groups import adopt_groups
 from resource_manager.engine.hosts.allowed_cpus import CLUSTER, cordons_for, set_for
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.changes import (
+    FORGOTTEN,
+    GENERATION_FLOOR,
+    HOST_SETTING_NUMBER,
+    REGISTERED_WITH,
+)
 from resource_manager.engine.model.effects import Snapshot
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import (
@@ -26,12 +32,6 @@ from resource_manager.engine.model.entities import (
     Request,
     RequestRange,
     Slot,
-)
-from resource_manager.engine.model.numbers import (
-    FORGOTTEN,
-    GENERATION_FLOOR,
-    HOST_SETTING_NUMBER,
-    REGISTERED_WITH,
 )
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.timers import Timer

@@ -23,7 +23,7 @@ from resource_manager.engine.lifecycle.resizes import ResizeMoves
 from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.lifecycle.usage_checkpoints import Checkpoints, UsageCheckpoints
 from resource_manager.engine.lifecycle.waiting import WaitingReasons
-from resource_manager.engine.model.changes import ChangeTracker
+from resource_manager.engine.model.changes import ChangeTracker, Numbers
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import (
     Group,
@@ -34,7 +34,6 @@ from resource_manager.engine.model.entities import (
     Request,
 )
 from resource_manager.engine.model.history import History
-from resource_manager.engine.model.numbers import Numbers
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.timers import Timers
 from resource_manager.engine.model.transitions import Transitions

@@ -232,12 +232,8 @@ def _fire(state: State, timer: Timer, entity_id: str) -> None:  # noqa: C901, PL
         case Timer.USAGE:
             state.usage_checkpoints.usage_timer_fired()
         case Timer.HISTORY:
-            _history_timer_fired(state)
+            state.history.mark(state.journal.at.time_ms, state.changes)
+            mark_ms = state.journal.now_ms + state.history.mark_interval_ms
+            state.timers.arm(Timer.HISTORY, "", mark_ms)
         case _:
             assert_never(timer)
-
-
-def _history_timer_fired(state: State) -> None:
-    history = state.history
-    history.mark(state.journal.at.time_ms, state.changes)
-    state.timers.arm(Timer.HISTORY, "", state.journal.now_ms + history.mark_interval_ms)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from resource_manager.engine.model.numbers import GENERATION_FLOOR
+from resource_manager.engine.model.changes import GENERATION_FLOOR
 
 SEQUENCE_STEP = 1 << 32
 """More events than one job writes between a backup and its restore."""

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from finegrain.errors import ConfigurationError, Reason, StoreError
 from finegrain.ids import new_id
+from resource_manager.engine.model.changes import GENERATION_FLOOR
 from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import ClusterEvent, JobEvent
-from resource_manager.engine.model.numbers import GENERATION_FLOOR
 from resource_manager.storage import rows, tables
 from resource_manager.storage.codecs import Codec
 from resource_manager.storage.lost_history import GENERATION_STEP, SEQUENCE_STEP

@@ -8,7 +8,7 @@ from tests.support.components import REPOSITORY
 
 ENGINE = REPOSITORY / "resource_manager/engine"
 
-WHOLE_STATE_MAX = 118
+WHOLE_STATE_MAX = 117
 """Functions that take the whole state. Handlers, restoring, and
 the entry points of explain and invariants have to; others take the ledgers that they look at."""
 

@@ -31,9 +31,9 @@ from resource_manager.engine.hosts.allowed_cpus import (
 )
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host
+from resource_manager.engine.model.changes import HOST_SETTING_NUMBER
 from resource_manager.engine.model.entities import NO_CPU_STATE, NOTHING_SET, HostSetting
 from resource_manager.engine.model.events import HostPolicySet
-from resource_manager.engine.model.numbers import HOST_SETTING_NUMBER
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.state import State
 

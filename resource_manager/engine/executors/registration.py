@@ -19,6 +19,7 @@ from resource_manager.engine.hosts.allowed_cpus import CLUSTER, cordons_for, set
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host
 from resource_manager.engine.lifecycle.moves import key_of
+from resource_manager.engine.model.changes import REGISTERED_WITH
 from resource_manager.engine.model.entities import NO_CPU_STATE, Executor, Registration
 from resource_manager.engine.model.events import (
     DrainRequested,
@@ -27,7 +28,6 @@ from resource_manager.engine.model.events import (
     RegistrationAnswer,
     UndrainRequested,
 )
-from resource_manager.engine.model.numbers import REGISTERED_WITH
 from resource_manager.engine.model.state_tables import DrainInput, RegistrationInput
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.state import State

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from resource_manager.engine.model.changes import Numbers
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, Request
-from resource_manager.engine.model.numbers import Numbers
 from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State

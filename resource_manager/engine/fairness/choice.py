@@ -1,7 +1,5 @@
-"""Chooses the job that is served next, and how many slots it gets in one run.
-
-The choice goes from the root of the fairness tree down. At each group it takes the child that comes
-first (`flows.py`), until it reaches a job.
+"""Compares jobs in fair order: how many slots the next job gets in one run, and whether a job has
+received its share.
 
 A job is served in *runs* of several slots, so that the choice need not be made for every slot. A
 run ends when another flow would come first at some level of the tree. It has at least one slot, or
@@ -26,23 +24,12 @@ RUN_PART = 64
 _ROUNDED = 1e-9  # Tolerance for rounding errors in virtual times.
 
 
-def first_job(tree: FlowTree) -> Flow | None:
-    """Returns the job that is served next; None if no job is active."""
-    flow = tree.root
-    while flow.children is not None:
-        below = tree.first_child(flow)
-        if below is None:
-            return None
-        flow = below
-    return flow
-
-
 def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
     """Returns how many slots the job that is next gets before another flow comes first.
 
     Args:
         tree: the fairness tree.
-        job: the job that `first_job` returned.
+        job: the job that `FlowTree.first_job` returned.
         cost: cost per second of each slot.
 
     Returns:
@@ -52,7 +39,7 @@ def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
     flow = job
     # Each level can only shorten the run, so the loop ends at a run of one slot.
     while flow.parent is not None and length > 1:
-        second = tree.second_child(flow.parent)
+        second = flow.parent.children.second() if flow.parent.children is not None else None
         if second is not None:
             length = min(length, max(1, flow.running // RUN_PART, _lead(tree, flow, second, cost)))
         flow = flow.parent

@@ -405,13 +405,14 @@ class FlowTree:
             return False, reached, flow.tie
         return True, self.key(flow), flow.tie
 
-    def first_child(self, flow: Flow) -> Flow | None:
-        """Returns the child of a group that is served next; None if no child is active."""
-        return flow.children.first() if flow.children is not None else None
-
-    def second_child(self, flow: Flow) -> Flow | None:
-        """Returns the child of a group that comes second in order; None if there is none."""
-        return flow.children.second() if flow.children is not None else None
+    def first_job(self) -> Flow | None:
+        """Returns the job that is served next; None if no job is active. At each group from the
+        root down, it takes the child that comes first.
+        """
+        flow: Flow | None = self.root
+        while flow is not None and flow.children is not None:
+            flow = flow.children.first()
+        return flow
 
     # Helpers.
 

@@ -79,6 +79,7 @@ class Host(CpuAllocator):
     """An executor, with everything that the resource manager derives about it.
 
     Attributes:
+        host_id: the executor's id.
         operator_policy: what operators have set for this host at runtime.
         cluster_policy: what they have set for all hosts.
         total: amounts that can be booked, including those that are booked.
@@ -110,6 +111,7 @@ class Host(CpuAllocator):
         columns_online: the same for a host that is online.
     """
 
+    host_id: str = field(init=False)
     operator_policy: HostPolicy = NOTHING_SET
     cluster_policy: HostPolicy = NOTHING_SET
     total: dict[str, int] = field(default_factory=dict)
@@ -157,14 +159,10 @@ class Host(CpuAllocator):
             cordons: devices on which they have stopped new work.
         """
         host = cls(executor, operator_policy, cluster_policy)
+        host.host_id = executor.registration.executor_id
         host.cordons = cordons
         host.adopt_registration()
         return host
-
-    @property
-    def host_id(self) -> str:
-        """The executor's id."""
-        return self.executor.registration.executor_id
 
     @property
     def eligible(self) -> bool:

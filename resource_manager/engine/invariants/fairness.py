@@ -73,7 +73,7 @@ def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
     expected = (running, waiting, rate, active, dict(used))
     if have != expected:
         yield f"{flow.id} counts (running, waiting, rate, active, used) {have}, it is {expected}"
-    first = flows.first_child(flow)
+    first = flow.children.first() if flow.children is not None else None
     if (first is None) != (not active):
         yield f"{flow.id} has {first} first, of {active} that are active"
     seated = flow.children.fair.count + flow.children.below_minimum.count
@@ -85,7 +85,7 @@ def _order(flows: FlowTree, flow: Flow, child: Flow) -> Iterator[str]:
     """Checks that a child is in the order if and only if it is active, and that it does not come
     before the first child.
     """
-    first = flows.first_child(flow)
+    first = flow.children.first() if flow.children is not None else None
     if (child.active > 0) != (child.seat >= 0):
         yield f"{child.id} is active: {child.active}, takes part in the order: {child.seat >= 0}"
     if first is None or not child.active:

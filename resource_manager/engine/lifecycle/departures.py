@@ -16,9 +16,8 @@ from resource_manager.engine.lifecycle.gangs import GangMoves
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.moves import RequestMoves, key_of
 from resource_manager.engine.lifecycle.usage import UsageAccounting
-from resource_manager.engine.model.changes import ChangeTracker
+from resource_manager.engine.model.changes import ChangeTracker, Numbers
 from resource_manager.engine.model.entities import HostSetting, Slot
-from resource_manager.engine.model.numbers import Numbers
 from resource_manager.engine.model.state_tables import RegistrationInput
 from resource_manager.engine.model.timers import Timer, Timers
 from resource_manager.engine.model.transitions import Transitions

@@ -27,7 +27,7 @@ from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.members import MemberRows
 from resource_manager.engine.lifecycle.resizes import ResizeMoves
 from resource_manager.engine.lifecycle.usage import UsageAccounting
-from resource_manager.engine.model.changes import ChangeTracker
+from resource_manager.engine.model.changes import ChangeTracker, Numbers
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
@@ -37,7 +37,6 @@ from resource_manager.engine.model.entities import (
     Slot,
     SlotKey,
 )
-from resource_manager.engine.model.numbers import Numbers
 from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.model.state_tables import RequestInput, SlotInput
 from resource_manager.engine.model.transitions import Transitions
@@ -138,12 +137,12 @@ class RequestMoves:
                 cost=cost,
             )
             # If there are no ranges, this saves a lookup for each slot.
-            if self.ranges:
+            if self.ranges.by_job:
                 self.members.materialize(request)
             # The slot is added to all ledgers here, so that they agree after the step.
             self.transitions.move_request(request, RequestInput.PLACE)
             request.reason = request.message = ""
-            key = key_of(slot)
+            key = spec.allocation_id, request.generation
             self.slots[key] = slot
             self.jobs[slot.job_id].slot_keys.add(key)
             host.slots[key] = slot

@@ -238,24 +238,20 @@ class UsageCheckpoints:
         # The timer stores usage that accrued while no resource manager was running.
         self.timers.arm(Timer.USAGE, "", at.monotonic_ms)
 
-    def usage_timer_fired(
-        self,
-    ) -> None:
+    def usage_timer_fired(self) -> None:
         """Stores the usage of flows that are due, and arms the timer again."""
         due, again_ms = self.checkpoints.due(self.journal.now_ms, self.journal.at.time_ms)
         for record in due:
             self._keep(record)
         self.timers.arm(Timer.USAGE, "", again_ms)
 
-    def keep_urgent(
-        self,
-    ) -> None:
+    def keep_urgent(self) -> None:
         """Stores the usage of flows that were raised, began to accrue or got another weight since
         the last batch.
         """
         flows = self.flows
         for flow in flows.urgent.values():
-            self._keep_flow(flow)
+            self._keep(self.checkpoints.written(flow, self.journal.at.time_ms))
         # They are now part of this batch, so a crash cannot undo a raise.
         flows.urgent.clear()
 
@@ -264,13 +260,8 @@ class UsageCheckpoints:
         flow: Flow | None = self.flows.jobs.get(job_id)
         # The groups are stored, too, because their usage includes that of the job.
         while flow is not None:
-            self._keep_flow(flow)
+            self._keep(self.checkpoints.written(flow, self.journal.at.time_ms))
             flow = flow.parent
-
-    def _keep_flow(self, flow: Flow) -> None:
-        self._keep(
-            self.checkpoints.written(flow, self.journal.at.time_ms),
-        )
 
     def _keep(self, record: UsageRecord) -> None:
         # Only flows of jobs have durations.

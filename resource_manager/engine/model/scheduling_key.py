@@ -64,6 +64,7 @@ class Needs(NamedTuple):
         preferred: for each preferred policy, the columns that a host needs to meet it; empty if the
             index has no such column.
         never_met: how many preferred policies no host can meet.
+        kinds: see `kinds_of`.
     """
 
     pooled: dict[str, int]
@@ -71,11 +72,14 @@ class Needs(NamedTuple):
     amounts: tuple[dict[str, int], dict[str, int]]
     preferred: tuple[tuple[tuple[str, int], ...], ...]
     never_met: int
+    kinds: list[dict[str, int]]
 
-    @property
-    def kinds(self) -> list[dict[str, int]]:
-        """The different needs by kind of memory pools: one item if they are the same, else two."""
-        return [self.pooled] if self.pooled == self.separate else [self.pooled, self.separate]
+
+def kinds_of(pooled: dict[str, int], separate: dict[str, int]) -> list[dict[str, int]]:
+    """Returns the different needs by kind of memory pools: one item if they are the same, else
+    two.
+    """
+    return [pooled] if pooled == separate else [pooled, separate]
 
 
 CpuKey = tuple[CpuPolicy, int]

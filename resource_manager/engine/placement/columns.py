@@ -21,6 +21,7 @@ from resource_manager.engine.model.scheduling_key import (
     WITH_GPUS,
     WITHOUT_GPUS,
     Needs,
+    kinds_of,
 )
 from resource_manager.engine.model.settings import Strategy
 from resource_manager.engine.placement.constraint import Constraint, HostView
@@ -78,15 +79,19 @@ def needs_of(scheduling_class: SchedulingClass) -> Needs:
 
 def needs_for(request: ResourceRequest) -> Needs:
     """Returns what a host must have for a request."""
+    pooled, separate = (
+        _needs(_WITH_COLUMNS, request, separate_pools=each) for each in (False, True)
+    )
     return Needs(
-        _needs(_WITH_COLUMNS, request, separate_pools=False),
-        _needs(_WITH_COLUMNS, request, separate_pools=True),
+        pooled,
+        separate,
         (
             _needs(_COUNTED, request, separate_pools=False),
             _needs(_COUNTED, request, separate_pools=True),
         ),
         tuple(tuple(need.items()) for each in CONSTRAINTS for need in each.preferred(request)),
         sum(each.never_met(request) for each in CONSTRAINTS),
+        kinds_of(pooled, separate),
     )
 
 

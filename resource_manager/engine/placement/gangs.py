@@ -20,9 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from finegrain.values.states import GangPlacement
-from resource_manager.engine.model.scheduling_key import (
-    Labels,
-)
+from resource_manager.engine.model.scheduling_key import Labels, kinds_of
 from resource_manager.engine.placement.columns import needs_of, size_of
 from resource_manager.engine.placement.device_constraint import MOST_LEFT
 from resource_manager.engine.placement.gang_packing import Matching, Packing
@@ -264,7 +262,8 @@ class GangSearch:
         whole = SchedulingClass(0, *key)
         pooled, separate = whole_needs(self.members)
         # Policies are those of the largest member; the amounts are replaced by the sum.
-        whole.needs = needs_of(largest)._replace(pooled=pooled, separate=separate)
+        kinds = kinds_of(pooled, separate)
+        whole.needs = needs_of(largest)._replace(pooled=pooled, separate=separate, kinds=kinds)
         return Members(-1, whole, 1, barred)
 
     def _orders(self) -> list[list[Members]]:

@@ -194,7 +194,7 @@ class CapacityIndex:
         """
         nodes = self.taken.union(self.opened)
         columns = self._free_columns()
-        for level in range(1, self._height + 1):
+        for level in range(1, len(columns[0]) if columns else 1):
             nodes = {node >> _BITS for node in nodes}
             for node in nodes:
                 _mend(columns, level, node)
@@ -220,10 +220,6 @@ class CapacityIndex:
                 seen.columns[name[len(prefix) :]] = column
                 seen.sums[name[len(prefix) :]] = self.sums[name]
         return seen
-
-    @property
-    def _height(self) -> int:
-        return next((len(column) - 1 for column in self.columns.values()), 0)
 
     def _free_columns(self) -> list[Column]:
         """Returns the columns of what is free. Only these are lowered in place."""

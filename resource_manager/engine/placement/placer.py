@@ -25,7 +25,7 @@ from resource_manager.engine.placement.policies import POLICIES, Level, empty_co
 from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.placement.search import Asks, Growth, Scope, Search
 from resource_manager.engine.placement.stranding import Ranking
-from resource_manager.engine.queue.scheduling_classes import SchedulingClass
+from resource_manager.engine.queue.scheduling_classes import NOT_SEARCHED, SchedulingClass
 
 LISTED_MAX = 256
 """Up to this many hosts that carry required labels are tried one by one, without an index."""
@@ -61,8 +61,12 @@ class Placer:
     def has_room(self, scheduling_class: SchedulingClass) -> bool:
         """Returns True if at least one slot of a class can be placed."""
         # Most classes that were unblocked still have no room. This check is cheaper than a search.
-        if scheduling_class not in self._found and self._is_still_full(scheduling_class):
-            return False
+        if scheduling_class not in self._found and scheduling_class.searched != NOT_SEARCHED:
+            index = self._index_of(scheduling_class)
+            if index not in self._growth:
+                self._growth[index] = Growth(index)
+            if self._growth[index].passes_by(scheduling_class):
+                return False
         return self._candidates(scheduling_class).first() is not None
 
     def has_room_for_more(self, scheduling_class: SchedulingClass) -> bool:
@@ -135,13 +139,6 @@ class Placer:
         for found in self._found.values():
             found.finish()
         self._indexes.end_pass()
-
-    def _is_still_full(self, scheduling_class: SchedulingClass) -> bool:
-        index = self._index_of(scheduling_class)
-        growth = self._growth.get(index)
-        if growth is None:
-            growth = self._growth[index] = Growth(index)
-        return growth.passes_by(scheduling_class)
 
     def _index_of(self, scheduling_class: SchedulingClass) -> CapacityIndex:
         return self._indexes.made_for(scheduling_class.labels, self._hosts.values())
@@ -444,7 +441,7 @@ class Candidates:
             # Hosts that such a level leaves out are searched by the last one, which accepts any.
             full = full and (ended or search.tier.unmet_max is not None)
         self.scope.scheduling_class.searched = (
-            (index.version, len(index.grown)) if full else (-1, 0)
+            (index.version, len(index.grown)) if full else NOT_SEARCHED
         )
 
 

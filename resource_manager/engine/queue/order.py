@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Iterable
 from math import inf
 
-from resource_manager.engine.fairness.choice import RUN_PART, first_job, order_key_of, run_length
+from resource_manager.engine.fairness.choice import RUN_PART, order_key_of, run_length
 from resource_manager.engine.fairness.flows import GROUP, FlowTree
 from resource_manager.engine.queue.non_batchable import NonBatchable, NonBatchables, Rank
 from resource_manager.engine.queue.scheduling_classes import ActiveQueues, JobQueue, SchedulingClass
@@ -67,11 +67,16 @@ class ClassPass:
 
     def first(self) -> int | None:
         """Returns the arrival number of the oldest request of all classes; None: there is none."""
-        while (number := self.until()) is not None:
-            head = self._at[number].head()
+        heap, at = self._heap, self._at
+        while heap:
+            number = heap[0]
+            if number not in at:
+                heapq.heappop(heap)
+                continue
+            head = at[number].head()
             if head is None or head == number:
                 return number
-            self.put(self._at[number], head)  # older requests of the class have left meanwhile
+            self.put(at[number], head)  # older requests of the class have left meanwhile
         return None
 
     def take(self) -> SchedulingClass | None:
@@ -82,15 +87,6 @@ class ClassPass:
         scheduling_class = self._at[number]
         self.discard(scheduling_class)
         return scheduling_class
-
-    def until(self) -> int | None:
-        """Returns a lower bound of `first`, without reading the job queues; None: the pass is
-        over.
-        """
-        heap, at = self._heap, self._at
-        while heap and heap[0] not in at:
-            heapq.heappop(heap)
-        return heap[0] if heap else None
 
 
 TOGETHER_MAX = 1_024
@@ -155,7 +151,7 @@ class ServiceOrder:
         if self._tree is None:
             job_queues = self._by_job.get(_ALL_JOBS)
         else:
-            job = first_job(self._tree)
+            job = self._tree.first_job()
             # A job is active in the tree only while it has an active queue, so it is in `_by_job`.
             job_queues = self._by_job[job.name] if job is not None else None
         return job_queues.first() if job_queues is not None else None

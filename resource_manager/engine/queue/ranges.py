@@ -198,9 +198,6 @@ class RangeLedger:
         # Ids of requests and ranges that look like a member's: the id X.k is stored as k under X.
         self._others: dict[str, IntervalSet] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._parts)
-
     def __contains__(self, range_id: object) -> bool:
         return range_id in self._by_range
 

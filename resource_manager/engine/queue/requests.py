@@ -56,7 +56,11 @@ class Requests(dict[str, Request]):
         """Returns the request with this id; None: there is none. A member of a range that was never
         placed or has ended is a temporary copy.
         """
-        return self.get(allocation_id) or self.ranges.request_named(allocation_id)
+        found = self.get(allocation_id)
+        # If there are no ranges, this saves taking the id apart.
+        if found is None and self.ranges.by_job:
+            found = self.ranges.request_named(allocation_id)
+        return found
 
     def is_taken(self, allocation_id: str) -> bool:
         """Returns True if a request, a member of a range or a range has this id."""

@@ -50,6 +50,10 @@ class Cursor:
     again: frozenset[int] = frozenset()
 
 
+NOT_SEARCHED = (-1, 0)
+"""`SchedulingClass.searched` if the last search found a host, or did not see all of them."""
+
+
 @dataclass(slots=True, eq=False)
 class SchedulingClass:
     """Equal requests that are pending.
@@ -86,7 +90,7 @@ class SchedulingClass:
     inactive: dict[JobQueue, None] = field(default_factory=dict)
     tried: bool = True
     cursors: dict[tuple[object, ...], Cursor] = field(default_factory=dict)
-    searched: tuple[int, int] = (-1, 0)
+    searched: tuple[int, int] = NOT_SEARCHED
     verdict: tuple[int, str] | None = None
     reason: tuple[int, str] | None = None
     need: tuple[int, dict[str, int]] | None = None

@@ -7,9 +7,8 @@ job, a mix of specified and unknown requests) rejects all of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
@@ -31,10 +30,6 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
 )
 from resource_manager.engine.model.scheduling_key import scheduling_key
-from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.queue.gangs import GangLedger
-from resource_manager.engine.queue.queue import WaitingQueue
-from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.requests.gang_intake import accept_gang, join, refused_members
 from resource_manager.engine.requests.range_intake import new_members, submit_range
 from resource_manager.engine.state import State
@@ -59,19 +54,11 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
     # A large call is split into several events. The first event checks the limits for all of them;
     # `event.following` has the requests of the later events.
     if not event.admitted:
-        refuse = partial(
-            _refuse_beyond_limits,
-            job,
-            requests=state.requests,
-            settings=state.settings,
-            gangs=state.gangs,
-            queue=state.queue,
-        )
         specs = event.requests + event.following
         ranges = {each: each.count for each in event.ranges + event.following_ranges}
         # A first, cheap check counts every item as new. Only if it fails, repetitions are left out.
         try:
-            refuse(specs, ranges)
+            _refuse_beyond_limits(state, job, specs, ranges)
         except ResourceExhausted:
             # Looking up every item costs more than all other checks, so it is done only here.
             new = {
@@ -81,7 +68,7 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
             }
             # A range that is partly known counts as 0: it is rejected as a whole later.
             ranges = {each: new_members(state.ranges, each) for each in ranges}
-            refuse(list(new.values()), ranges)
+            _refuse_beyond_limits(state, job, list(new.values()), ranges)
     # The feasibility checks below read the indexes.
     if state.hosts.touched:
         state.hosts.refresh(state.queue)
@@ -99,36 +86,22 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
 
 
 def _refuse_beyond_limits(
-    job: Job,
-    specs: Sequence[RequestSpec],
-    ranges: Mapping[RangeSpec, int],
-    *,
-    requests: Requests,
-    settings: EngineSettings,
-    gangs: GangLedger,
-    queue: WaitingQueue,
+    state: State, job: Job, specs: Sequence[RequestSpec], ranges: Mapping[RangeSpec, int]
 ) -> None:
     """Raises ResourceExhausted if a call would exceed a limit.
 
+    A scheduling cycle tries each waiting class, so a job with very many would delay other jobs.
+    Each kind of member of a gang counts as one class. Requests that could be placed at once count,
+    too, because this is not known yet.
+
     Args:
+        state: the state.
         job: the job of the call.
         specs: the new requests.
         ranges: number of new members of each range.
-        requests: all requests.
-        settings: the limits.
-        gangs: all gangs.
-        queue: the queue.
     """
-    # The cheaper check first.
-    _refuse_too_many(requests, settings, job, len(specs) + sum(ranges.values()))
-    of_ranges = [each.request for each, members in ranges.items() if members]
-    _refuse_too_many_classes(settings, gangs, queue, job, [*specs, *of_ranges])
-
-
-def _refuse_too_many(requests: Requests, settings: EngineSettings, job: Job, new: int) -> None:
-    """Raises ResourceExhausted if `new` more requests are too many for the job or for all jobs
-    together.
-    """
+    settings, queue = state.settings, state.queue
+    new = len(specs) + sum(ranges.values())
     live, most = job.live_requests, settings.job_requests_max
     if live + new > most:
         raise ResourceExhausted(
@@ -137,7 +110,7 @@ def _refuse_too_many(requests: Requests, settings: EngineSettings, job: Job, new
             details={"live": live, "asked": new, "job_requests_max": most},
             retry_after_s=5.0,
         )
-    live, most = requests.live, settings.requests_max
+    live, most = state.requests.live, settings.requests_max
     if live + new > most:
         raise ResourceExhausted(
             f"all jobs together have {live} live requests, and {new} more are asked for; {most} may"
@@ -145,26 +118,12 @@ def _refuse_too_many(requests: Requests, settings: EngineSettings, job: Job, new
             details={"live": live, "asked": new, "requests_max": most},
             retry_after_s=5.0,
         )
-
-
-def _refuse_too_many_classes(
-    settings: EngineSettings,
-    gangs: GangLedger,
-    queue: WaitingQueue,
-    job: Job,
-    specs: Collection[RequestSpec],
-) -> None:
-    """Raises ResourceExhausted if a job would have too many scheduling classes.
-
-    A scheduling cycle tries each waiting class, so a job with very many would delay other jobs.
-    Each kind of member of a gang counts as one class. Requests that could be placed at once count,
-    too, because this is not known yet.
-    """
-    waiting = len(queue.by_job.get(job.job_id, ())) + gangs.by_job[job.job_id]
+    waiting = len(queue.by_job.get(job.job_id, ())) + state.gangs.by_job[job.job_id]
     most = settings.job_scheduling_classes_max
     # Even if each item had its own class, the limit is kept, so the classes need not be counted.
-    if waiting + len(specs) <= most:
+    if waiting + len(specs) + len(ranges) <= most:
         return
+    specs = [*specs, *(each.request for each, members in ranges.items() if members)]
     new = queue.new_classes(job.job_id, [spec for spec in specs if not spec.gang_id])
     # Counted for each gang, because each gang is searched for separately.
     new += len({(s.gang_id, *scheduling_key(s)) for s in specs if s.gang_id})

@@ -63,18 +63,12 @@ def provide(state: State) -> None:
             elastic.steps, elastic.next_pass_ms = _pass(state), None
         if elastic.steps is not None and advance(elastic.steps, WORK_MAX):
             elastic.steps = None
-            if _needs_another_pass(state):
+            # Only then time alone may change the result of the next pass.
+            waiting = state.queue.by_job or state.gangs.waiting
+            if waiting or state.provisions or _missing(state.settings, state.provision_moves):
                 elastic.next_pass_ms = state.journal.now_ms + interval_ms
     if elastic.next_pass_ms is not None:
         state.timers.arm(Timer.PLAN, "", elastic.next_pass_ms)
-
-
-def _needs_another_pass(state: State) -> bool:
-    """Returns True if time alone may change the result of the next pass."""
-    waiting = bool(state.queue.by_job) or bool(state.gangs.waiting)
-    return (
-        waiting or bool(state.provisions) or bool(_missing(state.settings, state.provision_moves))
-    )
 
 
 def _pass(state: State) -> Steps[None]:

@@ -100,7 +100,8 @@ def decide(state: State) -> None:
     # An ended reservation sets capacity free for others, so place once more.
     while state.reservations.by_number and end_served(state):
         place_waiting(state)
-    reserve_for_starved(state)
+    if state.queue.starvation:
+        reserve_for_starved(state)
     # After all placements: executors are ordered only for requests that no host has room for.
     if state.settings.provisioning.shapes or state.provisions:
         provide(state)

@@ -109,7 +109,7 @@ def end_served(state: State) -> bool:
 
 
 def reserve_for_starved(state: State) -> None:
-    """Makes reservations for starved waiters. The indexes must be up to date."""
+    """Makes reservations for starved waiters, if any wait. The indexes must be up to date."""
     reservations = state.reservations
     if not state.settings.fairness.reservations_max:
         return
@@ -124,7 +124,7 @@ def reserve_for_starved(state: State) -> None:
     if reservations.stuck or state.flows.placements > reservations.placements:
         wake_ms.append(reservations.due_ms)
     wake_ms = [each for each in wake_ms if each > state.journal.now_ms]
-    if wake_ms and state.queue.starvation:
+    if wake_ms:
         state.timers.arm(Timer.STARVATION, "", min(wake_ms))
 
 

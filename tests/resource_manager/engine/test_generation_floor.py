@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from finegrain.resources import MIB, ResourceProfile
+from resource_manager.engine.model.changes import GENERATION_FLOOR
 from resource_manager.engine.model.effects import Snapshot
-from resource_manager.engine.model.numbers import GENERATION_FLOOR
 from resource_manager.engine.restoring import restore
 from tests.support.engine_cluster import EngineCluster
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from finegrain.errors import InvalidArgument, Reason, StoreError
+from resource_manager.engine.model.changes import GENERATION_FLOOR
 from resource_manager.engine.model.effects import Changes
-from resource_manager.engine.model.numbers import GENERATION_FLOOR
 from resource_manager.storage import backup as backup_module
 from resource_manager.storage import schema
 from resource_manager.storage.lost_history import SEQUENCE_STEP

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from finegrain.values.states import RequestState
+from resource_manager.engine.model.changes import GENERATION_FLOOR
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import JobEvent, Request, RequestSpec
-from resource_manager.engine.model.numbers import GENERATION_FLOOR
 from resource_manager.storage import schema
 from resource_manager.storage.lost_history import GENERATION_STEP, SEQUENCE_STEP
 from resource_manager.storage.opening import open_store

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from resource_manager.engine.explain.fairness import Step, steps
-from resource_manager.engine.fairness.choice import first_job
 from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.model.settings import Fairness
 
@@ -114,7 +113,7 @@ def test_the_first_of_all_steps_is_who_the_choice_takes() -> None:
     made = tree()
     for job, amount in (("a", 3.0), ("b", 1.0), ("m", 20.0), ("l", 9.0)):
         received(made, job, amount)
-    chosen = first_job(made)
+    chosen = made.first_job()
     assert chosen is not None
     assert [step.position for step in told(made, chosen.name)] == [1, 1]
     for other in {"a", "b", "m", "l"} - {chosen.name}:

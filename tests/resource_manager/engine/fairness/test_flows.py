@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from resource_manager.engine.fairness.choice import first_job, order_key_of, run_length
+from resource_manager.engine.fairness.choice import order_key_of, run_length
 from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.model.settings import Fairness
 from tests.support.properties import examples
@@ -36,7 +36,7 @@ def serve(tree: FlowTree, count: int, cost: float = 1.0) -> Counter[str]:
     """Places `count` slots one by one; returns how many each job got."""
     served: Counter[str] = Counter()
     for _ in range(count):
-        job = first_job(tree)
+        job = tree.first_job()
         assert job is not None
         tree.place(job.name, {"cpu_milli": 100}, 1, cost)
         served[job.name] += 1
@@ -73,9 +73,9 @@ def test_808_at_weight_4_count_202() -> None:
     tree.set_usage(tree.groups["med"], 808, 0)
     tree.set_usage(tree.groups["default"], 203, 0)
     assert tree.usage(tree.groups["med"]).key == 202
-    assert first_job(tree) is tree.jobs["m"]
+    assert tree.first_job() is tree.jobs["m"]
     tree.set_usage(tree.groups["default"], 201, 0)
-    assert first_job(tree) is tree.jobs["d"]
+    assert tree.first_job() is tree.jobs["d"]
 
 
 def test_idleness_earns_no_credit() -> None:
@@ -115,7 +115,7 @@ def test_ties_go_to_who_has_waited_longest_then_by_id() -> None:
     assert serve(tree, 3) == {"a": 1, "b": 1, "c": 1}
     order = []
     for _ in range(3):
-        job = first_job(tree)
+        job = tree.first_job()
         assert job is not None
         order.append(job.name)
         tree.deactivate(job.name)
@@ -131,7 +131,7 @@ def test_a_guaranteed_minimum_is_served_first_the_least_fulfilled_one_before_oth
     assert serve(tree, 1) == {"jx": 1}
     tree.stop_accruing("jz", 1.0)
     tree.remove_slot("jz", {"cpu_milli": 100})
-    assert first_job(tree) is tree.jobs["jz"]
+    assert tree.first_job() is tree.jobs["jz"]
 
 
 def test_another_weight_counts_from_now_on() -> None:
@@ -155,14 +155,14 @@ def test_a_run_lasts_until_somebody_else_comes_first() -> None:
     tree.place("ja", {}, 30, 1.0)
     tree.wait("jb", 7, 100)
     tree.activate("jb")
-    assert first_job(tree) is tree.jobs["jb"]
+    assert tree.first_job() is tree.jobs["jb"]
     assert run_length(tree, tree.jobs["jb"], 1.0) == 30
     assert run_length(tree, tree.jobs["jb"], 4.0) == 8
     tree.place("jb", {}, 70, 1.0)
     tree.place("ja", {}, 40 + 64 * 100, 1.0)
-    assert first_job(tree) is tree.jobs["jb"]
+    assert tree.first_job() is tree.jobs["jb"]
     tree.place("jb", {}, 64 * 100, 1.0)
-    assert run_length(tree, first_job(tree) or tree.jobs["ja"], 1.0) == (64 * 100 + 70) // 64
+    assert run_length(tree, tree.first_job() or tree.jobs["ja"], 1.0) == (64 * 100 + 70) // 64
 
 
 def test_a_job_that_waits_has_to_be_left_before_it_is_removed() -> None:
@@ -219,7 +219,7 @@ def test_the_tree_agrees_with_a_look_at_everybody(
             tree.wait(job_id, number, amount)
             if not flow.active:
                 tree.activate(job_id)
-        elif what == "place" and (job := first_job(tree)) is not None:
+        elif what == "place" and (job := tree.first_job()) is not None:
             tree.place(job.name, {"cpu_milli": 10}, amount, 0.25)
             slots[job.name] += amount
             tree.remove_waiting(job.name, job.waiting)
@@ -238,7 +238,7 @@ def test_the_tree_agrees_with_a_look_at_everybody(
             group = tree.groups[f"g{at % 3}"]
             least = {"cpu_milli": amount * 10}
             tree.put_group(group.name, weight=group.weight, limits=({}, least))
-        compare(tree, first_job(tree), naive_first(tree))
+        compare(tree, tree.first_job(), naive_first(tree))
     for flow in (tree.root, *tree.groups.values()):
         assert flow.children is not None
         below = flow.children.by_id.values()
