@@ -26,6 +26,8 @@ MANAGED_MEMORY_BYTES = "managed_memory_bytes"
 NETWORK_MEMORY_BYTES = "network_memory_bytes"
 EXTENDED_PREFIX = "extended."
 DEVICE_PREFIX = "device."
+PORTS = "ports"
+"""The countable resource of network ports, which executors offer if they have `task_ports`."""
 
 _KNOWN_BOOKINGS = 16_384  # cached; a cluster has few different profiles
 

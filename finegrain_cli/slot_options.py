@@ -24,6 +24,14 @@ PidsOption = Annotated[
     int,
     typer.Option("--pids", min=0, help="Maximum number of processes in the slot; 0: the default."),
 ]
+PortsOption = Annotated[
+    int,
+    typer.Option(
+        "--ports",
+        min=0,
+        help="Number of network ports; the command finds them in FINEGRAIN_PORTS.",
+    ),
+]
 ResourceOption = Annotated[
     list[str],
     typer.Option("--resource", metavar="NAME=COUNT", help="Amount of a countable resource."),
@@ -133,6 +141,7 @@ def slot_spec(
     memory: str = "",
     cpu_limit: str = "",
     pids: int = 0,
+    ports: int = 0,
     resources: list[str],
     labels: list[str],
     allow_pending: bool = False,
@@ -162,6 +171,7 @@ def slot_spec(
         memory_bytes=parse_bytes("--memory", memory) if memory else None,
         cpu_limit_milli=parse_cpu_milli("--cpu-limit", cpu_limit) if cpu_limit else 0,
         pids_max=pids,
+        ports=ports,
         extended={name: _count(name, text) for name, text in _pairs("--resource", resources)},
         devices=amounts,
         device_hints=devices.hints() if devices is not None else (),

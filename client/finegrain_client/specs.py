@@ -14,7 +14,7 @@ from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaPolicy, QosCla
 from finegrain.cpu_words import DEFAULT, policy_text, read_policy, read_word
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id, new_id
-from finegrain.resources import AMOUNT_MAX, MIB
+from finegrain.resources import AMOUNT_MAX, MIB, PORTS
 from finegrain.rpc.wire_cpu_words import BIND, EXCLUSIVE, NUMA, QOS
 from finegrain.v1 import cpus_pb2, devices_pb2, slots_pb2
 
@@ -32,6 +32,7 @@ _AMOUNTS = (
     "network_memory_bytes",
     "cpu_limit_milli",
     "pids_max",
+    "ports",
 )
 
 
@@ -99,6 +100,7 @@ class SlotSpec:
         managed_memory_bytes: managed memory; part of the memory limit.
         network_memory_bytes: network memory; part of the memory limit.
         extended: countable resources by name.
+        ports: number of network ports; the executor chooses them (`Slot.ports`).
         devices: devices by name of the resource, in hundredths of a device: {"gpu": 50} is half of
             a GPU, {"gpu": 200} is two GPUs. "gpu-memory" is in bytes. docs/devices.md has all
             names.
@@ -135,6 +137,7 @@ class SlotSpec:
     managed_memory_bytes: int = 0
     network_memory_bytes: int = 0
     extended: Mapping[str, int] = field(default_factory=dict)
+    ports: int = 0
     devices: Mapping[str, int] = field(default_factory=dict)
     device_hints: tuple[DeviceHint, ...] = ()
     require_isolation: Mapping[str, str] = field(default_factory=dict)
@@ -174,7 +177,7 @@ class SlotSpec:
     @property
     def is_unknown(self) -> bool:
         """True if no amount is given, so that the slot gets the executor's default slot profile."""
-        parts = self.task_off_heap_memory_bytes, self.managed_memory_bytes
+        parts = self.task_off_heap_memory_bytes, self.managed_memory_bytes, self.ports
         return (
             self.cpu_milli is None
             and self.memory_bytes is None
@@ -237,7 +240,8 @@ class SlotSpec:
             # A caller that gives another part of memory has said how much it needs.
             heap = 0 if other_than_heap else MEMORY_BYTES_DEFAULT
         profile.task_heap_memory_bytes = heap
-        profile.extended.update({name: amount for name, amount in self.extended.items() if amount})
+        amounts = {**self.extended, **({PORTS: self.ports} if self.ports else {})}
+        profile.extended.update({name: amount for name, amount in amounts.items() if amount})
         profile.devices.update({name: amount for name, amount in self.devices.items() if amount})
         profile.device_hints.extend(each.message() for each in self.device_hints)
         profile.require_isolation.update(self.require_isolation)

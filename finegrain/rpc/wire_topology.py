@@ -26,6 +26,7 @@ from finegrain.values.isolation import Isolation
 _TEXT_LENGTH_MAX = 1_000
 _NOTES_MAX = 100
 _CPU_LIST_LENGTH_MAX = 65_536
+_PORT_MAX = 65_535
 _ISOLATIONS_KNOWN_MAX = 1_024  # most slots of a cluster have one of few isolations
 
 _ISOLATION_WORDS = tuple(each.name for each in fields(Isolation) if each.type == "str")
@@ -108,7 +109,7 @@ def isolation_from_proto(message: resources_pb2.IsolationReport, field: str) -> 
     """Reads an isolation report.
 
     Raises:
-        InvalidArgument: a text is too long or has control characters.
+        InvalidArgument: a text is too long or has control characters, or a port is not one.
     """
     data = message.SerializeToString()
     isolation = _isolations.get(data)
@@ -126,7 +127,15 @@ def _checked_isolation(message: resources_pb2.IsolationReport, field: str) -> Is
         device_isolation_from_proto(each, f"{field}.device_levels[{at}]")
         for at, each in enumerate(message.device_levels)
     )
-    return Isolation(**words, notes=tuple(message.notes), device_levels=levels)
+    for port in message.ports:
+        if not 1 <= port <= _PORT_MAX:
+            raise InvalidArgument(f"{field}.ports", port, f"1 to {_PORT_MAX}")
+    return Isolation(
+        **words,
+        notes=tuple(message.notes),
+        device_levels=levels,
+        ports=tuple(message.ports),
+    )
 
 
 def check_cpu_list(text: str, field: str) -> str:

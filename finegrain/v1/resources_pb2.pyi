@@ -103,7 +103,8 @@ class ResourceProfile(google.protobuf.message.Message):
     """Network buffers, in bytes."""
     @property
     def extended(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """Countable resources that an operator declared on executors, by name (for example "license-x": 2).
+        """Countable resources that an operator declared on executors, by name (for example "license-x": 2). "ports" are
+        network ports, which each executor has; IsolationReport.ports says which ones the slot got.
         Names match [a-z][A-Za-z0-9_.-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,62})?
         """
 
@@ -256,6 +257,7 @@ class IsolationReport(google.protobuf.message.Message):
     DEVICES_FIELD_NUMBER: builtins.int
     DEVICE_ACCESS_FIELD_NUMBER: builtins.int
     DEVICE_LEVELS_FIELD_NUMBER: builtins.int
+    PORTS_FIELD_NUMBER: builtins.int
     cpu: builtins.str
     """"quota": the kernel caps CPU time. "cpus": the slot has dedicated cpus instead. "none": the amount is only booked."""
     cpuset: builtins.str
@@ -294,6 +296,12 @@ class IsolationReport(google.protobuf.message.Message):
     def device_levels(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DeviceIsolation]:
         """The levels of each device of a slot. `gpu_core`, `gpu_memory` and `devices` name the weakest of them."""
 
+    @property
+    def ports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Network ports of a slot that asked for the countable resource "ports", in ascending order. The executor has chosen
+        them from its range and gives them to no other slot. Nothing keeps tasks from other ports.
+        """
+
     def __init__(
         self,
         *,
@@ -310,8 +318,9 @@ class IsolationReport(google.protobuf.message.Message):
         devices: builtins.str = ...,
         device_access: builtins.str = ...,
         device_levels: collections.abc.Iterable[global___DeviceIsolation] | None = ...,
+        ports: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["countable", b"countable", "cpu", b"cpu", "cpuset", b"cpuset", "device_access", b"device_access", "device_levels", b"device_levels", "devices", b"devices", "driver", b"driver", "gpu_core", b"gpu_core", "gpu_memory", b"gpu_memory", "kill", b"kill", "memory", b"memory", "notes", b"notes", "pids", b"pids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["countable", b"countable", "cpu", b"cpu", "cpuset", b"cpuset", "device_access", b"device_access", "device_levels", b"device_levels", "devices", b"devices", "driver", b"driver", "gpu_core", b"gpu_core", "gpu_memory", b"gpu_memory", "kill", b"kill", "memory", b"memory", "notes", b"notes", "pids", b"pids", "ports", b"ports"]) -> None: ...
 
 global___IsolationReport = IsolationReport
 

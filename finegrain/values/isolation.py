@@ -45,6 +45,7 @@ class Isolation(Value):
     # "cgroup": only the device files of the slot can be opened, "none"; "": there are none
     device_access: str = ""
     device_levels: tuple[DeviceIsolation, ...] = ()  # of a slot
+    ports: tuple[int, ...] = ()  # network ports that the slot has been given, ascending
 
 
 NOTHING_REPORTED = Isolation()

@@ -102,6 +102,7 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         memory_bytes=own.memory,
         memory_pools=tuple(sorted(own.memory_pools.items())),
         extended=tuple(sorted(own.extended.items())),
+        task_ports=own.task_ports,
         devices=own.devices,
         open_devices=tuple(own.open_devices),
         device_types=_device_types(settings),

@@ -334,6 +334,12 @@ class ExecutorSection(ListenSection):
         description="countable resources by name, or by NAME@NODE where they lie on a NUMA node; "
         "only counted, tasks get no device",
     )
+    task_ports: str = Field(
+        "20000-29999",
+        pattern=r"^(none|\d{1,5}-\d{1,5})$",
+        description="network ports that slots can ask for, without those that the kernel gives to "
+        'outgoing connections; "none": slots get no ports',
+    )
     devices: str = Field(
         "auto",
         pattern="^(auto|all|none)$",

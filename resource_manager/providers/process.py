@@ -31,7 +31,7 @@ from typing import Any
 from finegrain.config_table import ConfigTable
 from finegrain.errors import ConfigurationError
 from finegrain.logs import get_logger
-from finegrain.resources import EXTENDED_PREFIX
+from finegrain.resources import EXTENDED_PREFIX, PORTS
 from resource_manager.providers.process_executor import (
     Claim,
     ExecutorDirectory,
@@ -366,7 +366,8 @@ class ProcessProvider:
             "extended": {
                 name.removeprefix(EXTENDED_PREFIX): amount
                 for name, amount in shape.total.items()
-                if name.startswith(EXTENDED_PREFIX)
+                # Executors determine the number of their ports themselves, from `task_ports`.
+                if name.startswith(EXTENDED_PREFIX) and name != EXTENDED_PREFIX + PORTS
             },
             "slots_max": shape.slots_max,
             "default_slot_fraction": own.default_slot_fraction,

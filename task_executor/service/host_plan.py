@@ -21,6 +21,7 @@ from finegrain.resources import (
     MEMORY_BYTES,
     MEMORY_GRAIN_BYTES,
     MEMORY_PARTS,
+    PORTS,
     TASK_HEAP_MEMORY_BYTES,
     Amounts,
     ResourceProfile,
@@ -36,6 +37,7 @@ from task_executor.host.configured_devices import NOTHING_CONFIGURED, Configured
 from task_executor.host.devices import devices_of
 from task_executor.host.gpu_partitions import read_partitions
 from task_executor.host.kubelet.state import MEMORY, KubeletState
+from task_executor.host.network_ports import offered_ports, read_range
 from task_executor.host.numa_capacity import (
     NumaCapacity,
     hugepages_of,
@@ -64,6 +66,7 @@ class HostPlan:
     nodes: tuple[NumaCapacity, ...] = ()
     time_shared: bool = False  # others may use its cpus too, so none can be dedicated to a slot
     devices: HostDevices = NO_DEVICES  # all of the host; those without capacity are not offered
+    ports: tuple[int, ...] = ()  # network ports that slots can have
 
     @property
     def offers_hugepages(self) -> bool:
@@ -99,6 +102,9 @@ def plan_host(
     nodes = with_counts(numa_capacity(capacity), _counts_by_node(options, capacity))
     # Stage 2: what slots can book of that, and the default slot.
     total = _total(options, topology, capacity, nodes)
+    ports = tuple(offered_ports(read_range(options.task_ports)))
+    if ports:
+        total[EXTENDED_PREFIX + PORTS] = len(ports)
     devices = _devices(options, topology, configured)
     total |= total_of_devices(devices.devices)
     profile, deprecation = _default_profile(options, capacity, total)
@@ -132,6 +138,7 @@ def plan_host(
         nodes=nodes,
         time_shared=time_shared,
         devices=devices,
+        ports=ports,
     )
 
 
@@ -201,6 +208,10 @@ def _counts(options: TaskExecutorOptions) -> dict[str, int]:
     found: dict[str, int] = {}
     for key, amount in options.extended:
         name = key.partition(ON_NODE)[0]
+        if name == PORTS:
+            raise InvalidArgument(
+                f"extended.{key}", amount, "no ports here: task_ports is the range of them"
+            )
         found[name] = found.get(name, 0) + _not_negative(f"extended.{key}", amount)
     return found
 

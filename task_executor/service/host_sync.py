@@ -92,6 +92,7 @@ def _adopt(keeper: SlotKeeper, slot: Slot, on_host: set[SlotKey], why_missing: R
     """
     if slot.key in on_host:
         keeper.table.adopt(slot)
+        keeper.ports.adopt(slot.key, slot.isolation.ports)
     elif slot.state is CarveState.ALLOCATED or slot.end_reason:
         reason = slot.end_reason or why_missing.value
         keeper.reports.ended(EndedSlot(slot.key, reason))

@@ -106,6 +106,7 @@ def isolation_of(
     access, more = _access(report, shares, devices, enforcement.nodes)
     levels = enforcement.of_slot(devices, shares, report)
     notes += [*more, *_notes_on_devices(shares, levels, devices, is_closed=access == FILES_CLOSED)]
+    words = words_of(levels)
     return Isolation(
         cpu=report.cpu,
         cpuset=report.cpuset,
@@ -115,9 +116,11 @@ def isolation_of(
         driver=report.driver,
         notes=tuple(notes),
         countable=countable,
+        gpu_core=words["gpu_core"],
+        gpu_memory=words["gpu_memory"],
+        devices=words["devices"],
         device_access=access,
         device_levels=levels,
-        **words_of(levels),
     )
 
 

@@ -20,6 +20,7 @@ from finegrain.devices.device import DeviceShare
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason
 from finegrain.logs import get_logger
 from finegrain.mapping.stored import STORED
+from finegrain.resources import PORTS
 from finegrain.values.isolation import Isolation
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.cpu_ledger import CpuBinding
@@ -28,6 +29,7 @@ from task_executor.engine.slot_table import Outcome, SlotTable
 from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
 from task_executor.host.device_nodes import NO_NODES
 from task_executor.host.helper_messages import IsolationReport, SlotLimits
+from task_executor.host.network_ports import NetworkPorts
 from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
 from task_executor.service.cpu_bindings import CpuBindings
 from task_executor.service.device_levels import (
@@ -76,6 +78,7 @@ class SlotKeeper:
         default_grace_ms: time between SIGTERM and SIGKILL if an order does not say.
         enforcement: what can be enforced of devices.
         page_bytes: size of a page of managed memory.
+        ports: network ports that slots can have.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class SlotKeeper:
         default_grace_ms: int,
         enforcement: DeviceEnforcement = NO_ENFORCEMENT,
         page_bytes: int = PAGE_BYTES,
+        ports: Iterable[int] = (),
     ) -> None:
         self.identity = identity
         self.table = table
@@ -97,6 +101,7 @@ class SlotKeeper:
         self.enforcement = enforcement
         self.closes_devices = False  # the helper does so; one of an earlier version cannot
         self.cpu_bindings = CpuBindings(table, helper)
+        self.ports = NetworkPorts(ports)
         self.tasks = TaskTable()
         self.operators = Operators(table, self.tasks, page_bytes)
         self.reports = ReportLog()
@@ -233,7 +238,8 @@ class SlotKeeper:
 
     def isolation_of(self, report: IsolationReport, spec: SlotSpec | None = None) -> Isolation:
         """Returns the isolation of a slot, or of the host."""
-        return isolation_of(report, spec, self.table.devices.host, self.enforcement)
+        found = isolation_of(report, spec, self.table.devices.host, self.enforcement)
+        return found if spec is None else replace(found, ports=self.ports.of(spec.key))
 
     def restate_isolation(self, report: IsolationReport) -> None:
         """Corrects what slots say about their devices, after `enforcement` has changed.
@@ -271,7 +277,10 @@ class SlotKeeper:
         # Stage 3: make durable what was enforced, and remove the remains of the others.
         now_ms = round(time.time() * 1000)
         for slot, isolation in zip(new, isolations, strict=True):
-            if isinstance(isolation, IsolationReport):
+            if isinstance(isolation, IsolationReport) and (refused := self.give_ports(slot.spec)):
+                failed[slot.key] = carve_failed(slot.spec, refused)
+                self._clean_up(slot.key)
+            elif isinstance(isolation, IsolationReport):
                 known = self.isolation_of(isolation, slot.spec)
                 if unmet := unmet_levels(slot.spec.profile, known):
                     failed[slot.key] = carve_failed(slot.spec, FailedPrecondition(unmet))
@@ -288,6 +297,19 @@ class SlotKeeper:
             failed |= await self._make_durable(enforced)
         self.on_change()
         return [self._final_outcome(outcome, failed) for outcome in outcomes]
+
+    def give_ports(self, spec: SlotSpec) -> FinegrainError | None:
+        """Gives a slot the number of ports that its size has; returns the error if there are none.
+
+        Args:
+            spec: the slot, in its new size.
+        """
+        try:
+            self.ports.give(spec.key, dict(spec.profile.extended).get(PORTS, 0))
+        except FinegrainError as error:
+            log.warning("ports_missing", allocation_id=spec.allocation_id, error=error.message)
+            return error
+        return None
 
     async def _clear_cpus(self, new: Sequence[Slot]) -> dict[SlotKey, FinegrainError]:
         """Moves other slots off the cpus that new slots need as dedicated ones.
@@ -375,6 +397,7 @@ class SlotKeeper:
             if self.table.get(key) is not None:
                 self.table.carve_failed(key)
             self.table.release_withheld(key)
+            self.ports.take_back(key)
             self.cpu_bindings.removed(key)
             self.on_change()
             # The cpus that the slot had return to the pools.
@@ -465,6 +488,7 @@ class SlotKeeper:
             if slot is None or slot.state is not CarveState.FREEING:
                 return
             self.table.freed(key)
+            self.ports.take_back(key)
             self.cpu_bindings.removed(key)
             # The RM needs no report of an end that it has ordered.
             if slot.end_reason:
@@ -511,6 +535,7 @@ class SlotKeeper:
         it.
         """
         slot = self.table.vanished(key)
+        self.ports.take_back(key)
         self.cpu_bindings.removed(key)
         if slot.state is CarveState.ALLOCATED or slot.end_reason:
             self.reports.ended(EndedSlot(key, slot.end_reason or Reason.SLOT_BROKEN.value))
@@ -519,6 +544,7 @@ class SlotKeeper:
 
     async def close(self) -> None:
         """Cancels the background work; slots stay as they are."""
+        self.ports.close()
         pending = [*self._teardowns.values(), *self._cleaning.values(), *self._background]
         for task in pending:
             task.cancel()

@@ -17,6 +17,7 @@ from task_executor.options import TaskExecutorOptions
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 SELF = "self"
+PORTS_VARIABLE = "FINEGRAIN_PORTS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,7 @@ def task_environment(
         "FINEGRAIN_CPU_MILLI": str(spec.profile.cpu_milli),
         "FINEGRAIN_MEMORY_BYTES": str(spec.memory_bytes),
         "FINEGRAIN_CPUS": cpus,
+        **({PORTS_VARIABLE: ",".join(map(str, ports))} if (ports := slot.isolation.ports) else {}),
         **operators,
         **devices,
     }

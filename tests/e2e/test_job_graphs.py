@@ -314,6 +314,30 @@ def test_the_four_kinds_of_jobs_run(
         assert quotas == {32 * 1024 * 1024}
 
 
+def test_tasks_get_ports_and_learn_those_of_their_peers(small: Small, tmp_path: Path) -> None:
+    script = "echo $FINEGRAIN_TASK > $FOLDER/OP.$FINEGRAIN_TASK_ID.task"
+    resources = f"{RESOURCES}\nports = 2"
+    job = Job(small.cli, tmp_path, script, script, mode="streaming", resources=resources)
+    outcome = small.cli(*job.arguments)
+    assert outcome.code == 0, outcome.stderr
+    first = [json.loads(each.read_text()) for each in tmp_path.glob("first.*.task")]
+    (second,) = [json.loads(each.read_text()) for each in tmp_path.glob("second.*.task")]
+    ports = {each["subtask_index"]: each["ports"] for each in first}
+    assert {each["subtask_index"]: each["ports"] for each in second["peers"]} == ports
+    assert [each["peers"][0]["ports"] for each in first] == [second["ports"]] * 2
+    all_ports = [*second["ports"], *ports[0], *ports[1]]
+    assert len(set(all_ports)) == 6
+    assert all(20_000 <= each < 30_000 for each in all_ports)
+
+
+def test_a_job_without_resources_cannot_have_ports(small: Small, tmp_path: Path) -> None:
+    outcome = small.cli(*Job(small.cli, tmp_path, NOTE, resources="ports = 1").arguments)
+    assert outcome.code == 2
+    assert small.cli.error(outcome).startswith(
+        "operator first needs ports, and default slots have none; give the operators"
+    )
+
+
 def test_the_streaming_example_counts_clicks(small: Small, tmp_path: Path) -> None:
     """Two groups, specified resources: all tasks run at the same time and exchange clicks."""
     example = REPOSITORY / "examples" / "clicks"

@@ -218,6 +218,11 @@ class Slot(ContextHandle[AsyncSlot]):
         """What the executor really enforces; None if the executor did not report it."""
         return self.inner.isolation
 
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The network ports that the executor has given to the slot."""
+        return self.inner.ports
+
     def run(
         self,
         argv: Sequence[str | PathLike[str]],

@@ -116,8 +116,13 @@ class JobState:
 
     def host_of_task(self, chain: str, subtask: int) -> str:
         """Returns the executor that the latest attempt of a subtask ran on; empty: none yet."""
+        number = self.slot_of(chain, subtask)
+        return "" if number is None else self.host_of_slot[number]
+
+    def slot_of(self, chain: str, subtask: int) -> int | None:
+        """Returns the number of the slot of the latest attempt of a subtask; None: none yet."""
         task = self.latest.get((chain, subtask))
-        return "" if task is None else self.host_of_slot[self.slot_of_task[task]]
+        return None if task is None else self.slot_of_task[task]
 
     @property
     def outcome(self) -> GraphState:

@@ -279,7 +279,8 @@ class Runner:
             self._state,
             task,
             addresses=self._addresses,
-            managed_memory_bytes=slot.profile.managed_memory_bytes,
+            slot=slot,
+            slot_ports=self._ports_of_slot,
             tail=tail,
         )
         task_id = task_id_of(self._file.run_id, task)
@@ -304,6 +305,10 @@ class Runner:
         finally:
             self._tasks.pop(task, None)
         self._inbox.put_nowait(end_of_task(task, result, tail))
+
+    def _ports_of_slot(self, number: int) -> Sequence[int]:
+        slot = self._slots.slot(number)
+        return slot.ports if slot is not None else ()
 
     async def _cancel_task(self, running: Task) -> None:
         await retry_until_answered(running.cancel, f"cancelling task {running.task_id}")

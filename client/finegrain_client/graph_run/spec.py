@@ -76,10 +76,10 @@ def check_can_run(plan: Plan) -> None:
                 "job",
                 operators=names,
             )
-        if chain.ports:
+        if chain.ports and plan.group_of[chain.group].profile.is_default:
             raise GraphError(
-                f"operator {names[0]} needs ports, which finegrain cannot reserve yet; set ports "
-                "to 0 and connect its tasks in another way, such as by files or unix sockets",
+                f"operator {names[0]} needs ports, and default slots have none; give the operators "
+                "of the job resources, or connect tasks by files or unix sockets",
                 operators=names,
             )
     for region in plan.regions:

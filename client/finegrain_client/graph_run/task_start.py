@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -20,6 +20,7 @@ from finegrain_client.graph.schedule import Event, TaskEnded, TaskFailed, TaskId
 from finegrain_client.graph.values import Exchange
 from finegrain_client.graph_run.job_state import JobState
 from finegrain_client.graph_run.spec import GraphRunSpec
+from finegrain_client.slot.slot import Slot
 from finegrain_client.slot.task import TaskOptions
 from finegrain_client.specs import SlotSpec
 from finegrain_client.types.status import OutputChunk, StreamName, TaskResult
@@ -58,6 +59,7 @@ def slot_spec(profile: SlotProfile, allocation_id: str) -> SlotSpec:
         network_memory_bytes=profile.network_memory_bytes,
         extended=dict(profile.extended),
         devices=dict(profile.devices),
+        ports=profile.ports,
         allocation_id=allocation_id,
     )
 
@@ -74,7 +76,8 @@ def task_options(
     task: TaskId,
     *,
     addresses: Mapping[str, str],
-    managed_memory_bytes: int,
+    slot: Slot,
+    slot_ports: Callable[[int], Sequence[int]],
     tail: OutputTail,
 ) -> TaskOptions:
     """Returns how to start a task.
@@ -84,7 +87,8 @@ def task_options(
         state: the job.
         task: the task.
         addresses: addresses of executors, by id.
-        managed_memory_bytes: managed memory of the slot that it runs in.
+        slot: the slot that it runs in.
+        slot_ports: returns the network ports of a slot of the job, by its number.
         tail: takes its output.
     """
     chain = spec.plan.chain_named[task.chain]
@@ -104,13 +108,21 @@ def task_options(
                 te.TaskOperator(
                     operator_id=each.name,
                     # The quota of a fraction of no memory is none.
-                    fraction=_fraction(each, profile) if managed_memory_bytes else "",
+                    fraction=_fraction(each, profile) if slot.profile.managed_memory_bytes else "",
                 )
                 for each in chain.operators
             ],
             subtask_index=task.subtask,
             parallelism=chain.parallelism,
-            peers=_peers(spec.plan, state, chain, task.subtask, addresses),
+            ports=_ports(spec.plan, chain, slot.ports),
+            peers=_peers(
+                spec.plan,
+                state,
+                chain,
+                task.subtask,
+                addresses=addresses,
+                slot_ports=slot_ports,
+            ),
         ),
     )
 
@@ -191,8 +203,24 @@ def _consumers(plan: Plan, edge: EdgePlan, subtask: int) -> list[int]:
     return [each for each in range(parallelism) if subtask in plan.producers(edge, each)]
 
 
+def _ports(plan: Plan, chain: ChainPlan, ports: Sequence[int]) -> Sequence[int]:
+    """Returns those ports of a slot that the task of a chain gets.
+
+    The chains of the slot's group get theirs in the order of the plan, so that all tasks can tell.
+    """
+    group = [plan.chain_named[each] for each in plan.group_of[chain.group].chains]
+    first = sum(each.ports for each in group[: group.index(chain)])
+    return ports[first : first + chain.ports]
+
+
 def _peers(
-    plan: Plan, state: JobState, chain: ChainPlan, subtask: int, addresses: Mapping[str, str]
+    plan: Plan,
+    state: JobState,
+    chain: ChainPlan,
+    subtask: int,
+    *,
+    addresses: Mapping[str, str],
+    slot_ports: Callable[[int], Sequence[int]],
 ) -> list[te.TaskPeer]:
     """Returns the tasks at the other ends of pipelined edges."""
     ends = [
@@ -203,16 +231,22 @@ def _peers(
         (edge, edge.consumer, _consumers(plan, edge, subtask))
         for edge in _edges(plan, chain, inputs=False)
     ]
-    return [
-        te.TaskPeer(
-            operator_id=operator,
-            subtask_index=each,
-            host=_host(addresses.get(state.host_of_task(plan.chain_of[operator].name, each), "")),
-        )
-        for edge, operator, subtasks in ends
-        if edge.exchange is Exchange.PIPELINED
-        for each in subtasks
-    ]
+    peers = []
+    for edge, operator, subtasks in ends:
+        other = plan.chain_of[operator]
+        for each in subtasks if edge.exchange is Exchange.PIPELINED else ():
+            executor_id = state.host_of_task(other.name, each)
+            number = state.slot_of(other.name, each)
+            ports = slot_ports(number) if other.ports and number is not None else ()
+            peers.append(
+                te.TaskPeer(
+                    operator_id=operator,
+                    subtask_index=each,
+                    host=_host(addresses.get(executor_id, "")),
+                    ports=_ports(plan, other, ports),
+                )
+            )
+    return peers
 
 
 def _host(address: str) -> str:

@@ -65,6 +65,11 @@ class Slot(SlotAtExecutor):
         """What the executor really enforces; None if the executor did not report it."""
         return self.status.isolation
 
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The network ports that the executor has given to the slot."""
+        return self.isolation.ports if self.isolation is not None else ()
+
     async def run(
         self,
         argv: Sequence[str | os.PathLike[str]],

@@ -29,6 +29,7 @@ def test_shares_of_the_configuration_hold(
         "cpu_milli": 250,
         "best_effort_cpu_milli": 250,
         "memory_bytes": 128 << 20,
+        "extended.ports": 10_000,
     }
 
 

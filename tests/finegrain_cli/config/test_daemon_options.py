@@ -200,6 +200,7 @@ default_slot_fraction = 0.25
 number_of_slots = 4
 slots_max = 9
 pids_max = 99
+task_ports = "21000-21099"
 managed_memory_page = "64KiB"
 isolation = "none"
 cgroup_parent = "/finegrain.slice"

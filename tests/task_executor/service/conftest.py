@@ -70,7 +70,8 @@ class Executor:
         self.directory = StateDirectory.open(self.folder / "state")
         saved = self.directory.load(options.executor_id)
         plan = plan_host(options, detect(Path("/")))
-        share = HostShare(TOTAL, CpuSet.parse("0-3"), options.slots_max, self.host_cpus)
+        ports = {n: count for n, count in plan.share.total.items() if n == "extended.ports"}
+        share = HostShare(TOTAL | ports, CpuSet.parse("0-3"), options.slots_max, self.host_cpus)
         prepared = Prepared(
             options=options,
             directory=self.directory,
@@ -116,6 +117,7 @@ async def executor_at(folder: Path, *managers: str) -> AsyncIterator[Executor]:
         listen=ListenOptions("127.0.0.1:0", "127.0.0.1:0"),
         task_user="self",
         allow_root_tasks=True,
+        task_ports="none",
     )
     executor = Executor(folder, FakeHelper(folder / "helper" / "tasks"), options)
     try:

@@ -35,7 +35,9 @@ from tests.task_executor.service.fake_helper import ENFORCED
 
 BE_CPU = "best_effort_cpu_milli"
 
-OPTIONS = TaskExecutorOptions(Path("state"), Path("run"), ("127.0.0.1:1",), memory_bytes=GIB)
+OPTIONS = TaskExecutorOptions(
+    Path("state"), Path("run"), ("127.0.0.1:1",), memory_bytes=GIB, task_ports="none"
+)
 
 
 def options(**changes: Any) -> TaskExecutorOptions:
