@@ -187,17 +187,20 @@ def status(
         ),
     ],
     output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    token_file: TokenFileOption = "",
+    config: ConfigOption = "",
 ) -> None:
-    """Show a job: its regions and what each waits for, its tasks, its slots.
+    """Show a job: regions and what each waits for, tasks, slots, managed memory of operators.
 
-    Reads the state file of the job; no cluster is needed. Example: finegrain job status report
+    Reads the state file of the job; executors are asked for the managed memory. Without them, the
+    rest is shown. Example: finegrain job status report
     """
-    enter_command(output)
+    enter_command(output, manager, token_file, config)
     from finegrain_cli.job.naming import state_file_of
-    from finegrain_cli.job.text import print_status
-    from finegrain_client.graph_run.status import read_job_status
+    from finegrain_cli.job.showing import show_status
 
-    print_status(read_job_status(state_file_of(job)), output)
+    show_status(state_file_of(job), output)
 
 
 def _directory(programs: Iterable[Sequence[str]], cwd: str) -> str:

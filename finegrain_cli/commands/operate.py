@@ -19,6 +19,7 @@ from finegrain_cli.common import (
     reporting_errors,
 )
 from finegrain_cli.connection import open_cluster
+from finegrain_cli.job.naming import find_state_file
 from finegrain_cli.naming import full_allocation_id, full_job_id
 from finegrain_cli.text import columns
 from finegrain_cli.text.explanation import explanation_text
@@ -39,7 +40,12 @@ def register(app: typer.Typer) -> None:
 
 def explain(
     request: Annotated[
-        str, typer.Argument(metavar="REQUEST", help="Id of the request; a prefix is enough.")
+        str,
+        typer.Argument(
+            metavar="REQUEST|JOB",
+            help="Id of the request, or the beginning of it; or name or state file of a job of "
+            "`finegrain job run`.",
+        ),
     ],
     executor: Annotated[str, typer.Option("--executor", help="Only this executor.")] = "",
     max_executors: Annotated[
@@ -50,8 +56,16 @@ def explain(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Say why a request waits, and what would make it fit."""
+    """Say why a request waits, and what would make it fit; of a job, what each region waits for.
+
+    Example: finegrain explain report
+    """
     enter_command(output, manager, token_file, config)
+    if job := find_state_file(request):
+        from finegrain_cli.job.showing import explain_job
+
+        explain_job(job, executor, max_executors, output)
+        return
     with open_cluster() as cluster:
         allocation_id = full_allocation_id(cluster, request)
         found = cluster.explain(allocation_id, executor_id=executor, max_executors=max_executors)

@@ -10,14 +10,28 @@ from finegrain.errors import NotFound
 
 
 def state_file_of(text: str) -> Path:
-    """Returns the state file of a job.
-
-    `text` may be the path of the file, its name without suffix, or the beginning of the name.
+    """Returns the state file of a job, as `find_state_file` finds it.
 
     Raises:
         NotFound: there is no such job.
     """
-    from finegrain_client.graph_run.status import default_folder, state_files
+    from finegrain_client.graph_run.status import default_folder
+
+    if (found := find_state_file(text)) is not None:
+        return found
+    raise NotFound(
+        f"there is no job with the name {text!r}, and no such state file; name a job that was "
+        f"started with `finegrain job run` (state files are in {default_folder()})",
+        details={"name": text},
+    )
+
+
+def find_state_file(text: str) -> Path | None:
+    """Returns the state file of a job; None: there is no such job.
+
+    `text` may be the path of the file, its name without suffix, or the beginning of the name.
+    """
+    from finegrain_client.graph_run.status import state_files
 
     path = Path(text).expanduser()
     if path.is_file():
@@ -30,11 +44,7 @@ def state_file_of(text: str) -> Path:
         ):
             if matches:
                 return matches[-1]
-    raise NotFound(
-        f"there is no job with the name {text!r}, and no such state file; name a job that was "
-        f"started with `finegrain job run` (state files are in {default_folder()})",
-        details={"name": text},
-    )
+    return None
 
 
 def command_for(state_file: Path, command: str = "run --attach") -> str:

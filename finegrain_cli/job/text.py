@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finegrain_cli.text.output import Column, OutputFormat, print_object, table_lines
+from finegrain.units import format_bytes
+from finegrain_cli.text.explanation import explanation_text
+from finegrain_cli.text.output import (
+    Column,
+    OutputFormat,
+    columns_in,
+    print_object,
+    table_lines,
+)
+from finegrain_client.graph_run.values import GraphState
 
 if TYPE_CHECKING:
+    from finegrain_client.graph_run.operator_use import OperatorsInUse, OperatorUse
     from finegrain_client.graph_run.status import GraphJobStatus
     from finegrain_client.graph_run.values import GraphProgress
+    from finegrain_client.types.explain import Explanation
 
 TASKS_SHOWN = 50
 
@@ -36,7 +48,25 @@ _SLOTS = (
     Column("group", lambda row: row["group"]),
     Column("position", lambda row: str(row["position"]), right=True),
     Column("executor", lambda row: row["executor_id"]),
+    Column("operators", lambda row: ", ".join(row["operators"]) or "-"),
+    Column("id", lambda row: row["allocation_id"], wide=True),
 )
+
+_OPERATORS = (
+    Column("operator", lambda row: row["operator_id"]),
+    Column("subtask", lambda row: str(row["subtask"]), right=True),
+    Column("executor", lambda row: row["executor_id"]),
+    Column("fraction", lambda row: row["fraction"] or "-", wide=True),
+    Column("quota", lambda row: format_bytes(row["quota_bytes"]), right=True),
+    Column(
+        "used",
+        # What a declared operator uses is not known.
+        lambda row: format_bytes(row["used_bytes"]) if row["enforcement"] != DECLARED else "-",
+        right=True,
+    ),
+    Column("enforced by", lambda row: row["enforcement"].lower()),
+)
+DECLARED = "DECLARED"
 
 
 def progress_text(progress: GraphProgress) -> str:
@@ -79,12 +109,31 @@ def job_dict(job: GraphJobStatus) -> dict[str, Any]:
         "regions": [{**asdict(each), "reason": each.reason} for each in job.regions],
         "tasks": [asdict(each) for each in job.tasks],
         "slots": [asdict(each) for each in job.slots],
+        "requests": [asdict(each) for each in job.requests],
     }
 
 
-def print_status(job: GraphJobStatus, form: OutputFormat) -> None:
-    """Prints a job."""
-    shown = job_dict(job)
+def operators_dict(found: OperatorsInUse) -> dict[str, Any]:
+    """Returns the managed memory of operators as data for JSON."""
+    return {
+        "operators": [_operator_dict(each) for each in found.operators],
+        "operators_missing": dict(found.missing or {}),
+    }
+
+
+def _operator_dict(use: OperatorUse) -> dict[str, Any]:
+    own = {**asdict(use.operator), "enforcement": str(use.operator.enforcement)}
+    return {
+        "chain": use.chain,
+        "subtask": use.subtask,
+        "executor_id": use.executor_id,
+        **own,
+    }
+
+
+def print_status(job: GraphJobStatus, found: OperatorsInUse, form: OutputFormat) -> None:
+    """Prints a job, with the managed memory of its operators."""
+    shown = {**job_dict(job), **operators_dict(found)}
     runner = f"pid {job.runner_pid} on {job.runner_host}" if job.is_worked_on else "none"
     lines = [
         f"{shown['job']}: {job.state}, {progress_text(job.progress)}",
@@ -105,8 +154,56 @@ def print_status(job: GraphJobStatus, form: OutputFormat) -> None:
         if len(tasks) > TASKS_SHOWN:
             lines.append(f"({len(tasks) - TASKS_SHOWN} more tasks; -o json shows all)")
     if shown["slots"]:
-        lines += ["", *table_lines(_SLOTS, shown["slots"])]
+        lines += ["", *table_lines(columns_in(_SLOTS, form), shown["slots"])]
+    managed = [each for each in shown["operators"] if each["fraction"]]
+    if managed:
+        lines += ["", *table_lines(columns_in(_OPERATORS, form), managed[:TASKS_SHOWN])]
+        if len(managed) > TASKS_SHOWN:
+            lines.append(f"({len(managed) - TASKS_SHOWN} more; -o json shows all)")
+    lines += [
+        f"\nno managed memory of executor {name} is known: {error}"
+        for name, error in shown["operators_missing"].items()
+    ]
     print_object("JobRun", shown, form, "\n".join(lines))
+
+
+def print_explanation(
+    job: GraphJobStatus, waits: Mapping[int, Explanation], form: OutputFormat
+) -> None:
+    """Prints what each region of a job waits for.
+
+    Args:
+        job: the job.
+        waits: explanations of the requests of regions that wait for slots, by number of the region.
+        form: table or JSON.
+    """
+    shown = job_dict(job)
+    regions = [
+        {
+            **each,
+            "explanation": waits[number].to_dict() if (number := each["number"]) in waits else None,
+        }
+        for each in shown["regions"]
+    ]
+    lines = [
+        f"{shown['job']}: {job.state}, {progress_text(job.progress)}",
+        *([f"reason: {job.message}"] if job.message else []),
+        *(
+            ["no process works on it"]
+            if job.state is GraphState.OPEN and not job.is_worked_on
+            else []
+        ),
+        "",
+        *table_lines(_REGIONS, shown["regions"]),
+    ]
+    for number, found in waits.items():
+        lines += [
+            "",
+            f"region {number} waits for slots; the first of them:",
+            explanation_text(found),
+        ]
+    data = {"job": shown["job"], "state": shown["state"], "message": shown["message"]}
+    print_object("JobExplanation", {**data, "regions": regions}, form, "\n".join(lines))
 
 
 def print_outcome(job: GraphJobStatus, form: OutputFormat) -> None:

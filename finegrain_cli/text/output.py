@@ -102,8 +102,12 @@ def print_list(
         for row in rows:
             print_json_line(row)
     else:
-        shown = [column for column in columns if form is OutputFormat.WIDE or not column.wide]
-        print_table(shown, rows)
+        print_table(columns_in(columns, form), rows)
+
+
+def columns_in(columns: Sequence[Column], form: OutputFormat) -> list[Column]:
+    """Returns the columns that a form shows."""
+    return [column for column in columns if form is OutputFormat.WIDE or not column.wide]
 
 
 def print_object(kind: str, data: Mapping[str, Any], form: OutputFormat, text: str) -> None:

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import finegrain_client as fg
 from tests.e2e.driving import Cli, Daemons, Small, eventually, finish, unique
 from tests.support.components import REPOSITORY
 
@@ -203,6 +205,55 @@ def test_a_runner_that_comes_after_the_lease_runs_the_region_again(
         (2, 1),
         (1, 0),
     ]
+
+
+def test_explain_says_which_region_waits_for_what(small: Small, tmp_path: Path) -> None:
+    """While other slots occupy the cluster, the first region waits for capacity."""
+    job = Job(small.cli, tmp_path, WAIT, resources=RESOURCES)
+    with small.cli.client() as cluster, cluster.job("occupies all") as other:
+        every = [fg.SlotSpec(cpu_milli=1000, memory_bytes=32 * fg.MIB)] * len(small.names)
+        slots = [each.granted() for each in other.request_slots(every)]
+        runner = small.cli.start(*job.arguments)
+        eventually(lambda: job.state.exists() and job.status()["requests"], "it requests slots")
+        shown = small.cli.json("explain", str(job.state))
+        first, second = shown["regions"]
+        assert (first["reason"], second["reason"]) == ("2 slots", "input from region 1")
+        assert (first["explanation"]["gang"]["members"], second["explanation"]) == (2, None)
+        text = small.cli("explain", str(job.state)).text
+        assert "region 1 waits for slots" in text
+        assert "short 0.1" in text
+        for each in slots:
+            each.release()
+    job.await_tasks("first", 2)
+    assert small.cli.json("explain", str(job.state))["regions"][0]["explanation"] is None
+    job.go()
+    assert finish(runner).code == 0
+
+
+def test_a_region_that_fits_nowhere_is_named_by_its_operators(small: Small, tmp_path: Path) -> None:
+    resources = 'resources = { cpu = 50, task_heap_memory = "32M" }'
+    outcome = small.cli(*Job(small.cli, tmp_path, NOTE, resources=resources).arguments)
+    assert outcome.code == 9
+    assert "operator first of region 1 cannot get 2 slots: " in outcome.text
+
+
+def test_the_status_shows_the_managed_memory_of_operators(small: Small, tmp_path: Path) -> None:
+    job = Job(small.cli, tmp_path, WAIT, resources=RESOURCES)
+    runner = small.cli.start(*job.arguments)
+    job.await_tasks("first", 2)
+    shown = job.status()
+    assert [each["operators"] for each in shown["slots"]] == [["first"]] * 2
+    found = [(each["operator_id"], each["subtask"]) for each in shown["operators"]]
+    assert found == [("first", 0), ("first", 1)]
+    assert {each["quota_bytes"] for each in shown["operators"]} == {32 * fg.MIB}
+    without = replace(small.cli, token_file=tmp_path / "none")
+    shown = without.json("job", "status", str(job.state))
+    assert len(shown["tasks"]) == 2
+    assert not shown["operators"]
+    assert "none" in next(iter(shown["operators_missing"].values()))
+    job.go()
+    assert finish(runner).code == 0
+    assert not job.status()["operators"]
 
 
 def test_a_detached_job_is_followed_and_cancelled(small: Small, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ file before the schedule takes it in, so another runner can continue. See docs/j
 """
 
 from finegrain_client.graph_run.graph_job import GraphJob
+from finegrain_client.graph_run.operator_use import OperatorsInUse, OperatorUse, read_operator_use
 from finegrain_client.graph_run.spec import GraphRunSpec
 from finegrain_client.graph_run.status import GraphJobStatus, read_job_status
 from finegrain_client.graph_run.values import GraphOutcome, GraphProgress, GraphState
@@ -19,5 +20,8 @@ __all__ = [
     "GraphProgress",
     "GraphRunSpec",
     "GraphState",
+    "OperatorUse",
+    "OperatorsInUse",
     "read_job_status",
+    "read_operator_use",
 ]

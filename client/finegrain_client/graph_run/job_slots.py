@@ -11,8 +11,9 @@ from functools import partial
 from finegrain.errors import FinegrainError, Reason
 from finegrain_client.batch.slots import retry_until_answered
 from finegrain_client.errors import JobEnded, RequestRejected
+from finegrain_client.graph.plan import Plan
 from finegrain_client.graph.profiles import SlotProfile
-from finegrain_client.graph.schedule import Event, HostLost, SlotLost
+from finegrain_client.graph.schedule import Event, HostLost, RequestSlots, SlotLost
 from finegrain_client.graph_run.task_start import slot_spec
 from finegrain_client.job.gangs import GangSpec
 from finegrain_client.job.job import Job
@@ -78,10 +79,10 @@ class JobSlots:
 
     async def request(
         self, request: int, first_slot: int, profiles: Sequence[SlotProfile]
-    ) -> tuple[str, ...] | str:
+    ) -> tuple[str, ...] | RequestRejected:
         """Requests slots as one gang and waits for them.
 
-        Returns the executor of each slot, or why the request can never be granted. A slot that was
+        Returns the executor of each slot, or why they can never be granted. A slot that was
         lost meanwhile counts as granted; its loss is reported when a task is deployed.
 
         Raises:
@@ -99,13 +100,13 @@ class JobSlots:
                     partial(self._job.request_slots, spec), "requesting slots"
                 )
             except RequestRejected as error:
-                return error.message
+                return error
             self._requests.update(zip(numbers, made, strict=True))
         requests = [self._requests[each] for each in numbers if each in self._requests]
         try:
             await all_granted(requests)
         except RequestRejected as error:
-            return error.message
+            return error
         except JobEnded:
             raise
         except FinegrainError:
@@ -169,3 +170,21 @@ class JobSlots:
 
     def _id(self, number: int) -> str:
         return f"{self._prefix}-{number}"
+
+
+def rejection_text(plan: Plan, effect: RequestSlots, error: RequestRejected) -> str:
+    """Returns why a region cannot get its slots; names the operators whose slots were rejected."""
+    number = int(error.rejections[0].allocation_id.rpartition("-")[2])
+    group = effect.places[number - effect.first_slot].group
+    names = [
+        operator.name
+        for chain in plan.group_of[group].chains
+        if plan.chain_named[chain].region == effect.region
+        for operator in plan.chain_named[chain].operators
+    ]
+    slots = sum(each.group == group for each in effect.places)
+    return (
+        f"{'operators' if len(names) > 1 else 'operator'} {', '.join(names)} of region "
+        f"{effect.region} cannot get {slots} slot{'s' if slots > 1 else ''}: "
+        f"{error.rejections[0].message}"
+    )

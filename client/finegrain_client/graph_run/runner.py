@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from finegrain.errors import FinegrainError, Reason
 from finegrain_client.batch.slots import retry_until_answered
 from finegrain_client.errors import JobEnded as JobGone
+from finegrain_client.errors import RequestRejected as SlotsRejected
 from finegrain_client.errors import SlotLost as SlotGone
 from finegrain_client.graph.schedule import (
     CancelOrdered,
@@ -39,12 +40,13 @@ from finegrain_client.graph.schedule import (
     TaskFailed,
     TaskId,
 )
-from finegrain_client.graph_run.job_slots import JobSlots
+from finegrain_client.graph_run.job_slots import JobSlots, rejection_text
 from finegrain_client.graph_run.job_state import JobState
 from finegrain_client.graph_run.state_file import GraphStateFile
 from finegrain_client.graph_run.task_start import (
     OutputTail,
     end_of_task,
+    slot_prefix,
     task_id_of,
     task_options,
 )
@@ -116,7 +118,8 @@ class Runner:
         async with AsyncExitStack() as stack:
             job = await self._attach_or_register(stack)
             number = await self._on_disk(partial(self._file.meta, "job_number"))
-            self._slots = JobSlots(job, f"{self._file.run_id}-{number}", self._inbox.put_nowait)
+            prefix = slot_prefix(self._file.run_id, number)
+            self._slots = JobSlots(job, prefix, self._inbox.put_nowait)
             self._job = job
             self._start(self._listen(job))
             if await self._on_disk(self._file.events):
@@ -263,8 +266,9 @@ class Runner:
         groups = self._file.spec.plan.group_of
         profiles = [groups[each.group].profile for each in effect.places]
         answer = await self._slots.request(effect.request, effect.first_slot, profiles)
-        if isinstance(answer, str):
-            self._inbox.put_nowait(RequestRejected(effect.request, answer))
+        if isinstance(answer, SlotsRejected):
+            message = rejection_text(self._file.spec.plan, effect, answer)
+            self._inbox.put_nowait(RequestRejected(effect.request, message))
         else:
             self._inbox.put_nowait(SlotsGranted(effect.request, effect.first_slot, answer))
 

@@ -129,7 +129,7 @@ class GraphStateFile:
 
     def addresses(self) -> dict[str, str]:
         """Returns the addresses of executors, by id."""
-        return dict(self._connection.execute("select * from executors").fetchall())
+        return read_addresses(self._connection)
 
 
 @contextmanager
@@ -147,6 +147,11 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
     """Returns the values by key."""
     return dict(connection.execute("select key, value from meta").fetchall())
+
+
+def read_addresses(connection: sqlite3.Connection) -> dict[str, str]:
+    """Returns the addresses of executors, by id."""
+    return dict(connection.execute("select executor_id, address from executors").fetchall())
 
 
 def read_events(connection: sqlite3.Connection) -> list[Event]:

@@ -17,6 +17,7 @@ from finegrain_client.graph.schedule import RegionState, RegionStatus, region_st
 from finegrain_client.graph_run.job_state import JobState
 from finegrain_client.graph_run.spec import GraphRunSpec
 from finegrain_client.graph_run.state_file import read_events, read_meta, reading
+from finegrain_client.graph_run.task_start import slot_prefix, task_id_of
 from finegrain_client.graph_run.values import GraphProgress, GraphState
 
 SUFFIX = ".job"
@@ -26,6 +27,7 @@ SUFFIX = ".job"
 class TaskPlacement:
     """Where the latest attempt of a subtask runs or ran. `running` is false after its end."""
 
+    task_id: str
     region: int
     chain: str
     subtask: int
@@ -37,12 +39,22 @@ class TaskPlacement:
 
 @dataclass(frozen=True, slots=True)
 class SlotInUse:
-    """A slot of the job, and its place in the plan."""
+    """A slot of the job, its place in the plan, and the operators that run in it."""
 
     slot: int
+    allocation_id: str
     group: str
     position: int
     executor_id: str
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsRequested:
+    """Slots that a region has requested and not got; they come together or not at all."""
+
+    region: int
+    allocation_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,7 @@ class GraphJobStatus:
     regions: tuple[RegionStatus, ...]
     tasks: tuple[TaskPlacement, ...]
     slots: tuple[SlotInUse, ...]
+    requests: tuple[SlotsRequested, ...]
 
     @property
     def is_worked_on(self) -> bool:
@@ -117,13 +130,19 @@ def read_job_status(state_file: str | os.PathLike[str]) -> GraphJobStatus:
     spec = GraphRunSpec.from_json(meta["spec"])
     state = JobState(spec.plan, events)
     regions = state.schedule.regions
+    prefix = slot_prefix(meta["run_id"], meta.get("job_number", ""))
     tasks = []
+    operators: dict[int, list[str]] = {}
     for task in sorted(state.latest.values()):
         region = regions[spec.plan.chain_named[task.chain].region]
         slot = state.slot_of_task[task]
         running = task in region.running and region.state is not RegionState.FINISHED
         host = state.host_of_slot[slot]
-        tasks.append(TaskPlacement(region.plan.number, *task, running, slot, host))
+        if running:
+            chain = spec.plan.chain_named[task.chain]
+            operators.setdefault(slot, []).extend(each.name for each in chain.operators)
+        task_id = task_id_of(meta["run_id"], task)
+        tasks.append(TaskPlacement(task_id, region.plan.number, *task, running, slot, host))
     return GraphJobStatus(
         state_file=str(path),
         job_id=meta.get("job_id", ""),
@@ -138,7 +157,21 @@ def read_job_status(state_file: str | os.PathLike[str]) -> GraphJobStatus:
         regions=tuple(region_statuses(state.schedule)),
         tasks=tuple(tasks),
         slots=tuple(
-            SlotInUse(slot.number, place.group, place.position, slot.host)
+            SlotInUse(
+                slot.number,
+                f"{prefix}-{slot.number}",
+                place.group,
+                place.position,
+                slot.host,
+                tuple(operators.get(slot.number, ())),
+            )
             for place, slot in sorted(state.schedule.slots.at.items())
+        ),
+        requests=tuple(
+            SlotsRequested(
+                each.region,
+                tuple(f"{prefix}-{each.first_slot + at}" for at in range(len(each.places))),
+            )
+            for each in sorted(state.requests.values(), key=lambda each: each.region)
         ),
     )

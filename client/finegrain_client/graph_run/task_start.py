@@ -64,6 +64,11 @@ def slot_spec(profile: SlotProfile, allocation_id: str) -> SlotSpec:
     )
 
 
+def slot_prefix(run_id: str, job_number: str) -> str:
+    """Returns the beginning of the ids of all slots of a job; "-" and the slot's number follow."""
+    return f"{run_id}-{job_number}"
+
+
 def task_id_of(run_id: str, task: TaskId) -> str:
     """Returns the id of a task, which is the same for every runner of the job."""
     name = f"{run_id}/{task.chain}/{task.subtask}/{task.attempt}"
