@@ -18,6 +18,7 @@ from resource_manager.engine.placement.cpu_constraint import (
     PIN_CORES,
     PIN_NODE_CPUS,
 )
+from resource_manager.engine.placement.device_constraint import MOST_LEFT
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.placement.ledger import Bookings, Ledger, Mark
@@ -192,12 +193,17 @@ class TentativePlacer(Placer):
         these fit each, by amounts.
         """
         index, needs = self.index, least_needs(members)
+        # Each member may use another device, so what one device has left limits no number.
+        counted = [
+            {name: amount for name, amount in need.items() if not name.startswith(MOST_LEFT)}
+            for need in needs
+        ]
         in_use = index.columns[IN_USE][0] if IN_USE in index.columns else [0] * len(index)
         used = index.covering([{IN_USE: 1, **need} for need in needs])
         for at in chain(used, (at for at in index.covering(needs) if not in_use[at])):
             host_id = index.ids[at]
             if not self._within or self._hosts[host_id].carries(self._within):
-                yield host_id, max([index.room(at, need) for need in needs])
+                yield host_id, max([index.room(at, need or {SLOTS: 1}) for need in counted])
 
     def close(self, host_id: str) -> None:
         """Takes all slots that a host has left, and lets `hosts` leave it out, until `reopen`."""

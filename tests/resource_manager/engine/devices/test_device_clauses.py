@@ -88,6 +88,19 @@ def test_a_gang_over_parts_of_devices_fits_if_there_is_a_way(
     assert used == {0: 100, 1: 100}
 
 
+def test_a_rack_has_room_for_as_many_shares_as_its_gpus_have_together() -> None:
+    """Three shares of 60 need three GPUs; each GPU has room for one of them."""
+    cluster = EngineCluster.settled(
+        *(
+            gpu_host(name, gpus, labels=(("rack", "r1"),))
+            for name, gpus in (("host-a", 1), ("host-b", 4))
+        )
+    )
+    gang = [request(f"g{at}", "gang", gpu=60) for at in range(3)]
+    cluster.submit(*gang, GangSpec("gang", GangPlacement.SAME_LABEL, "rack"))
+    assert all(cluster.is_granted(f"g{at}") for at in range(3))
+
+
 def test_a_gang_gets_the_best_gpus_of_one_host_together() -> None:
     cluster = EngineCluster.settled(gpu_host(gpus=8, in_pairs=True))
     members = [request(f"m{at}", "gang", gpu=200) for at in range(4)]
