@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument
-from finegrain.resources import AMOUNT_MAX
 from finegrain.texts import LABEL_KEY_PATTERN, check_text
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms
+from finegrain.values.bounds import AMOUNT_MAX
 
 LABEL_VALUE_LENGTH_MAX = 256
 COUNT_MAX = 1_000_000

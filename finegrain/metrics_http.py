@@ -63,7 +63,7 @@ class MetricsServer:
         self._refresh = refresh
         self._server: asyncio.Server | None = None
         self._scraping = asyncio.Lock()
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], None] = {}  # in the order of their arrival
 
     async def start(self) -> str:
         """Binds the address and starts to serve. Returns the address with the actual port.
@@ -91,18 +91,24 @@ class MetricsServer:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is None or len(self._connections) >= CONNECTIONS_MAX:
-            # Callers need no token here, so the number of connections must have a limit.
+        if task is None:
             writer.close()
             return
-        self._connections.add(task)
+        # Callers need no token here, so the number of connections must have a limit. The oldest one
+        # gives way: a real caller sends its request at once, but idle connections can be kept open
+        # by anybody, and they must not close the port to health checks.
+        if len(self._connections) >= CONNECTIONS_MAX:
+            oldest = next(iter(self._connections))
+            del self._connections[oldest]
+            oldest.cancel()
+        self._connections[task] = None
         try:
             with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
                 # It covers reading and writing, so that a caller that stalls gives its place back.
                 async with asyncio.timeout(REQUEST_TIME_MAX_S):
                     await self._serve(reader, writer)
         finally:
-            self._connections.discard(task)
+            self._connections.pop(task, None)
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

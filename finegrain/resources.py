@@ -48,9 +48,6 @@ MEMORY_GRAIN_BYTES = 64 * KIB
 So the kernel's own rounding of limits never makes a difference to what is booked.
 """
 
-AMOUNT_MAX = 2**53
-"""Largest accepted amount: far beyond any host, and exact in every language's JSON."""
-
 Amounts = Mapping[str, int]
 """Non-negative amount by dimension; an absent dimension is zero."""
 

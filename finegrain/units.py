@@ -12,7 +12,7 @@ import re
 from decimal import Decimal
 
 from finegrain.errors import InvalidArgument
-from finegrain.resources import AMOUNT_MAX
+from finegrain.values.bounds import AMOUNT_MAX
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)i?B?", re.IGNORECASE)
 _CPU = re.compile(r"(\d+(?:\.\d+)?)(m?)")

@@ -38,7 +38,7 @@ from resource_manager.service.state_dir import locked_state_dir, remove_endpoint
 from resource_manager.service.watch import WatchHub
 from resource_manager.service.watchdog import feed_watchdog
 from resource_manager.storage.location import DatabaseUrl
-from resource_manager.storage.store import NotLeader
+from resource_manager.storage.store import Contested, NotLeader
 from resource_manager.wiring import (
     Components,
     advertised,
@@ -260,8 +260,12 @@ async def _until_the_end(
         await asyncio.wait({lead_task, end}, return_when=asyncio.FIRST_COMPLETED)
         # If `fatal` is set, it says more than the error of a task that could not lead.
         if lead_task.done() and not runner.fatal.done():
+            if isinstance(error := lead_task.exception(), Contested):
+                runner.fatal.set_result(error)
             lead_task.result()  # raises the reason if it could not lead
         await end
+    except Contested:
+        pass  # reported below, with the command that helps
     finally:
         for task in (watchdog, lead_task, end):
             task.cancel()
@@ -271,7 +275,7 @@ async def _until_the_end(
         return EXIT_OK
     error = runner.fatal.result()
     message = error.message
-    if isinstance(error, EpochSeen):
+    if isinstance(error, EpochSeen | Contested):
         message = stale_database_message(error, running.database)
     code = _exit_code(error, running.components.options)
     if code == EXIT_REPLACED:
@@ -284,4 +288,4 @@ async def _until_the_end(
 def _exit_code(error: FinegrainError, options: ResourceManagerOptions) -> int:
     if isinstance(error, NotLeader):
         return EXIT_REPLACED if options.standby else EXIT_STEPPED_DOWN
-    return EXIT_STEPPED_DOWN if isinstance(error, EpochSeen) else EXIT_FAILED
+    return EXIT_STEPPED_DOWN if isinstance(error, EpochSeen | Contested) else EXIT_FAILED

@@ -14,9 +14,10 @@ from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaPolicy, QosCla
 from finegrain.cpu_words import DEFAULT, policy_text, read_policy, read_word
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id, new_id
-from finegrain.resources import AMOUNT_MAX, MIB, PORTS
+from finegrain.resources import MIB, PORTS
 from finegrain.rpc.wire_cpu_words import BIND, EXCLUSIVE, NUMA, QOS
 from finegrain.v1 import cpus_pb2, devices_pb2, slots_pb2
+from finegrain.values.bounds import AMOUNT_MAX, CPU_MILLI_MAX
 
 CPU_MILLI_DEFAULT = 1000
 MEMORY_BYTES_DEFAULT = 256 * MIB
@@ -157,7 +158,8 @@ class SlotSpec:
 
     def __post_init__(self) -> None:
         for name in _AMOUNTS:
-            _check_amount(name, getattr(self, name))
+            most = CPU_MILLI_MAX if name in ("cpu_milli", "cpu_limit_milli") else AMOUNT_MAX
+            _check_amount(name, getattr(self, name), most)
         for name, amount in self.extended.items():
             _check_amount(f"extended[{name!r}]", amount)
         object.__setattr__(self, "device_hints", tuple(self.device_hints))
@@ -271,12 +273,12 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-def _check_amount(name: str, value: object) -> None:
+def _check_amount(name: str, value: object, most: int = AMOUNT_MAX) -> None:
     if value is None:
         return
-    if type(value) is not int or not 0 <= value <= AMOUNT_MAX:
+    if type(value) is not int or not 0 <= value <= most:
         raise InvalidArgument(
-            name, value, f"an integer from 0 to {AMOUNT_MAX} (half a core is cpu_milli=500)"
+            name, value, f"an integer from 0 to {most} (half a core is cpu_milli=500)"
         )
 
 

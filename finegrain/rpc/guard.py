@@ -49,7 +49,7 @@ READ_TIME_MAX_S = 20.0
 LARGE_READS_MAX = 32
 """Number of large messages that a server reads at the same time from callers of one kind.
 
-Messages that wait for their turn stay with the client, except for 64 KiB each.
+Messages that wait stay with the client, except for 64 KiB each.
 """
 
 Gate = Callable[[], FinegrainError | None]

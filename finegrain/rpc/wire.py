@@ -17,7 +17,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from finegrain.errors import InvalidArgument
 from finegrain.ids import LABEL_KEY_PATTERN, check_text
 from finegrain.resources import (
-    AMOUNT_MAX,
+    BEST_EFFORT_CPU_MILLI,
+    CPU_MILLI,
     DEVICE_PREFIX,
     EXTENDED_PREFIX,
     Amounts,
@@ -38,6 +39,7 @@ from finegrain.rpc.wire_topology import (
     topology_to_proto,
 )
 from finegrain.v1 import resources_pb2
+from finegrain.values.bounds import AMOUNT_MAX, CPU_MILLI_MAX, TOTAL_MAX
 
 __all__ = [
     "amounts_from_proto",
@@ -89,14 +91,23 @@ _AMOUNT_FIELDS = (
 _profiles: Known[ResourceProfile] = Known(KNOWN_MAX)
 
 
-def check_amount(field: str, value: int) -> int:
+_MOST = {CPU_MILLI: CPU_MILLI_MAX, BEST_EFFORT_CPU_MILLI: CPU_MILLI_MAX}
+"""Bounds of dimensions that are below `AMOUNT_MAX`."""
+
+
+def check_amount(field: str, value: int, most: int = AMOUNT_MAX) -> int:
     """Returns the value itself, if it is a valid amount.
 
+    Args:
+        field: name of the field, for the error.
+        value: the amount.
+        most: the largest valid amount.
+
     Raises:
-        InvalidArgument: it is negative or above `AMOUNT_MAX`.
+        InvalidArgument: it is negative or above `most`.
     """
-    if not 0 <= value <= AMOUNT_MAX:
-        raise InvalidArgument(field, value, f"an amount from 0 to {AMOUNT_MAX}")
+    if not 0 <= value <= most:
+        raise InvalidArgument(field, value, f"an amount from 0 to {most}")
     return value
 
 
@@ -120,7 +131,8 @@ def profile_from_proto(message: resources_pb2.ResourceProfile, field: str) -> Re
 
 def _checked_profile(message: resources_pb2.ResourceProfile, field: str) -> ResourceProfile:
     parts = {
-        name: check_amount(f"{field}.{name}", getattr(message, name)) for name in _PROFILE_FIELDS
+        name: check_amount(f"{field}.{name}", getattr(message, name), _MOST.get(name, AMOUNT_MAX))
+        for name in _PROFILE_FIELDS
     }
     extended = _extended_from_proto(message.extended, f"{field}.extended")
     devices, isolation = requests_from_proto(message, field)
@@ -161,7 +173,8 @@ def amounts_from_proto(message: resources_pb2.ResourceAmounts, field: str) -> di
         InvalidArgument: an amount is negative or too large, or a name is malformed.
     """
     amounts = {
-        name: check_amount(f"{field}.{name}", getattr(message, name)) for name in _AMOUNT_FIELDS
+        name: check_amount(f"{field}.{name}", getattr(message, name), _MOST.get(name, AMOUNT_MAX))
+        for name in _AMOUNT_FIELDS
     }
     for name, amount in _extended_from_proto(message.extended, f"{field}.extended").items():
         amounts[EXTENDED_PREFIX + name] = amount
@@ -171,9 +184,10 @@ def amounts_from_proto(message: resources_pb2.ResourceAmounts, field: str) -> di
 
 
 def amounts_to_proto(amounts: Amounts) -> resources_pb2.ResourceAmounts:
-    """Writes amounts; the inverse of `amounts_from_proto`."""
+    """Writes amounts; the inverse of `amounts_from_proto`. Sums are cut to `TOTAL_MAX`."""
     message = resources_pb2.ResourceAmounts()
-    for name, amount in amounts.items():
+    for name, total in amounts.items():
+        amount = min(total, TOTAL_MAX)
         if name.startswith(EXTENDED_PREFIX):
             message.extended[name.removeprefix(EXTENDED_PREFIX)] = amount
         elif name.startswith(DEVICE_PREFIX):

@@ -30,12 +30,12 @@ from finegrain.errors import InvalidArgument
 from finegrain.ids import LABEL_KEY_PATTERN, check_text
 from finegrain.v1 import devices_pb2 as pb
 from finegrain.v1 import resources_pb2
+from finegrain.values.bounds import AMOUNT_MAX
 from finegrain.values.isolation import DeviceIsolation
 from finegrain.values.usage import DeviceUsage, SlotDeviceUsage
 
 SCOPES = ("numa", "pcie")
 
-_AMOUNT_MAX = 2**53
 _DIMENSION = re.compile(
     r"[a-z0-9][A-Za-z0-9_.-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,62})?", re.ASCII
 )
@@ -521,8 +521,8 @@ def _name(name: str, field: str) -> str:
 
 
 def _amount(amount: int, field: str) -> int:
-    if not 0 <= amount <= _AMOUNT_MAX:
-        raise InvalidArgument(field, amount, f"an amount from 0 to {_AMOUNT_MAX}")
+    if not 0 <= amount <= AMOUNT_MAX:
+        raise InvalidArgument(field, amount, f"an amount from 0 to {AMOUNT_MAX}")
     return amount
 
 

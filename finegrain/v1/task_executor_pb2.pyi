@@ -402,7 +402,9 @@ class TaskSpec(google.protobuf.message.Message):
     stdin: builtins.bool
     """True: standard input is a pipe fed by WriteTaskInput; false: /dev/null."""
     output_limit_bytes: builtins.int
-    """Output kept on disk per stream, in bytes; 0: the executor's default. Output beyond this is counted and dropped."""
+    """Output kept on disk per stream, in bytes; 0: the executor's limit, which also is the maximum. Output beyond this is
+    counted and dropped.
+    """
     @property
     def argv(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Program and arguments; no shell. A program without a slash is looked up in the task's PATH. Required,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finegrain.errors import InvalidArgument
-from finegrain.resources import AMOUNT_MAX, CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
+from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_pair
+from finegrain.values.bounds import AMOUNT_MAX
 from finegrain_cli.common import (
     ConfigOption,
     ManagerOption,

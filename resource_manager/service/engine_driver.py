@@ -23,7 +23,8 @@ from finegrain.errors import (
 from finegrain.logs import get_logger
 from finegrain.values.states import RequestState
 from resource_manager.engine.executors.reports import EpochSeen
-from resource_manager.engine.model.effects import Effect, PublishJobEvent, StepResult
+from resource_manager.engine.model.changes import CONTESTED_EPOCH
+from resource_manager.engine.model.effects import Changes, Effect, PublishJobEvent, StepResult
 from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.model.events import Decide, Event, Ticked
 from resource_manager.engine.model.settings import EngineSettings
@@ -32,7 +33,7 @@ from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
 from resource_manager.service.checking import Findings, StateCheck
 from resource_manager.service.metrics import ResourceManagerMetrics
-from resource_manager.storage.store import Store
+from resource_manager.storage.store import Contested, Store
 
 _log = get_logger("finegrain.rm.books")
 
@@ -163,9 +164,12 @@ class EngineDriver:
         Raises:
             StoreError: the database cannot be used.
             InvariantBroken: the rows contradict each other.
+            Contested: an earlier leader stopped because an executor had seen a newer one.
         """
         with _no_collections():
             snapshot = self.store.load()
+            if seen := snapshot.counters.get(CONTESTED_EPOCH, 0):
+                raise Contested(seen)
             # The stored state has the epoch of the previous leader.
             snapshot.rm_epoch = self.rm_epoch
             self._state = restore(snapshot, self._settings, self._clock())
@@ -177,6 +181,17 @@ class EngineDriver:
             )
         # Everything is checked once before anything is granted from what was read.
         self._report(self._check.run(self.state))
+
+    def contest(self, seen_epoch: int) -> None:
+        """Stores that an executor has seen a newer epoch, so that no restart serves from here.
+
+        Each restart takes a higher epoch. Without this record, enough restarts would reach the
+        epoch that the executors have seen, and they would free slots that this database lacks.
+
+        Raises:
+            StoreError: it could not be stored.
+        """
+        self.store.commit(Changes(counters={CONTESTED_EPOCH: seen_epoch}))
 
     def run_batch(self, batch: list[Item], ticked: bool) -> list[Effect]:
         """Runs one batch. Afterwards it is durable, and every item has its value or its error.

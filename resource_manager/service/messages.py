@@ -6,10 +6,11 @@ import shlex
 
 from resource_manager.engine.executors.reports import EpochSeen
 from resource_manager.storage.location import DatabaseUrl, sqlite_url
+from resource_manager.storage.store import Contested
 
 
-def stale_database_message(error: EpochSeen, location: DatabaseUrl) -> str:
-    """Returns the whole error: both epochs, the likely cause, and the command that helps."""
+def stale_database_message(error: EpochSeen | Contested, location: DatabaseUrl) -> str:
+    """Returns the whole error: what was seen, the likely cause, and the command that helps."""
     # A server's URL is shown without its password; the operator fills it in.
     url = sqlite_url(location.path) if location.is_sqlite else str(location)
     command = f"finegrain db raise-epoch --above-epoch {error.seen} --database {shlex.quote(url)}"

@@ -219,7 +219,10 @@ class Runner(Intake):
         # stored.
         except EpochSeen as error:
             fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
-            self._fail(await self._replaced() or error)
+            replaced = await self._replaced()
+            if replaced is None:
+                await self._contest(error)
+            self._fail(replaced or error)
         except Exception as error:
             suspect = isinstance(error, StateSuspect)
             (self._metrics.step_failures if suspect else self._metrics.commit_failures).inc()
@@ -247,6 +250,13 @@ class Runner(Intake):
         except FinegrainError as error:
             _log.warning("renewal_failed", error=error.message)
         return None
+
+    async def _contest(self, error: EpochSeen) -> None:
+        try:
+            await self._in_thread(self._driver.contest, error.seen)
+        except FinegrainError as problem:
+            # The next start meets the same executor, and stores it then.
+            _log.warning("contest_not_stored", error=problem.message)
 
     def _fail(self, error: FinegrainError) -> None:
         # The first reason counts. Others follow from it.

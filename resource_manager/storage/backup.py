@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finegrain.errors import ConfigurationError, InvalidArgument, Reason, StoreError
+from finegrain.values.bounds import RAISED_EPOCH_MAX
+from resource_manager.engine.model.changes import CONTESTED_EPOCH
 from resource_manager.storage.creation import (
     copy_sqlite,
     remove_leftovers,
@@ -91,8 +93,7 @@ def restore(url: str, path: Path, *, above_epoch: int) -> Restored:
     """
     target = _file(url, "pg_restore, then finegrain db raise-epoch")
     path = path.absolute()
-    if above_epoch < 0:
-        raise InvalidArgument("above_epoch", above_epoch, "0, or the highest epoch reported")
+    check_above_epoch(above_epoch)
     with os_errors(target), locked(target, "finegrain db restore"):
         check_not_ahead(check_is_ours(path).schema_version, str(path))
         # Executors that report nothing now may have seen the epoch of the database that is
@@ -151,6 +152,17 @@ def _epoch_if_readable(database: Path) -> int:
         return 0
 
 
+def check_above_epoch(above_epoch: int) -> None:
+    """Checks an epoch that an operator has typed. A typing error must not use up all epochs.
+
+    Raises:
+        InvalidArgument: it is negative, or no resource manager can have had it.
+    """
+    if not 0 <= above_epoch <= RAISED_EPOCH_MAX:
+        expected = f"0, or the highest epoch that an executor reports, at most {RAISED_EPOCH_MAX}"
+        raise InvalidArgument("above_epoch", above_epoch, expected)
+
+
 def _raise_epoch(database: Path, above_epoch: int) -> int:
     with sqlite_errors(database), closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA synchronous = FULL")
@@ -158,6 +170,7 @@ def _raise_epoch(database: Path, above_epoch: int) -> int:
         connection.execute("PRAGMA journal_mode = DELETE")
         with connection:
             leave_lost_history(connection.execute)
+            connection.execute("DELETE FROM counters WHERE name = ?", (CONTESTED_EPOCH,))
             # Without a holder, no process that led before can take the row for its own.
             connection.execute(
                 "UPDATE leadership SET holder = '', rm_epoch = max(rm_epoch, ?) + 1", (above_epoch,)

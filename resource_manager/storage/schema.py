@@ -11,8 +11,16 @@ from enum import StrEnum
 from sqlalchemy import Connection
 
 from finegrain.errors import FinegrainError
+from resource_manager.engine.model.changes import CONTESTED_EPOCH
+from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import migrate
-from resource_manager.storage.backup import Restored, backup, check_restorable, restore
+from resource_manager.storage.backup import (
+    Restored,
+    backup,
+    check_above_epoch,
+    check_restorable,
+    restore,
+)
 from resource_manager.storage.creation import create_sqlite, upgrade_sqlite
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.opening import open_store
@@ -177,8 +185,9 @@ def _differences(connection: Connection) -> list[str]:
 def raise_epoch(url: str, *, above_epoch: int) -> int:
     """Makes a database usable that was restored by other means, such as pg_restore.
 
-    Its next epoch is above `above_epoch`, and event sequences and generations skip those that were
-    used in the lost copy (see `lost_history.py`).
+    It may be led again, even if an executor had seen a newer epoch. Its next epoch is above
+    `above_epoch`, and event sequences and generations skip those that were used in the lost copy
+    (see `lost_history.py`).
 
     Args:
         url: the database.
@@ -188,9 +197,12 @@ def raise_epoch(url: str, *, above_epoch: int) -> int:
         The new epoch.
 
     Raises:
+        InvalidArgument: `above_epoch` is negative, or no resource manager can have had it.
         StoreError: another process leads, or see `open_store`.
     """
+    check_above_epoch(above_epoch)
     with open_store(url, create=False, upgrade=False) as store:
         epoch = store.lead("finegrain db raise-epoch", above_epoch=above_epoch)
         store.leave_lost_history()
+        store.commit(Changes(counters={CONTESTED_EPOCH: 0}))
         return epoch

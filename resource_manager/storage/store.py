@@ -24,6 +24,26 @@ class NotLeader(FailedPrecondition):
     default_reason = Reason.NOT_LEADER
 
 
+class Contested(FailedPrecondition):
+    """An earlier leader of this database stopped, because an executor had seen a newer epoch.
+
+    An operator has to decide which database is the one to keep.
+
+    Args:
+        seen: the epoch that the executor had seen.
+    """
+
+    default_reason = Reason.STALE_EPOCH
+
+    def __init__(self, seen: int) -> None:
+        super().__init__(
+            f"an executor has seen rm_epoch {seen} of a newer resource manager, so no resource "
+            "manager serves from this database until an operator decides",
+            details={"seen": seen},
+        )
+        self.seen = seen
+
+
 class StoreAway(StoreError):
     """The database cannot be reached, is locked or has no space; that may pass by itself.
 

@@ -22,6 +22,7 @@ from finegrain.devices.device import FPGA, GPU, RDMA, WHOLE, Device, pairs
 from finegrain.devices.names import MIG_PREFIX, device_requests
 from finegrain.errors import InvalidArgument
 from finegrain.topology import NumaNode, printable
+from finegrain.values.bounds import AMOUNT_MAX
 from task_executor.host.detection.reader import TreeReader
 from task_executor.options import DeviceType
 
@@ -29,7 +30,6 @@ COMMAND_TIMEOUT_S: Final = 10.0
 DEVICES_MAX: Final = 512  # of all types together; a host can register twice as many devices
 _OUTPUT_MAX: Final = 1024 * 1024  # bytes
 _TEXT_MAX: Final = 200
-_AMOUNT_MAX: Final = 2**53
 _TAIL: Final = re.compile(r"-[a-z0-9_.-]{1,30}", re.ASCII)
 _TYPE_LENGTH_MAX: Final = 32
 _DETECTED: Final = (GPU, RDMA, FPGA)
@@ -136,7 +136,7 @@ def _check_capacities(field: str, name: str, amounts: Mapping[str, int]) -> None
         if tail and not (dimension.startswith(name) and _TAIL.fullmatch(tail)):
             expected = f"{name}, or a name such as {name}-memory"
             raise InvalidArgument(field, dimension, expected)
-        most = WHOLE if dimension == name else _AMOUNT_MAX
+        most = WHOLE if dimension == name else AMOUNT_MAX
         if not 0 < amount <= most:
             raise InvalidArgument(f"{field}.{dimension}", amount, f"1 to {most}")
 

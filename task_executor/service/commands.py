@@ -16,6 +16,7 @@ from finegrain.ids import check_id
 from finegrain.logs import get_logger
 from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import task_executor_pb2
+from finegrain.values.bounds import COUNTER_MAX
 from task_executor.engine.command_fence import CommandNumbers
 from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import Slot, SlotKey, SlotSpec
@@ -268,7 +269,14 @@ class CommandRunner:
 
 
 def numbers_of(request: Command) -> CommandNumbers:
-    """Returns the numbers of a command and the digest of its content."""
+    """Returns the numbers of a command and the digest of its content.
+
+    Raises:
+        InvalidArgument: a number is negative, or so high that no later one could exceed it.
+    """
+    for name in ("rm_epoch", "registration_number", "command_number"):
+        if not 0 <= (number := getattr(request, name)) <= COUNTER_MAX:
+            raise InvalidArgument(name, number, f"0 to {COUNTER_MAX}")
     content = request.SerializeToString(deterministic=True)
     return CommandNumbers(
         rm_epoch=request.rm_epoch,

@@ -11,7 +11,6 @@ from typing import Any
 from finegrain.cpuset import CpuSet
 from finegrain.devices.condition import DeviceCondition
 from finegrain.errors import FinegrainError
-from finegrain.resources import AMOUNT_MAX
 from finegrain.rpc.mapping.writer import As, FromValue, Writer, Writing
 from finegrain.rpc.status import item_error
 from finegrain.rpc.wire import (
@@ -29,6 +28,7 @@ from finegrain.rpc.wire_cpus import (
 from finegrain.rpc.wire_devices import condition_to_proto
 from finegrain.topology import printable
 from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2, task_executor_pb2
+from finegrain.values.bounds import AMOUNT_MAX
 from task_executor.engine.cpu_ledger import CpuConditions, HostCpus
 from task_executor.engine.report_log import NumberedState
 from task_executor.engine.slots import EndedSlot, Slot

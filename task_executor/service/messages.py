@@ -6,7 +6,7 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
-from finegrain.resources import AMOUNT_MAX, ResourceProfile
+from finegrain.resources import ResourceProfile
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.wire import (
     check_amount,
@@ -14,6 +14,7 @@ from finegrain.rpc.wire import (
 )
 from finegrain.rpc.wire_cpus import assignment_from_proto
 from finegrain.v1 import slots_pb2, task_executor_pb2
+from finegrain.values.bounds import COUNTER_MAX, CPU_MILLI_MAX
 from task_executor.engine.slots import SlotKey, SlotSpec
 
 PIDS_MAX = 1 << 22
@@ -25,8 +26,8 @@ def check_generation(value: int, field: str) -> int:
     Raises:
         InvalidArgument: it is below 1, or too large.
     """
-    if not 1 <= value <= AMOUNT_MAX:
-        raise InvalidArgument(field, value, "1 or more")
+    if not 1 <= value <= COUNTER_MAX:
+        raise InvalidArgument(field, value, f"1 to {COUNTER_MAX}")
     return value
 
 
@@ -63,7 +64,9 @@ def spec_from_proto(
         generation=check_generation(slot.generation, f"{where}.generation"),
         job_id=check_id(f"{where}.job_id", slot.job_id),
         profile=profile,
-        cpu_limit_milli=check_amount(f"{where}.cpu_limit_milli", slot.cpu_limit_milli)
+        cpu_limit_milli=check_amount(
+            f"{where}.cpu_limit_milli", slot.cpu_limit_milli, CPU_MILLI_MAX
+        )
         or profile.cpu_milli,
         pids_max=slot.pids_max or pids_max_default,
         cpus=str(cpus),
@@ -101,7 +104,9 @@ def change_from_proto(
     )
     number = check_generation(message.resize_number, "resize_number")
     profile = _profile_from_proto(message, "")
-    cap = check_amount("cpu_limit_milli", message.cpu_limit_milli) or profile.cpu_milli
+    cap = (
+        check_amount("cpu_limit_milli", message.cpu_limit_milli, CPU_MILLI_MAX) or profile.cpu_milli
+    )
     return (key, number, profile, cap), _assignment_from_proto(message, "")
 
 

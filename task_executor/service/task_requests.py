@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
-from finegrain.resources import AMOUNT_MAX
 from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import task_executor_pb2
+from finegrain.values.bounds import AMOUNT_MAX
 from finegrain.values.operators import OperatorTask
 from task_executor.engine.slots import SlotKey
 from task_executor.service.messages import check_generation

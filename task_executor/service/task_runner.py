@@ -260,7 +260,11 @@ class TaskRunner:
             uid=user.uid,
             gid=user.gid,
             stdin=submission.stdin,
-            log_limit_bytes=submission.output_limit_bytes or self._options.output_limit_bytes,
+            # The operator's limit holds: output fills the disk of the host.
+            log_limit_bytes=min(
+                submission.output_limit_bytes or self._options.output_limit_bytes,
+                self._options.output_limit_bytes,
+            ),
             timeout_ms=submission.timeout_ms,
             memory_limit_bytes=submission.memory_limit_bytes or None,
         )

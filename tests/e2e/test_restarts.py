@@ -196,6 +196,15 @@ async def test_a_restored_manager_commands_no_executor(on_sqlite: Daemons, start
     assert "unowned_slot" not in on_sqlite.executors[0].log
     assert slot_groups(name)
 
+    # However often it is restarted, its own epoch must not pass the one that was seen.
+    for _ in range(starts + 1):
+        seen_before = len(rm.log)
+        rm.start()
+        assert rm.end() == 4
+    (error,) = [each for each in logged(rm, seen_before) if each["level"] == "error"]
+    assert f"an executor has seen rm_epoch {last_epoch}" in error["error"]
+    assert slot_groups(name)
+
     (command,) = re.findall(r"`finegrain (db raise-epoch [^`]*)`", error["error"])
     assert on_sqlite.cli(*shlex.split(command)).code == 0
     rm.start()

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from finegrain.errors import ConfigurationError, Reason
-from finegrain.metrics_http import MetricsServer
+from finegrain.metrics_http import CONNECTIONS_MAX, MetricsServer
 from finegrain.systemd import notify, watchdog_interval_s
 
 
@@ -63,6 +63,22 @@ async def test_whatever_else_is_asked_is_refused(request_bytes: bytes, status: b
     try:
         assert status in await ask(address, request_bytes)
     finally:
+        await server.stop()
+
+
+async def test_idle_connections_do_not_close_the_port_to_health_checks() -> None:
+    server = MetricsServer("127.0.0.1:0", CollectorRegistry(), lambda: True)
+    address = await server.start()
+    host, _, port = address.rpartition(":")
+    idle = [await asyncio.open_connection(host, int(port)) for _ in range(CONNECTIONS_MAX + 1)]
+    try:
+        assert b" 200 OK" in await ask(address, b"GET /readyz HTTP/1.1\r\n\r\n")
+        # The oldest ones gave way.
+        async with asyncio.timeout(10):
+            assert await idle[0][0].read() == b""
+    finally:
+        for _, writer in idle:
+            writer.close()
         await server.stop()
 
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finegrain.errors import InvalidArgument
-from finegrain.resources import AMOUNT_MAX
 from finegrain.units import (
     format_bytes,
     format_cpu,
@@ -19,6 +18,7 @@ from finegrain.units import (
     parse_duration_ms,
     parse_pair,
 )
+from finegrain.values.bounds import AMOUNT_MAX
 from finegrain_cli.config.model import Kind
 from finegrain_cli.config.values import amount_text
 

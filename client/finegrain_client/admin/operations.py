@@ -19,8 +19,9 @@ from finegrain.errors import (
     NotFound,
     Reason,
 )
-from finegrain.resources import AMOUNT_MAX, ResourceProfile
+from finegrain.resources import ResourceProfile
 from finegrain.v1 import cluster_pb2 as pb
+from finegrain.values.bounds import AMOUNT_MAX
 from finegrain.values.outcomes import ItemOutcome
 from finegrain_client.admin.host_policy import policy_message
 from finegrain_client.connection import Connection

@@ -13,8 +13,8 @@ from decimal import Decimal
 from finegrain.config_table import ConfigTable
 from finegrain.devices.device import GPU_MEMORY, WHOLE
 from finegrain.errors import InvalidArgument
-from finegrain.resources import AMOUNT_MAX
 from finegrain.units import parse_bytes
+from finegrain.values.bounds import AMOUNT_MAX
 from finegrain_client.graph.errors import GraphError
 from finegrain_client.graph.job_graph import JobGraph
 from finegrain_client.graph.values import (

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from finegrain.resources import AMOUNT_MAX
+from finegrain.values.bounds import AMOUNT_MAX
 from finegrain_client.graph.errors import GraphError
 from finegrain_client.graph.values import GraphSpec, JobOptions, OperatorSpec, ResourceSpec, summed
 

@@ -13,8 +13,9 @@ from typing import TypeVar
 
 from finegrain.cpu_words import read_word
 from finegrain.errors import InvalidArgument
-from finegrain.resources import AMOUNT_MAX, KIB, extended_items
+from finegrain.resources import KIB, extended_items
 from finegrain.texts import check_id, check_text
+from finegrain.values.bounds import AMOUNT_MAX
 
 WordT = TypeVar("WordT", bound=StrEnum)
 

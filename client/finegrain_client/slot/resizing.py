@@ -12,10 +12,11 @@ from dataclasses import dataclass, fields, replace
 from finegrain.devices.names import device_requests
 from finegrain.devices.request import DeviceRequest
 from finegrain.errors import InvalidArgument, Reason
-from finegrain.resources import AMOUNT_MAX, ResourceProfile, extended_items
+from finegrain.resources import ResourceProfile, extended_items
 from finegrain.rpc.wire_devices import requests_to_proto
 from finegrain.v1 import cluster_pb2, resources_pb2
 from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.values.bounds import AMOUNT_MAX
 from finegrain_client.connection import Connection
 from finegrain_client.decoding import read
 from finegrain_client.errors import ResizeRefused

@@ -95,7 +95,8 @@ class Slot(SlotAtExecutor):
             stdin: bytes, or chunks of them, or "pipe" for `Task.write_input`; None: /dev/null.
             output: "capture": collected in the result; "stream": the caller reads `Task.output`;
                 a function (plain or async): called with every `OutputChunk`.
-            output_limit_bytes: bytes per stream that the executor keeps on disk; 0: its default.
+            output_limit_bytes: bytes per stream that the executor keeps on disk, at most its own
+                limit; 0: that limit.
             task_id: identity of the task; empty: the client generates one.
             cancel_on_interrupt: whether cancelling this call also cancels the task. If false, an
                 accepted task continues, and submitting the same `task_id` again finds it.

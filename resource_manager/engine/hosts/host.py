@@ -20,7 +20,6 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import CpuSet
 from finegrain.resources import (
-    AMOUNT_MAX,
     BEST_EFFORT_CPU_MILLI,
     Amounts,
     ResourceProfile,
@@ -32,6 +31,7 @@ from finegrain.resources import (
     subtract,
     total_of_devices,
 )
+from finegrain.values.bounds import AMOUNT_MAX
 from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.hosts.allowed_cpus import HostCpus, host_cpus
 from resource_manager.engine.hosts.cpu_allocator import (

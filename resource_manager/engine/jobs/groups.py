@@ -18,8 +18,9 @@ from finegrain.errors import (
     Reason,
     ResourceExhausted,
 )
-from finegrain.resources import AMOUNT_MAX, Amounts
+from finegrain.resources import Amounts
 from finegrain.texts import check_text
+from finegrain.values.bounds import AMOUNT_MAX
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.fairness.groups import DEFAULT_GROUP, above, below, is_live
 from resource_manager.engine.fairness.quotas import unlimited_dimension

@@ -23,6 +23,12 @@ GENERATION_FLOOR = "generation_floor"
 no new slot has the generation of a slot that was placed after the backup was taken.
 """
 
+CONTESTED_EPOCH = "contested_epoch"
+"""Counter: the epoch that an executor had seen when the last leader stopped because of it; 0: none.
+While it is set, no resource manager serves from this database. `finegrain db raise-epoch` and
+`finegrain db restore` set it to 0.
+"""
+
 REGISTERED_WITH = "registered_with/"
 """Prefix of counters: the number of the report with which an executor last registered. With it, a
 late copy of an earlier registration is recognized, also by the next leader.

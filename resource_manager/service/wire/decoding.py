@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from finegrain.errors import FailedPrecondition, InvalidArgument, Reason
 from finegrain.ids import ID_PATTERN, check_id, check_text
-from finegrain.resources import AMOUNT_MAX, ResourceProfile
+from finegrain.resources import ResourceProfile
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.wire import (
     amounts_from_proto,
@@ -30,6 +30,7 @@ from finegrain.rpc.wire_devices import conditions_from_proto
 from finegrain.rpc.wire_topology import check_cpu_list
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
+from finegrain.values.bounds import COUNTER_MAX, CPU_MILLI_MAX
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import SlotState
 from finegrain.values.usage import Usage
@@ -136,8 +137,8 @@ def _check_limit(limit: int, profile: ResourceProfile | None, field: str) -> Non
     if profile is None:
         raise InvalidArgument(field, limit, "0 where the profile is absent (unknown)")
     lowest = profile.cpu_milli
-    if not lowest <= limit <= AMOUNT_MAX:
-        raise InvalidArgument(field, limit, f"0, or cpu_milli ({lowest}) to {AMOUNT_MAX}")
+    if not lowest <= limit <= CPU_MILLI_MAX:
+        raise InvalidArgument(field, limit, f"0, or cpu_milli ({lowest}) to {CPU_MILLI_MAX}")
 
 
 def slot_requests_from(messages: Sequence[slots_pb2.SlotRequest], first: int) -> list[RequestSpec]:
@@ -344,5 +345,5 @@ def _ended_slot(message: slots_pb2.EndedSlot, field: str) -> EndedSlot:
 
 
 def _check_counter(field: str, value: int) -> None:
-    if value < 0:
-        raise InvalidArgument(field, value, "0 or more")
+    if not 0 <= value <= COUNTER_MAX:
+        raise InvalidArgument(field, value, f"0 to {COUNTER_MAX}")

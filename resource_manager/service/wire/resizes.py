@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
-from finegrain.resources import AMOUNT_MAX
 from finegrain.rpc.wire import profile_from_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import resources_pb2
+from finegrain.values.bounds import CPU_MILLI_MAX
 from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.model.events import ResizeRequested
 
@@ -66,8 +66,8 @@ def resize_event(
         raise InvalidArgument("profile", "absent", expected)
     profile = profile_from_proto(message.profile, "profile")
     limit = message.cpu_limit_milli
-    if limit and not profile.cpu_milli <= limit <= AMOUNT_MAX:
-        expected = f"0, or profile.cpu_milli ({profile.cpu_milli}) to {AMOUNT_MAX}"
+    if limit and not profile.cpu_milli <= limit <= CPU_MILLI_MAX:
+        expected = f"0, or profile.cpu_milli ({profile.cpu_milli}) to {CPU_MILLI_MAX}"
         raise InvalidArgument("cpu_limit_milli", limit, expected)
     if message.when_in_use not in _WAITS_FOR_USE:
         raise InvalidArgument("when_in_use", message.when_in_use, "a known WhenInUse")

@@ -11,7 +11,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from finegrain.errors import InvalidArgument
-from finegrain.resources import AMOUNT_MAX
+from finegrain.values.bounds import AMOUNT_MAX
 
 _GZIP_MAGIC = b"\x1f\x8b"
 

@@ -88,7 +88,7 @@ async def test_users_that_stall_while_they_send_large_requests_delay_no_executor
     ):
         stalling: list[Any] = [user.stream_unary(REQUEST_RESOURCE)() for _ in range(2)]
         await asyncio.gather(*(each.wait_for_connection() for each in stalling))
-        # Calls of the same kind wait for their turn.
+        # Calls of users wait until one of the two is read.
         waiting = asyncio.ensure_future(
             rm_stub(user).RequestResource(rm_pb2.RequestResourceRequest())
         )

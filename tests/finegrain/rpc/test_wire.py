@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
 from finegrain.mapping.stored import STORED
-from finegrain.resources import AMOUNT_MAX, ResourceProfile, extended_items
+from finegrain.resources import ResourceProfile, extended_items
 from finegrain.rpc.wire import (
     EXTENDED_NAME_PATTERN,
     amounts_from_proto,
@@ -28,14 +28,16 @@ from finegrain.rpc.wire import (
     topology_from_proto,
 )
 from finegrain.v1 import resources_pb2
+from finegrain.values.bounds import AMOUNT_MAX, CPU_MILLI_MAX
 from finegrain.values.isolation import Isolation
 
 amount = st.integers(0, AMOUNT_MAX // 4)
+cpu = st.integers(0, CPU_MILLI_MAX)
 names = st.from_regex(EXTENDED_NAME_PATTERN, fullmatch=True)
 extended = st.dictionaries(names, amount, max_size=4)
 
 
-@given(amount, amount, amount, amount, amount, extended)
+@given(cpu, amount, amount, amount, amount, extended)
 def test_profiles_come_back_as_they_went(
     cpu: int, heap: int, off_heap: int, managed: int, network: int, more: dict[str, int]
 ) -> None:
@@ -43,8 +45,19 @@ def test_profiles_come_back_as_they_went(
     assert profile_from_proto(profile_to_proto(profile), "profile") == profile
 
 
-@given(st.dictionaries(st.sampled_from(["cpu_milli", "memory_bytes", "extended.x"]), amount))
-def test_amounts_come_back_without_zeros(amounts: dict[str, int]) -> None:
+def test_a_sum_that_no_integer_of_the_protocol_holds_is_cut() -> None:
+    total = {"memory_bytes": 1_100 * AMOUNT_MAX, "extended.x": 2**70, "device.gpu-memory": 2**64}
+    message = amounts_to_proto(total)
+    found = {message.memory_bytes, message.extended["x"], message.devices["gpu-memory"]}
+    assert found == {2**63 - 1}
+
+
+@given(
+    st.dictionaries(st.sampled_from(["memory_bytes", "extended.x"]), amount),
+    st.dictionaries(st.sampled_from(["cpu_milli", "best_effort_cpu_milli"]), cpu),
+)
+def test_amounts_come_back_without_zeros(others: dict[str, int], cpus: dict[str, int]) -> None:
+    amounts = others | cpus
     again = amounts_from_proto(amounts_to_proto(amounts), "total")
     assert again == {name: value for name, value in amounts.items() if value}
 

@@ -10,11 +10,11 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
-from finegrain.resources import AMOUNT_MAX
 from finegrain.rpc.channels import JOB_SECRET, open_channel
 from finegrain.v1 import cluster_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
+from finegrain.values.bounds import AMOUNT_MAX, CPU_MILLI_MAX
 from tests.support.rm_service import (
     RunningRm,
     ScriptedExecutor,
@@ -73,6 +73,16 @@ REQUESTS = [
         "a countable resource with a strange name",
         request(profile=Profile(cpu_milli=100, extended={"License X": 1})),
         "requests[0].profile.extended key",
+    ),
+    (
+        "more cpu than an executor can limit",
+        request(profile=Profile(cpu_milli=CPU_MILLI_MAX + 1)),
+        "requests[0].profile.cpu_milli",
+    ),
+    (
+        "a cap above what an executor can limit",
+        request(cpu_limit_milli=CPU_MILLI_MAX + 1),
+        "requests[0].cpu_limit_milli",
     ),
     ("a cap below what is booked", request(cpu_limit_milli=10), "requests[0].cpu_limit_milli"),
     (
@@ -366,6 +376,16 @@ EXECUTORS = [
         "a report without number",
         registration(report=slots_pb2.SlotReport()),
         "report.report_number",
+    ),
+    (
+        "an epoch that no manager can have had",
+        registration(report=slots_pb2.SlotReport(report_number=1, rm_epoch=2**62)),
+        "report.rm_epoch",
+    ),
+    (
+        "more cpu than a host can have",
+        registration(total=resources_pb2.ResourceAmounts(cpu_milli=CPU_MILLI_MAX + 1)),
+        "total.cpu_milli",
     ),
     ("a slot without id", reported(allocation_id=""), "report.slots[0].allocation_id"),
     ("a slot without generation", reported(generation=0), "report.slots[0].generation"),

@@ -15,9 +15,10 @@ from finegrain.cpu_policy import (
     QosClass,
 )
 from finegrain.errors import InvalidArgument
-from finegrain.resources import AMOUNT_MAX, GIB
+from finegrain.resources import GIB
 from finegrain.v1 import cpus_pb2 as pb
 from finegrain.v1 import resources_pb2, slots_pb2
+from finegrain.values.bounds import AMOUNT_MAX
 from resource_manager.service.wire import decoding, encoding
 from resource_manager.service.wire.ranges import request_ranges
 

@@ -37,7 +37,7 @@ def too_large(count: int) -> list[slots_pb2.SlotRequest]:
     """Returns requests that fit nowhere and wait."""
     return [
         slots_pb2.SlotRequest(
-            allocation_id=new_id(), profile=profile(10**9, 64 * MIB), allow_pending=True
+            allocation_id=new_id(), profile=profile(10**8, 64 * MIB), allow_pending=True
         )
         for _ in range(count)
     ]
@@ -144,7 +144,7 @@ async def test_a_job_may_wait_with_so_many_different_profiles_and_no_more(tmp_pa
         job = await ScriptedJob(rm).register()
         requests = too_large(CALL_ITEMS)
         for number, request in enumerate(requests):
-            request.profile.CopyFrom(profile(10**9 + number, 64 * MIB))
+            request.profile.CopyFrom(profile(10**8 - number, 64 * MIB))
         error = await refusal(job.request(*requests))
         assert isinstance(error, ResourceExhausted)
         assert error.details["asked"] == str(CALL_ITEMS)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finegrain.errors import FailedPrecondition, InvalidArgument
-from finegrain.resources import AMOUNT_MAX
 from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.values.bounds import CPU_MILLI_MAX
 from finegrain.values.outcomes import ItemOutcome
 from resource_manager.service.submission import Submission, make_submission
 from resource_manager.service.wire import decoding
@@ -95,7 +95,7 @@ def test_reports_are_taken_in_whole_or_refused_by_field(message: slots_pb2.SlotR
     assert len({slot.allocation_id for slot in taken.slots}) == len(message.slots)
     for slot in taken.slots:
         assert slot.generation >= 1
-        assert 0 <= slot.profile.cpu_milli <= AMOUNT_MAX
+        assert 0 <= slot.profile.cpu_milli <= CPU_MILLI_MAX
         assert slot.allocation_id.isprintable()
 
 

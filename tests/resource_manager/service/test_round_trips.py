@@ -10,6 +10,7 @@ from finegrain.rpc.wire import profile_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
 from finegrain.v1 import task_executor_pb2 as te_pb2
+from finegrain.values.bounds import CPU_MILLI_MAX
 from finegrain.values.isolation import Isolation
 from finegrain.values.states import GangPlacement, RequestState, SlotState
 from resource_manager.engine.explain.lists import RequestView, SlotView
@@ -30,10 +31,11 @@ from resource_manager.service.wire.resizes import resize_event
 from resource_manager.storage.rows import JOB_EVENTS
 
 amounts = st.integers(1, 10**12)
+cpus = st.integers(1, CPU_MILLI_MAX)
 ids = st.from_regex(r"\A[a-z0-9][a-z0-9._-]{0,20}\Z")
 profiles = st.builds(
     ResourceProfile,
-    cpu_milli=amounts,
+    cpu_milli=cpus,
     task_heap_memory_bytes=amounts,
     managed_memory_bytes=st.integers(0, 10**12),
     extended=st.dictionaries(ids.map(lambda name: f"x{name}"), amounts, max_size=2).map(
@@ -41,7 +43,9 @@ profiles = st.builds(
     ),
 )
 resizes = st.builds(
-    lambda number, profile, more: Resize(number, profile, profile.cpu_milli + more),
+    lambda number, profile, more: Resize(
+        number, profile, min(profile.cpu_milli + more, CPU_MILLI_MAX)
+    ),
     st.integers(1, 9),
     profiles,
     st.integers(0, 500),
@@ -53,7 +57,7 @@ slots = st.builds(
     job_id=ids,
     executor_id=ids,
     profile=profiles,
-    cpu_limit_milli=amounts,
+    cpu_limit_milli=cpus,
     pids_max=st.integers(0, 1000),
     cpus=st.sampled_from(["", "0-3"]),
     state=st.sampled_from(SlotState),

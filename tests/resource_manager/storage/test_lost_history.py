@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from finegrain.errors import InvalidArgument
+from finegrain.values.bounds import RAISED_EPOCH_MAX
 from finegrain.values.states import RequestState
-from resource_manager.engine.model.changes import GENERATION_FLOOR
+from resource_manager.engine.model.changes import CONTESTED_EPOCH, GENERATION_FLOOR
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import JobEvent, Request, RequestSpec
 from resource_manager.storage import schema
@@ -41,6 +45,40 @@ def test_raising_the_epoch_skips_events_and_placements(url: str) -> None:
         schema.raise_epoch(url, above_epoch=10 * times)
         with open_store(url, read_only=True) as store:
             _check_skipped(store, times)
+
+
+@pytest.mark.parametrize("above_epoch", [-1, RAISED_EPOCH_MAX + 1, 2**63 - 2])
+def test_a_typing_error_does_not_use_up_all_epochs(
+    sqlite_url: str, tmp_path: Path, above_epoch: int
+) -> None:
+    copy = tmp_path / "backup.db"
+    with open_store(sqlite_url) as store:
+        store.lead("first")
+        schema.backup(sqlite_url, copy)
+    with pytest.raises(InvalidArgument, match="above_epoch"):
+        schema.raise_epoch(sqlite_url, above_epoch=above_epoch)
+    with pytest.raises(InvalidArgument, match="above_epoch"):
+        schema.restore(sqlite_url, copy, above_epoch=above_epoch)
+    with open_store(sqlite_url) as store:
+        assert store.lead("second") == 2
+
+
+def test_operators_end_a_contest(url: str, sqlite_url: str, tmp_path: Path) -> None:
+    contested = Changes(counters={CONTESTED_EPOCH: 9})
+    with open_store(url) as store:
+        store.lead("first")
+        store.commit(contested)
+    schema.raise_epoch(url, above_epoch=9)
+    with open_store(url, read_only=True) as store:
+        assert not store.load().counters[CONTESTED_EPOCH]
+    copy = tmp_path / "backup.db"
+    with open_store(sqlite_url) as store:
+        store.lead("first")
+        store.commit(contested)
+        schema.backup(sqlite_url, copy)
+    schema.restore(sqlite_url, copy, above_epoch=9)
+    with open_store(sqlite_url, read_only=True) as store:
+        assert CONTESTED_EPOCH not in store.load().counters
 
 
 def test_a_restore_skips_them_too(sqlite_url: str, tmp_path: Path) -> None:

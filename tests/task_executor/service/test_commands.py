@@ -147,6 +147,16 @@ async def test_what_is_fenced_off_changes_nothing(
     assert list(executor.helper.slots) == [("slot", 1)]
 
 
+@pytest.mark.parametrize("name", ["rm_epoch", "registration_number", "number"])
+async def test_numbers_that_nothing_could_exceed_change_nothing(
+    rm: ScriptedRM, executor: Executor, name: str
+) -> None:
+    with pytest.raises(InvalidArgument):
+        await rm.free(free(), **({"number": 1} | {name: 2**62}))
+    await rm.allocate(allocation(), number=1)
+    assert list(executor.helper.slots) == [("slot", 1)]
+
+
 async def test_a_higher_epoch_is_on_disk_before_its_command_is_done(
     rm: ScriptedRM, executor: Executor
 ) -> None:

@@ -31,6 +31,8 @@ from tests.task_executor.service.scripted_rm import (
     free,
 )
 
+OUTPUT_LIMIT = 64 * 1024 * 1024  # the default of the options
+
 
 @pytest.fixture
 async def job_master(rm: ScriptedRM, executor: Executor) -> JobMaster:
@@ -143,6 +145,17 @@ async def test_bad_input_names_field_and_way_out(
     assert refused.value.details["field"] == field
     assert refused.value.details["expected"]
     assert not executor.helper.specs
+
+
+@pytest.mark.parametrize(
+    ("requested", "kept"), [(0, OUTPUT_LIMIT), (1_000, 1_000), (1 << 40, OUTPUT_LIMIT)]
+)
+async def test_the_limit_of_the_operator_holds_for_the_output_of_tasks(
+    executor: Executor, job_master: JobMaster, requested: int, kept: int
+) -> None:
+    await job_master.submit("true", output_limit_bytes=requested)
+    (spec,) = executor.helper.specs.values()
+    assert spec.log_limit_bytes == kept
 
 
 async def test_a_submission_above_its_size_is_refused(job_master: JobMaster) -> None:
