@@ -81,6 +81,7 @@ class TaskExecutorOptions:
     kubelet_dir: Path | None = DEFAULT_KUBELET_DIR  # None: do not look for a kubelet
     kubelet_config: Path | None = None  # None: config.yaml in kubelet_dir
     default_slot_fraction: float | None = None
+    default_slot_managed_percent: int = 40  # of the memory of a default slot; no effect with pools
     number_of_slots: int | None = None  # deprecated: use default_slot_fraction
     slots_max: int = 0
     pids_max: int = 4096  # per slot, if the request does not set it

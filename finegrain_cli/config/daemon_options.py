@@ -124,6 +124,7 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         kubelet_dir=None if own.kubelet_dir == NO_KUBELET else _path(own.kubelet_dir),
         kubelet_config=_path(own.kubelet_config),
         default_slot_fraction=own.default_slot_fraction,
+        default_slot_managed_percent=own.default_slot_managed_percent,
         number_of_slots=own.number_of_slots,
         slots_max=own.slots_max,
         pids_max=own.pids_max,

@@ -435,6 +435,13 @@ class ExecutorSection(ListenSection):
         le=1,
         description="fraction of the executor that a request without a resource profile gets",
     )
+    default_slot_managed_percent: int = Field(
+        40,
+        ge=0,
+        le=100,
+        description="percentage of the memory of a default slot that is managed memory, which "
+        "operators of job graphs share; no effect with memory_pools",
+    )
     number_of_slots: int | None = Field(
         None, ge=1, description="deprecated: use default_slot_fraction = 1 / number"
     )

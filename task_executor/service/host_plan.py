@@ -18,6 +18,7 @@ from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
     EXTENDED_PREFIX,
+    MANAGED_MEMORY_BYTES,
     MEMORY_BYTES,
     MEMORY_GRAIN_BYTES,
     MEMORY_PARTS,
@@ -337,7 +338,14 @@ def _default_profile(
         default_slot_fraction=None if fraction is None else parse_fraction(fraction),
         number_of_slots=options.number_of_slots,
     )
-    parts = {TASK_HEAP_MEMORY_BYTES: slot.memory_bytes}
+    percent = options.default_slot_managed_percent
+    if not 0 <= percent <= 100:
+        raise InvalidArgument("default_slot_managed_percent", percent, "0 to 100")
+    managed = round_down(slot.memory_bytes * percent // 100, MEMORY_GRAIN_BYTES)
+    parts = {
+        TASK_HEAP_MEMORY_BYTES: slot.memory_bytes - managed,
+        MANAGED_MEMORY_BYTES: managed,
+    }
     if MEMORY_BYTES not in total:
         # Separate pools: each one gives the same fraction of itself.
         parts = {

@@ -360,9 +360,18 @@ def test_the_four_kinds_of_jobs_run(
     assert all(each["host"] for each in producers)
     peers = [(each["operator_id"], each["subtask_index"]) for each in second["peers"]]
     assert peers == ([("first", 0), ("first", 1)] if mode == "streaming" else [])
+    quotas = {each["operators"][0]["quota_bytes"] for each in [*first, second]}
+    limits = [each["memory_limit_bytes"] for each in (first[0], second)]
     if resources == RESOURCES:
-        quotas = {each["operators"][0]["quota_bytes"] for each in [*first, second]}
-        assert quotas == {32 * 1024 * 1024}
+        assert quotas == {32 * fg.MIB}
+        assert min(limits) >= 64 * fg.MIB  # and network memory
+    else:
+        # In the streaming job both share each default slot, else each has slots of its own.
+        parts = 2 if mode == "streaming" else 1
+        with small.cli.client() as cluster:
+            slot = cluster.executors()[0].default_slot_profile
+        assert quotas == {slot.managed_memory_bytes // parts}
+        assert limits == [slot.memory_bytes // parts // 65536 * 65536] * 2
 
 
 def test_tasks_get_ports_and_learn_those_of_their_peers(small: Small, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from finegrain_client.graph.profiles import (
     default_profile,
     is_specified,
     managed_shares,
+    memory_share,
     specified_profile,
 )
 from finegrain_client.graph.regions import Regions, find_regions
@@ -76,6 +77,10 @@ class _Assembly:
         self.members: dict[str, list[OperatorSpec]] = {}
         for operator in self.graph.operators:
             self.members.setdefault(self.groups[operator.name], []).append(operator)
+        self.weights = {
+            name: sum(each.managed_memory_weight for each in members)
+            for name, members in self.members.items()
+        }
         self.chains_of: dict[str, list[int]] = {name: [] for name in self.members}
         for at, names in enumerate(self.chains.members):
             self.chains_of[self.groups[names[0]]].append(at)
@@ -209,6 +214,9 @@ class _Assembly:
         group = self.groups[members[0].name]
         network_bytes = buffers * self.graph.options.network_buffer_bytes
         name = _chain_name(self.chains.members[at])
+        profile = (
+            specified_profile(members, network_bytes, f"task {name}") if self.specified else None
+        )
         return ChainPlan(
             name=name,
             operators=tuple(
@@ -233,10 +241,9 @@ class _Assembly:
             ports=sum(each.ports for each in members),
             network_buffers=buffers,
             network_memory_bytes=network_bytes,
-            profile=specified_profile(members, network_bytes, f"task {name}")
-            if self.specified
-            else None,
+            profile=profile,
             spread=spread,
+            memory_share=memory_share(members, profile, profiles[group], self.weights[group]),
         )
 
     def _region(self, number: int, chains: Sequence[ChainPlan]) -> RegionPlan:

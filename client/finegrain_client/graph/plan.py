@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 
 from finegrain_client.graph.chains import Obstacle
@@ -51,6 +52,8 @@ class ChainPlan:
         network_memory_bytes: network memory of each task.
         profile: resources of one task; None if its operators have no resources.
         spread: which slot of the group each task runs in.
+        memory_share: part of its slot's memory that the kernel limits each task to, because it has
+            a program of its own; 0: only the slot's limit.
     """
 
     name: str
@@ -65,6 +68,7 @@ class ChainPlan:
     network_memory_bytes: int
     profile: SlotProfile | None
     spread: Spread
+    memory_share: Fraction = Fraction(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,6 +169,30 @@ def specified_profile(
     return profile
 
 
+def memory_share(
+    members: Sequence[OperatorSpec],
+    profile: SlotProfile | None,
+    slot: SlotProfile,
+    group_weight: int,
+) -> Fraction:
+    """Returns the part of its slot's memory that a task is limited to; 0: no limit of its own.
+
+    A task that runs a program of its own gets what it asks for. Without resources, it gets a part
+    by the weights of its operators.
+
+    Args:
+        members: the operators of the task.
+        profile: its resources; None: its operators have none.
+        slot: the profile of its group.
+        group_weight: sum of the weights of all operators of the group.
+    """
+    if not any(each.program for each in members):
+        return Fraction(0)
+    if profile is not None:
+        return Fraction(profile.memory_bytes, slot.memory_bytes)
+    return Fraction(sum(each.managed_memory_weight for each in members), group_weight)
+
+
 def default_profile(members: Sequence[OperatorSpec], options: JobOptions) -> SlotProfile:
     """Returns the profile of a group whose operators have no resources: the default slot."""
     on_heap = any(each.uses_managed_on_heap_memory for each in members)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from finegrain.resources import MEMORY_GRAIN_BYTES
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain_client.graph.plan import ChainPlan, EdgePlan, OperatorPlan, Plan
 from finegrain_client.graph.profiles import SlotProfile
@@ -108,12 +109,12 @@ def task_options(
         stdin=None,
         output=tail.take,
         output_limit_bytes=0,
+        memory_limit_bytes=memory_limit(chain, profile, slot.memory_bytes),
         operator_task=te.OperatorTask(
             operators=[
                 te.TaskOperator(
                     operator_id=each.name,
-                    # The quota of a fraction of no memory is none.
-                    fraction=_fraction(each, profile) if slot.profile.managed_memory_bytes else "",
+                    fraction=_fraction(each, profile, slot),
                 )
                 for each in chain.operators
             ],
@@ -259,13 +260,33 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-def _fraction(operator: OperatorPlan, profile: SlotProfile) -> str:
+def memory_limit(chain: ChainPlan, profile: SlotProfile, slot_bytes: int) -> int:
+    """Returns the memory limit of a task within its slot, in bytes; 0: only the slot's.
+
+    Args:
+        chain: the chain of the task.
+        profile: the profile of its group.
+        slot_bytes: the memory of the slot.
+    """
+    if profile.is_default:
+        return int(chain.memory_share * slot_bytes) // MEMORY_GRAIN_BYTES * MEMORY_GRAIN_BYTES
+    # Rounded up, as slots are: a task never has less than it asked for.
+    wanted = int(chain.memory_share * profile.memory_bytes)
+    return min(-(-wanted // MEMORY_GRAIN_BYTES) * MEMORY_GRAIN_BYTES, slot_bytes)
+
+
+def _fraction(operator: OperatorPlan, profile: SlotProfile, slot: Slot) -> str:
     """Returns the operator's part of all managed memory of its slot; empty: none."""
+    managed_bytes = slot.profile.managed_memory_bytes
+    if not managed_bytes:
+        return ""  # the quota of a fraction of no memory is none
+    part = Fraction(1)
     if profile.is_default:
         on_heap = Fraction(profile.default_managed_on_heap_memory_percent, 100)
-    elif profile.managed_memory_bytes:
-        on_heap = Fraction(profile.managed_on_heap_memory_bytes, profile.managed_memory_bytes)
+        # The job may want less managed memory than the default slots of its executors have.
+        wanted = Fraction(profile.default_managed_memory_percent, 100) * slot.memory_bytes
+        part = min(part, wanted / managed_bytes)
     else:
-        return ""
+        on_heap = Fraction(profile.managed_on_heap_memory_bytes, profile.managed_memory_bytes)
     share = operator.managed.on_heap * on_heap + operator.managed.off_heap * (1 - on_heap)
-    return str(share) if share else ""
+    return str(share * part) if share else ""

@@ -52,6 +52,7 @@ class TaskOptions:
     output: OutputMode
     output_limit_bytes: int
     operator_task: te.OperatorTask | None = None  # of a job graph
+    memory_limit_bytes: int = 0  # within that of the slot; 0: none
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -321,6 +322,7 @@ async def start_task(
         generation=slot.generation,
         spec=options.message(),
         operator_task=options.operator_task,
+        memory_limit_bytes=options.memory_limit_bytes,
     )
     try:
         answer = await slot.call(

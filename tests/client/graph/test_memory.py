@@ -15,6 +15,7 @@ from finegrain_client.graph.errors import GraphError
 from finegrain_client.graph.plan import Plan
 from finegrain_client.graph.profiles import ManagedShare, managed_shares
 from finegrain_client.graph.values import OperatorSpec, Pattern
+from finegrain_client.graph_run.task_start import memory_limit
 
 MIB = fg.MIB
 
@@ -38,6 +39,49 @@ def batch(**operators: fg.ResourceSpec | None) -> fg.JobGraph:
 
 def shares(plan: Plan) -> Mapping[str, ManagedShare]:
     return {each.name: each.managed for chain in plan.chains for each in chain.operators}
+
+
+# -- memory of tasks ---------------------------------------------------------------------------
+
+
+def limits(plan: Plan, slot_bytes: int) -> dict[str, int]:
+    return {
+        each.name: memory_limit(each, plan.group_of[each.group].profile, slot_bytes)
+        for each in plan.chains
+    }
+
+
+def test_a_task_with_a_program_of_its_own_is_limited_to_what_it_asks_for() -> None:
+    """By hand: b has 10 MiB heap, 20 MiB managed memory, 2 x 1 + 8 + 1 = 11 buffers of 32 KiB."""
+    graph = fg.JobGraph("job", "streaming", options=fg.JobOptions(program=["./job"]))
+    graph.operator("a", resources=spec(heap=10, managed=10))
+    graph.operator("b", resources=spec(heap=10, managed=20), program=["./own"])
+    graph.operator("c", resources=spec(heap=10, managed=10))
+    graph.connect("a", "b")
+    graph.connect("b", "c")
+    plan = graph.compile()
+    (group,) = plan.groups
+    slot_bytes = -(-group.profile.memory_bytes // (64 * fg.KIB)) * 64 * fg.KIB
+    wanted = 30 * MIB + 11 * 32 * fg.KIB
+    assert limits(plan, slot_bytes) == {
+        "a": 0,
+        "b": -(-wanted // (64 * fg.KIB)) * 64 * fg.KIB,
+        "c": 0,
+    }
+
+
+def test_a_task_without_resources_is_limited_to_a_part_of_the_slot_by_weight() -> None:
+    graph = fg.JobGraph("job", "streaming", options=fg.JobOptions(program=["./job"]))
+    graph.operator("a", managed_memory_weight=2, uses_managed_memory=True)
+    graph.operator("b", program=["./own"])
+    graph.connect("a", "b")
+    assert limits(graph.compile(), 90 * MIB) == {"a": 0, "b": 30 * MIB}
+
+
+def test_the_only_task_of_a_slot_is_limited_to_the_slot() -> None:
+    graph = fg.JobGraph("job", "batch")
+    graph.operator("a", resources=spec(heap=10), program=["./own"])
+    assert limits(graph.compile(), 10 * MIB) == {"a": 10 * MIB}
 
 
 # -- fractions ---------------------------------------------------------------------------------

@@ -201,6 +201,7 @@ number_of_slots = 4
 slots_max = 9
 pids_max = 99
 task_ports = "21000-21099"
+default_slot_managed_percent = 35
 managed_memory_page = "64KiB"
 isolation = "none"
 cgroup_parent = "/finegrain.slice"

@@ -68,14 +68,27 @@ def test_a_share_is_offered_as_it_is(host: HostTopology) -> None:
 
 def test_the_default_slot_is_a_fraction_of_the_total(host: HostTopology) -> None:
     made = plan(host, default_slot_fraction=0.1)
-    assert made.default_profile.task_heap_memory_bytes == GIB // 10 // 65536 * 65536
+    assert made.default_profile.memory_bytes == GIB // 10 // 65536 * 65536
     assert made.default_profile.cpu_milli == made.share.total["cpu_milli"] // 10
 
 
 def test_the_number_of_slots_still_works_and_says_what_to_use(host: HostTopology) -> None:
     made = plan(host, number_of_slots=4)
-    assert made.default_profile.task_heap_memory_bytes == GIB // 4
+    assert made.default_profile.memory_bytes == GIB // 4
     assert any("default_slot_fraction" in warning for warning in made.warnings)
+
+
+@pytest.mark.parametrize(
+    ("percent", "managed_bytes"), [(None, 107_347_968), (0, 0), (100, 256 * MIB), (50, 128 * MIB)]
+)
+def test_a_part_of_the_default_slot_is_managed_memory(
+    host: HostTopology, percent: int | None, managed_bytes: int
+) -> None:
+    """By default 40 %, rounded down to 64 KiB."""
+    changes = {} if percent is None else {"default_slot_managed_percent": percent}
+    made = plan(host, number_of_slots=4, **changes).default_profile
+    assert made.memory_bytes == 256 * MIB
+    assert made.managed_memory_bytes == managed_bytes
 
 
 def test_pools_apart_make_a_default_slot_of_each_part(host: HostTopology) -> None:
