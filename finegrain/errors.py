@@ -41,6 +41,7 @@ class Reason(StrEnum):
     VERSION_MISMATCH = "VERSION_MISMATCH"
     # Placement: errors of single items, or why a request waits. Never the status of a whole call.
     NOT_YET_CONSIDERED = "NOT_YET_CONSIDERED"
+    STILL_WAITING = "STILL_WAITING"
     WAITING_CAPACITY = "WAITING_CAPACITY"
     WAITING_FRAGMENTED = "WAITING_FRAGMENTED"
     WAITING_LABELS = "WAITING_LABELS"

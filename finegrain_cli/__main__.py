@@ -4,6 +4,8 @@ If only the client is installed (plain `pip install finegrain`), the command lin
 missing. The script then prints one clear line instead of a traceback.
 """
 
+import os
+import signal
 import sys
 from importlib.util import find_spec
 
@@ -13,6 +15,11 @@ _EXIT_USAGE = 2
 
 def main() -> None:
     """Runs the command line; exits with 2 and an install hint if its dependencies are missing."""
+    _fill_closed_descriptors()
+    # Ctrl-C during the imports ends the process without a traceback.
+    own = signal.getsignal(signal.SIGINT)
+    if own is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     missing = [module for module in _NEEDED if find_spec(module) is None]
     if missing:
         print(
@@ -23,7 +30,21 @@ def main() -> None:
         sys.exit(_EXIT_USAGE)
     from finegrain_cli.main import main as run
 
+    signal.signal(signal.SIGINT, own)
     run()
+
+
+def _fill_closed_descriptors() -> None:
+    """Opens /dev/null as standard input, output or error where the caller has closed it.
+
+    Otherwise the next file or socket that is opened would get that number, and be taken for it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The kernel gives the lowest free number, which is this one.
+            os.open(os.devnull, os.O_RDWR)
 
 
 if __name__ == "__main__":

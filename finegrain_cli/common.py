@@ -9,7 +9,7 @@ from typing import Annotated, ParamSpec
 
 import typer
 
-from finegrain.errors import ConfigurationError, FinegrainError, Reason
+from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument, Reason
 from finegrain_cli.context import Invocation, current, enter
 from finegrain_cli.exit_codes import exit_code_of
 from finegrain_cli.option_errors import name_options
@@ -110,14 +110,29 @@ def write_file(name: str, text: str) -> None:
         raise ConfigurationError(f"cannot write {name}: {error}") from error
 
 
+class NotConfirmed(InvalidArgument):
+    """A destructive command without `--yes`, and without a terminal to ask on."""
+
+    def __init__(self) -> None:
+        super().__init__("--yes", "not given", "to be given")
+        self.message = (
+            "this command needs --yes, because there is no terminal on which you could confirm it"
+        )
+        self.args = (self.message,)
+
+
 def confirm(what: str, *, yes: bool) -> None:
-    """Prints what a destructive command will do; asks for confirmation on a terminal, unless `yes`.
+    """Prints what a destructive command will do, and asks for confirmation unless `yes`.
 
     Raises:
         typer.Abort: the user declined.
+        NotConfirmed: there is no terminal to ask on, and `yes` is False.
     """
     import sys
 
     say(what)
-    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        typer.confirm("go on?", abort=True, err=True)
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise NotConfirmed
+    typer.confirm("go on?", abort=True, err=True)

@@ -8,12 +8,14 @@ default. To start fast, this module imports gRPC and the configuration's model o
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finegrain.errors import ConfigurationError
+from finegrain.errors import ConfigurationError, Reason, Unavailable
 from finegrain.options import TlsOptions
+from finegrain.rpc.addresses import is_loopback, parse_address
 from finegrain_cli.context import Invocation, current
 from finegrain_cli.local.published import LocalManager, endpoint_in, find_local_managers
 from resource_manager.options import DEFAULT_ADDRESS
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from finegrain_client import blocking
 
 PATIENCE_S = 5.0
+DIAL_S = 1.0
+"""Time limit of one attempt to find out whether anything listens at a loopback address."""
 TOKEN_FILES = ("cluster.token", "user.token")
 
 
@@ -34,6 +38,7 @@ class Target:
     token_file: Path | None
     tls: TlsOptions | None = None
     insecure: bool = False
+    is_noted: bool = False  # a note of this host says that one of the addresses is served
 
 
 def resolve_target(invocation: Invocation | None = None) -> Target:
@@ -66,7 +71,7 @@ def resolve_target(invocation: Invocation | None = None) -> Target:
     token = invocation.token_file or client.token_file
     token_file = Path(token) if token else _token_in(state_dirs or [own_rm])
     tls = tls_options(client.tls_ca, client.tls_certificate, client.tls_key)
-    return Target(addresses, token_file, tls, client.insecure)
+    return Target(addresses, token_file, tls, client.insecure, is_noted=bool(state_dirs))
 
 
 def open_cluster(budget_s: float = PATIENCE_S) -> blocking.Cluster:
@@ -79,6 +84,7 @@ def open_cluster(budget_s: float = PATIENCE_S) -> blocking.Cluster:
     from finegrain_client import blocking
 
     target = resolve_target()
+    _check_listens(target)
     return blocking.connect(
         target.addresses,
         token_file=target.token_file,
@@ -97,12 +103,35 @@ def open_cluster_async(budget_s: float) -> finegrain_client.Cluster:
     import finegrain_client
 
     target = resolve_target()
+    _check_listens(target)
     return finegrain_client.connect(
         target.addresses,
         token_file=target.token_file,
         tls=target.tls,
         insecure=target.insecure,
         budget_s=budget_s,
+    )
+
+
+def _check_listens(target: Target) -> None:
+    """Checks that a local resource manager can be there at all, so that a command fails at once.
+
+    Raises:
+        Unavailable: all addresses are loopback addresses at which nothing listens, and no note says
+            that a resource manager runs there, which may be about to start or to restart.
+    """
+    if target.is_noted or not all(map(is_loopback, target.addresses)):
+        return
+    for address in target.addresses:
+        try:
+            socket.create_connection(parse_address(address), DIAL_S).close()
+        except ConnectionRefusedError:
+            continue
+        except OSError:
+            return
+        return
+    raise Unavailable(
+        f"no resource manager runs at {', '.join(target.addresses)}", reason=Reason.UNREACHABLE
     )
 
 

@@ -33,6 +33,7 @@ class ExitCode(IntEnum):
 _BY_REASON: dict[errors.Reason, ExitCode] = {
     errors.Reason.INFEASIBLE_NEVER: ExitCode.INFEASIBLE,
     errors.Reason.NOT_YET_CONSIDERED: ExitCode.STILL_WAITING,
+    errors.Reason.STILL_WAITING: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_CAPACITY: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_FRAGMENTED: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_LABELS: ExitCode.STILL_WAITING,

@@ -10,10 +10,17 @@ from typing import Annotated
 import typer
 
 from finegrain.errors import InvalidArgument
-from finegrain_cli.common import ConfigOption, OutputOption, enter_command, reporting_errors
+from finegrain_cli.common import (
+    ConfigOption,
+    OutputOption,
+    YesOption,
+    confirm,
+    enter_command,
+    reporting_errors,
+)
 from finegrain_cli.context import current
 from finegrain_cli.exit_codes import ExitCode
-from finegrain_cli.text.output import Column, OutputFormat, print_list, print_object, say
+from finegrain_cli.text.output import Column, OutputFormat, print_list, print_object
 
 DatabaseOption = Annotated[
     str,
@@ -111,7 +118,7 @@ def restore(
     above_epoch: Annotated[
         int | None, typer.Option("--above-epoch", min=0, help=EPOCH_HELP, show_default=False)
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: YesOption = False,
     database: DatabaseOption = "",
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
@@ -126,15 +133,14 @@ def restore(
     url = _url(database, make=True)
     # Checked before the user is asked to confirm, so that no one confirms an impossible restore.
     schema.check_restorable(url)
-    say(
-        f"{_shown(url)} will be replaced by {file}; the present database is kept in the same "
-        "directory"
-    )
     # Executors reject commands of an older epoch than the highest that they have seen. So the new
     # epoch must be higher than that.
     epoch = _epoch(above_epoch)
-    if not yes and _can_ask():
-        typer.confirm("go on?", abort=True, err=True)
+    confirm(
+        f"{_shown(url)} will be replaced by {file}; the present database is kept in the same "
+        "directory",
+        yes=yes,
+    )
     done = schema.restore(url, Path(file), above_epoch=epoch)
     data = {
         "database": _shown(url),

@@ -8,6 +8,7 @@ import typer
 
 from finegrain.errors import FinegrainError, Reason
 from finegrain.units import parse_duration_ms
+from finegrain.values.states import RequestState
 from finegrain_cli.common import (
     ConfigOption,
     ManagerOption,
@@ -91,7 +92,7 @@ def drain(
     deadline_s = parse_duration_ms("--deadline", deadline) / 1000 if deadline else None
     with open_cluster() as cluster:
         status = cluster.executor(executor)
-        if deadline_s is not None:
+        if deadline_s is not None and not dry_run:
             confirm(f"{status.slots} slots of {executor} will be freed after {deadline}", yes=yes)
         if not dry_run:
             status = cluster.drain(executor, reason=reason, deadline_s=deadline_s)
@@ -133,6 +134,7 @@ def forget(
 def release(
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of slots or requests.")],
     grace: GraceOption = "",
+    yes: YesOption = False,
     dry_run: DryRunOption = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
@@ -148,6 +150,13 @@ def release(
             for each in full:
                 say(f"would release {each}")
             return
+        # A request that still waits has no tasks, so it is cancelled without a question.
+        listed = cluster.requests(allocation_ids=full)
+        slots = [each.allocation_id for each in listed if each.state != RequestState.PENDING]
+        if slots:
+            confirm(
+                f"these slots will be freed, and their tasks ended: {', '.join(slots)}", yes=yes
+            )
         outcomes = cluster.release(full, grace_s=grace_s)
     rows: list[dict[str, Any]] = [each.to_dict() for each in outcomes]
     if output in (OutputFormat.JSON, OutputFormat.JSONL):

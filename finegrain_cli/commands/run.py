@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finegrain.errors import FinegrainError, InvalidArgument
+from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from finegrain_cli.common import (
     HINTS,
     ConfigOption,
@@ -104,6 +104,15 @@ def run(
     grace: Annotated[
         str, typer.Option("--grace", help="Time between the first signal and SIGKILL.")
     ] = "5s",
+    stdin: Annotated[
+        bool,
+        typer.Option(
+            "--stdin/--no-stdin",
+            "-i",
+            help="Pass standard input to the command. By default, the command's input is empty, "
+            "so that it does not take the input of a surrounding shell loop.",
+        ),
+    ] = False,
     gang: Annotated[
         int | None,
         typer.Option(
@@ -189,6 +198,7 @@ def run(
             wait_timeout_s=seconds("--wait-timeout", wait_timeout),
             grace_s=seconds("--grace", grace) or 0.0,
             stats=stats,
+            stdin=stdin,
             gang=_gang(gang, gang_placement, gang_timeout, restarts=restart_on_device_loss),
         )
         code = run_command(options)
@@ -196,7 +206,8 @@ def run(
         typed = {"cpu": cpu, "memory": memory, "cpu_limit": cpu_limit, "pids": pids}
         name_options(error, {**typed, "resource": resource, "label": label})
         print_error(error, OutputFormat.TABLE, HINTS.get(error.reason, ""))
-        raise typer.Exit(ExitCode.RUN_FAILED) from None
+        late = error.reason is Reason.STILL_WAITING
+        raise typer.Exit(ExitCode.STILL_WAITING if late else ExitCode.RUN_FAILED) from None
     raise typer.Exit(code)
 
 

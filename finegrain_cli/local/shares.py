@@ -52,6 +52,9 @@ def divide_host(
         InvalidArgument: the part does not exist here, or is too small for this many executors.
     """
     if len(names) == 1:
+        if cpus or memory_bytes is not None:
+            # Checked here, because the executor would refuse it only after the others have started.
+            _host(cpus, memory_bytes)
         return [ExecutorShare(names[0], cpus=cpus, memory_bytes=memory_bytes)]
     return divide(names, *_host(cpus, memory_bytes))
 

@@ -128,7 +128,7 @@ class _Members:
             cwd=options.cwd,
             user=options.user,
             timeout_s=options.timeout_s,
-            stdin=standard_input() if index == 0 else None,
+            stdin=standard_input() if options.stdin and index == 0 else None,
             output=lines,
         )
         self._tasks[index] = task

@@ -43,6 +43,7 @@ class RunOptions:
     wait_timeout_s: float | None
     grace_s: float
     stats: bool
+    stdin: bool = False
     gang: GangOptions | None = None
 
 

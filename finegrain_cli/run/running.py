@@ -78,7 +78,7 @@ async def _run_in(
             cwd=options.cwd,
             user=options.user,
             timeout_s=options.timeout_s,
-            stdin=standard_input(),
+            stdin=standard_input() if options.stdin else None,
             output=pass_on,
         )
     except fg.TaskNotStarted as error:

@@ -1,7 +1,8 @@
 """Handles signals to `finegrain run`: they end the wait for a slot, or go to the command.
 
 Termination signals (SIGINT, SIGTERM, SIGHUP) are forwarded to the command first. If it still runs
-after the grace period, it is killed. Other signals are only forwarded.
+after the grace period, it is killed. A second one ends the grace period. Other signals are only
+forwarded.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Signals:
         self._grace_s = grace_s
         self._ending: asyncio.Future[int] = self._loop.create_future()
         self._tasks: list[fg.Task] = []
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[object]] = set()
         for number in ENDING_SIGNALS:
             self._loop.add_signal_handler(number, self._take, number)
 
@@ -75,15 +76,24 @@ class Signals:
             self._forward(task, self._ending.result())
 
     def _take(self, number: int) -> None:
-        if number in ENDING_SIGNALS and not self._ending.done():
+        again = number in ENDING_SIGNALS and self._ending.done()
+        if number in ENDING_SIGNALS and not again:
             self._ending.set_result(number)
         for task in self._tasks:
-            self._forward(task, number)
+            if again:
+                self._start(task, task.cancel(grace_s=0.0))
+            else:
+                self._forward(task, number)
 
     def _forward(self, task: fg.Task, number: int) -> None:
+        self._start(
+            task, self._end(task, number) if number in ENDING_SIGNALS else task.signal(number)
+        )
+
+    def _start(self, task: fg.Task, work: Coroutine[Any, Any, object]) -> None:
         if task.state.has_ended:
+            work.close()
             return
-        work = self._end(task, number) if number in ENDING_SIGNALS else task.signal(number)
         running = asyncio.ensure_future(work)
         self._background.add(running)
         running.add_done_callback(self._background.discard)

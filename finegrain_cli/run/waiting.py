@@ -5,9 +5,19 @@ from __future__ import annotations
 import asyncio
 
 import finegrain_client as fg
+from finegrain.errors import FinegrainError, Reason
 from finegrain_cli.text.output import say
 
 QUIET_S = 1.5  # a shorter wait is not worth a message
+
+
+class SlotNotGranted(FinegrainError):
+    """No slot was granted within `--wait-timeout`. The request ends together with the job."""
+
+    default_reason = Reason.STILL_WAITING
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"no slot was granted within {timeout_s:g} s; the request is cancelled")
 
 
 async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
@@ -18,7 +28,7 @@ async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
         timeout_s: limit of the wait; None: no limit.
 
     Raises:
-        StillWaiting: the slot was not granted within `timeout_s`.
+        SlotNotGranted: the slot was not granted within `timeout_s`.
     """
     loop = asyncio.get_running_loop()
     started = loop.time()
@@ -35,7 +45,5 @@ async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
         return await request.granted()
     try:
         return await request.granted(max(0.0, timeout_s - (loop.time() - started)))
-    except fg.StillWaiting as error:  # name the whole timeout, not the rest of it
-        raise fg.StillWaiting(
-            request.allocation_id, timeout_s, request.state, error.reason
-        ) from None
+    except fg.StillWaiting:
+        raise SlotNotGranted(timeout_s) from None

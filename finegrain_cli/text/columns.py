@@ -233,11 +233,19 @@ REQUESTS = (
     Column("cpu policy", lambda row: policy_text(row["cpu_policy"]), wide=True),
 )
 
+
+def _job_state(row: Mapping[str, Any]) -> str:
+    if not row["ended"]:
+        return "ACTIVE"
+    # A job that its own master has ended has the reason ENDED, which says nothing more.
+    return "ENDED" if row["end_reason"] in ("", "ENDED") else f"ENDED {row['end_reason']}"
+
+
 JOBS = (
     Column("job", _text("job_id")),
     Column("name", _text("name")),
     Column("group", _text("group")),
-    Column("state", lambda row: f"ENDED {row['end_reason']}" if row["ended"] else "ACTIVE"),
+    Column("state", _job_state),
     Column("pending", _text("pending_requests"), right=True),
     Column("slots", _text("slots"), right=True),
     Column("allocated", lambda row: amounts_text(row["allocated"])),

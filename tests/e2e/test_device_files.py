@@ -86,7 +86,7 @@ def test_what_a_slot_was_not_given_cannot_be_opened_however_the_task_was_started
 
     # Commands from a terminal or a pipe, as root, who could make a device file.
     made = b"mknod mine c 1 5 2>/dev/null; head -c 1 mine >/dev/null 2>&1 || echo refused"
-    assert cli("run", *SMALL, "--", "sh", stdin=made).text == "refused\n"
+    assert cli("run", "-i", *SMALL, "--", "sh", stdin=made).text == "refused\n"
 
     # A gang, whose members share the host but no device.
     command = ("--", "sh", "-c", host.script())

@@ -79,7 +79,7 @@ def test_a_member_whose_slot_is_taken_away_ends_the_others(small: Small) -> None
     while said.count(b"up\n") < 3:
         said += read_until(process, b"up\n")
     one = small.cli.items("slots")[0]["allocation_id"]
-    assert small.cli("release", one, "--grace", "0s").code == 0
+    assert small.cli("release", one, "--yes", "--grace", "0s").code == 0
     outcome = finish(process)
 
     assert outcome.code in (125, 128 + signal.SIGTERM, 128 + signal.SIGKILL), outcome.stderr
@@ -111,7 +111,7 @@ def test_signals_go_to_all_members(small: Small) -> None:
 
 
 def test_input_goes_to_the_first_member(small: Small) -> None:
-    outcome = small.cli.run("--gang", "2", "--", "wc", "-c", stdin=b"12345")
+    outcome = small.cli.run("-i", "--gang", "2", "--", "wc", "-c", stdin=b"12345")
 
     assert sorted(outcome.text.split("\n")) == ["", "[0] 5", "[1] 0"]
 

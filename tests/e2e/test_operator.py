@@ -132,12 +132,34 @@ def test_trying_a_drain_out_changes_nothing(small: Small) -> None:
 
 
 def test_releasing_what_is_somebody_elses(small: Small, nightly: Nightly) -> None:
-    outcome = small.cli("release", nightly.slot_id[:-4], nightly.request_id, "--grace", "0s")
+    outcome = small.cli(
+        "release", nightly.slot_id[:-4], nightly.request_id, "--yes", "--grace", "0s"
+    )
     assert outcome.code == 0, outcome.stderr
     eventually(lambda: not small.cli.items("slots"), "the slot is gone")
     assert not small.cli.items("requests")
     states = {each["allocation_id"]: each["state"] for each in small.cli.items("requests", "--all")}
     assert (states[nightly.slot_id], states[nightly.request_id]) == ("RELEASED", "CANCELLED")
+
+
+def test_a_slot_is_not_released_without_a_word(small: Small, nightly: Nightly) -> None:
+    outcome = small.cli("release", nightly.slot_id)
+    assert outcome.code == 2
+    assert f"their tasks ended: {nightly.slot_id}" in outcome.stderr
+    assert "this command needs --yes" in small.cli.error(outcome)
+    assert len(small.cli.items("slots")) == 1
+    # What only waits has no tasks.
+    assert small.cli("release", nightly.request_id).code == 0
+    assert not small.cli.items("requests", nightly.request_id)
+
+
+def test_a_deadline_keeps_the_reason_of_a_drain(small: Small) -> None:
+    name = small.names[0]
+    assert small.cli("drain", name, "--reason", "new disk").code == 0
+    assert small.cli("drain", name, "--deadline", "1h", "--yes").code == 0
+    (executor,) = small.cli.items("executors", name)
+    assert (executor["drain_reason"], bool(executor["drain_deadline"])) == ("new disk", True)
+    assert small.cli("undrain", name).code == 0
 
 
 def test_terminating_a_job(small: Small, nightly: Nightly) -> None:
@@ -150,7 +172,7 @@ def test_terminating_a_job(small: Small, nightly: Nightly) -> None:
 def test_levers_need_the_cluster_token(small: Small, nightly: Nightly) -> None:
     weak = ("--token-file", str(small.cluster.user_token_file))
     assert small.cli("slots", *weak).code == 0
-    for command in (("drain", small.names[0]), ("release", nightly.slot_id)):
+    for command in (("drain", small.names[0]), ("release", nightly.slot_id, "--yes")):
         outcome = small.cli(*command, *weak)
         assert outcome.code == 8
         assert "[CLUSTER_TOKEN_NEEDED]" in small.cli.error(outcome)

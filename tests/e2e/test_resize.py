@@ -95,7 +95,7 @@ def running(small: Small, megabytes: int = 1) -> Iterator[Running]:
     """A task that holds some memory until it must free it."""
     before = {each["allocation_id"] for each in small.cli.items("slots")}
     process = small.cli.start(
-        "run", "--cpu", "0.2", "--memory", "128M", "--", sys.executable, "-c",
+        "run", "-i", "--cpu", "0.2", "--memory", "128M", "--", sys.executable, "-c",
         HOLDER.format(megabytes=megabytes), stdin=subprocess.PIPE,
     )  # fmt: skip
     try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -46,7 +48,7 @@ def test_without_amounts_the_slot_is_the_default_one(small: Small) -> None:
 
 def test_bytes_pass_through_unchanged(small: Small) -> None:
     everything = bytes(range(256)) * 4096
-    outcome = small.cli.run("--", "cat", stdin=everything)
+    outcome = small.cli.run("-i", "--", "cat", stdin=everything)
     assert (outcome.code, outcome.stdout, outcome.stderr) == (0, everything, "")
 
 
@@ -60,9 +62,30 @@ def test_large_output_is_complete(small: Small) -> None:
 def test_input_from_a_file_and_from_nowhere(small: Small, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"1\n2\n3\n")
     with (tmp_path / "in").open("rb") as file:
-        process = small.cli.start("run", "--cpu", "0.1", "--", "wc", "-l", stdin=file)
+        process = small.cli.start("run", "-i", "--cpu", "0.1", "--", "wc", "-l", stdin=file)
         assert finish(process).stdout.strip() == b"3"
     assert small.cli.run("--", "wc", "-c").stdout.strip() == b"0"
+
+
+def test_a_loop_over_a_file_keeps_its_input(small: Small, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("one\ntwo\n")
+    run = f"{small.cli.python} -m {small.cli.module} run --cpu 0.1 --memory 32M"
+    loop = f'while read name; do {run} -- sh -c "cat; echo $name"; done < hosts'
+    outcome = subprocess.run(
+        ["sh", "-c", loop],
+        cwd=tmp_path,
+        env=small.cli.environment(),
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert outcome.stdout == b"one\ntwo\n", outcome.stderr
+
+
+@pytest.mark.parametrize("flags", [(), ("-i",)], ids=["not passed", "passed"])
+def test_a_closed_standard_input_is_an_empty_one(small: Small, flags: tuple[str, ...]) -> None:
+    outcome = small.cli.run(*flags, "--", "wc", "-c", stdin=None, preexec_fn=lambda: os.close(0))
+    assert (outcome.code, outcome.stdout.strip(), outcome.stderr) == (0, b"0", "")
 
 
 def test_whoever_reads_only_the_beginning_ends_the_command(small: Small) -> None:
@@ -151,8 +174,9 @@ def test_what_no_host_can_ever_hold_is_refused_at_once(small: Small) -> None:
 def test_giving_up_on_a_slot(small: Small) -> None:
     flags = ("--cpu", "640", "--allow-pending", "--wait-timeout", "300ms")
     outcome = small.cli("run", *flags, "--", "true")
-    assert outcome.code == 125
-    assert "is still waiting after 0.3 s" in outcome.stderr
+    assert outcome.code == 5
+    assert "no slot was granted within 0.3 s; the request is cancelled" in outcome.stderr
+    assert "[STILL_WAITING]" in outcome.stderr
     assert not small.cli.items("requests")
 
 
@@ -203,7 +227,7 @@ def test_signals_that_ask_for_no_end_are_passed_on(small: Small) -> None:
 
 
 def test_two_runs_at_once(small: Small) -> None:
-    command = ("run", "--cpu", "0.2", "--", "sh", "-c", "echo up; cat")
+    command = ("run", "-i", "--cpu", "0.2", "--", "sh", "-c", "echo up; cat")
     both = [small.cli.start(*command, stdin=subprocess.PIPE) for _ in range(2)]
     for process in both:
         read_until(process, b"up\n")
@@ -228,6 +252,30 @@ def test_ctrl_c_while_it_waits_leaves_nothing(small: Small) -> None:
     assert not small.cli.items("jobs")
     assert not small.slot_groups()
     assert not processes_that_name(mark)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_grace_period(small: Small) -> None:
+    mark = unique("stubborn")
+    command = ("sh", "-c", f"trap 'echo no' INT; echo up {mark}; while :; do sleep 0.05; done")
+    flags = ("--cpu", "0.1", "--memory", "32M", "--grace", "10m")
+    process = small.cli.start("run", *flags, "--", *command)
+    read_until(process, b"up")
+    interrupt(process)
+    read_until(process, b"no\n")
+    interrupt(process)
+    assert finish(process).code == 128 + signal.SIGKILL
+    eventually(gone(mark), "the command has gone")
+
+
+@pytest.mark.parametrize("delay_s", [0.05, 0.2, 0.4])
+def test_ctrl_c_during_the_start_shows_no_traceback(small: Small, delay_s: float) -> None:
+    process = small.cli.start("run", "--cpu", "0.1", "--memory", "32M", "--", "sleep", "600")
+    time.sleep(delay_s)
+    interrupt(process)
+    outcome = finish(process)
+    assert outcome.code in (-signal.SIGINT, 130)
+    assert "Traceback" not in outcome.stderr
+    small.cli.settle()
 
 
 def test_ctrl_c_while_it_runs_leaves_nothing(small: Small) -> None:

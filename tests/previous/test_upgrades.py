@@ -99,8 +99,9 @@ def test_a_manager_serves_an_executor_of_the_other_version(
     mixed.check_manager(previous=manager_is_previous)
     mixed.executor(previous=not manager_is_previous)
 
-    for each in (cli, mixed.as_previous(cli)):  # command lines of both versions
-        done = each.run("--", "sh", "-c", "cat; exit 7", stdin=b"through\n")
+    # Command lines of both versions; the previous one always passes standard input.
+    for each, passing in ((cli, ("-i",)), (mixed.as_previous(cli), ())):
+        done = each.run(*passing, "--", "sh", "-c", "cat; exit 7", stdin=b"through\n")
         assert (done.code, done.stdout) == (7, b"through\n"), done.stderr
         cli.settle()
 

@@ -214,13 +214,16 @@ def silence_timer_fired(state: State, executor_id: str) -> None:
 def request_drain(state: State, event: DrainRequested) -> Executor:
     """Drains an executor: it gets no new slots. At the deadline, if any, its slots are freed.
 
+    A second call without a reason, such as one that adds a deadline, keeps the first reason.
+
     Raises:
         NotFound: no such executor.
     """
     host = known_host(state.hosts, event.executor_id)
     executor = host.executor
+    reason = event.reason or (executor.drain_reason if executor.draining else "")
     state.transitions.move_drain(executor, DrainInput.DRAIN)
-    executor.drain_reason = event.reason
+    executor.drain_reason = reason
     executor.drain_deadline_time_ms = executor.drain_deadline_at_ms = None
     if event.deadline_ms is not None:
         executor.drain_deadline_time_ms = state.journal.at.time_ms + event.deadline_ms
@@ -228,7 +231,7 @@ def request_drain(state: State, event: DrainRequested) -> Executor:
         state.timers.arm(Timer.DRAIN, host.host_id, executor.drain_deadline_at_ms)
     state.changes.executor(executor)
     state.usage.total_changed(host)
-    state.journal.cluster_event("executor_drained", executor_id=host.host_id, message=event.reason)
+    state.journal.cluster_event("executor_drained", executor_id=host.host_id, message=reason)
     return executor
 
 

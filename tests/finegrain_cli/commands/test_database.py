@@ -70,7 +70,7 @@ def test_a_backup_can_be_restored_above_every_epoch(
     assert finegrain("db", "backup", copy, "--database", database).exit_code == 0
 
     result = finegrain(
-        "db", "restore", copy, "--above-epoch", "41", "--database", database, "-o", "json"
+        "db", "restore", copy, "--yes", "--above-epoch", "41", "--database", database, "-o", "json"
     )
 
     told = json.loads(result.stdout)
@@ -99,7 +99,9 @@ def test_a_database_in_use_is_neither_restored_nor_raised(
     with open_store(database) as store:
         store.lead("the resource manager")
 
-        restored = finegrain("db", "restore", copy, "--above-epoch", "1", "--database", database)
+        restored = finegrain(
+            "db", "restore", copy, "--yes", "--above-epoch", "1", "--database", database
+        )
         raised = finegrain("db", "raise-epoch", "--above-epoch", "1", "--database", database)
 
     for result in (restored, raised):

@@ -39,7 +39,7 @@ GOLDEN = Path(__file__).parents[2] / "data/cli"
         "explain 01aaaaaa-0000-7000-8000-000000000002",
         "topo host-a",
         "drain host-a",
-        "release 01aaaaaa-0000-7000-8000-000000000001",
+        "release 01aaaaaa-0000-7000-8000-000000000001 --yes",
         "resize 01aaaaaa-0000-7000-8000-000000000001 --cpu 1.8",
         "providers",
         "advise 01bbbbbb",

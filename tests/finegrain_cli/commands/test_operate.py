@@ -22,7 +22,7 @@ def test_drain_names_the_reason(finegrain: Finegrain, cluster: FakeCluster) -> N
 def test_drain_with_a_deadline_says_what_it_takes_away(
     finegrain: Finegrain, cluster: FakeCluster
 ) -> None:
-    result = finegrain("drain", "host-a", "--deadline", "10m")
+    result = finegrain("drain", "host-a", "--deadline", "10m", "--yes")
 
     assert "freed after 10m" in result.stderr
     assert cluster.done == [("drain", "host-a", "", 600.0)]
@@ -41,8 +41,8 @@ def test_undrain_and_forget_and_terminate_reach_the_cluster(
     finegrain: Finegrain, cluster: FakeCluster
 ) -> None:
     assert finegrain("undrain", "host-a").exit_code == 0
-    assert finegrain("forget", "host-a").exit_code == 0
-    assert finegrain("terminate", JOB.job_id[:6], "--grace", "2s").exit_code == 0
+    assert finegrain("forget", "host-a", "--yes").exit_code == 0
+    assert finegrain("terminate", JOB.job_id[:6], "--yes", "--grace", "2s").exit_code == 0
 
     assert cluster.done == [
         ("undrain", "host-a"),
@@ -54,7 +54,7 @@ def test_undrain_and_forget_and_terminate_reach_the_cluster(
 def test_release_takes_a_unique_prefix(finegrain: Finegrain, cluster: FakeCluster) -> None:
     cluster.request_list[:] = [GRANTED]
 
-    finegrain("release", SLOT.allocation_id[:4])
+    finegrain("release", SLOT.allocation_id[:4], "--yes")
 
     assert cluster.done == [("release", SLOT.allocation_id, None)]
 
@@ -74,7 +74,7 @@ def test_a_release_that_fails_is_told_per_item(finegrain: Finegrain, cluster: Fa
     refusal = ItemOutcome(SLOT.allocation_id, "ALLOCATION_UNKNOWN", "it is gone")
     cluster.outcomes[SLOT.allocation_id] = refusal
 
-    result = finegrain("release", SLOT.allocation_id)
+    result = finegrain("release", SLOT.allocation_id, "--yes")
 
     assert result.exit_code == 1
     assert "it is gone" in result.stdout
