@@ -12,7 +12,7 @@ WHOLE_STATE_MAX = 117
 """Functions that take the whole state. Handlers, restoring, and
 the entry points of explain and invariants have to; others take the ledgers that they look at."""
 
-WHOLE_STATE_MAX_SCHEDULING = 46
+WHOLE_STATE_MAX_SCHEDULING = 39
 """The same in the stages of the scheduling cycle."""
 
 ROOT_MODULES_MAX = 10

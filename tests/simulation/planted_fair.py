@@ -25,7 +25,7 @@ from resource_manager.engine.model.events import Event, GroupSet, SlotsReuseAske
 from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.scheduling import reservations, slot_reuse
 from resource_manager.engine.scheduling.next_in_order import NextInOrder
-from resource_manager.engine.scheduling.reservation_owners import still_waits
+from resource_manager.engine.scheduling.reservations import still_waits
 from resource_manager.engine.state import State
 from tests.simulation.manager import Batch, Item, Manager
 
@@ -137,7 +137,7 @@ def hosts_are_held_for_whoever_is_gone(patch: Patch) -> None:
         return real(state, each) if still_waits(state, each.owner) else ""
 
     patch.setattr(reservations, "_void", void)
-    patch.setattr(reservations, "_has_room", lambda *_: False)
+    patch.setattr(reservations, "has_room", lambda *_: False)
     patch.setattr(reservations, "end_served", lambda _turn: False)
     patch.setattr("resource_manager.engine.scheduling.cycle.end_served", lambda _turn: False)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from resource_manager.engine.hosts.notes import ReservedCapacity
 from resource_manager.engine.placement.reserved import Reservation
-from resource_manager.engine.scheduling.reservation_owners import can_be_placed, still_waits
+from resource_manager.engine.scheduling.reservations import has_room, still_waits
 from resource_manager.engine.state import State
 
 
@@ -29,9 +29,6 @@ def reservations(state: State) -> Iterator[str]:
             yield f"executor {name} is reserved for {each.owner.title} and for another owner"
         reserved.update(each.hosts)
         yield from _one(state, each)
-    on_host = {name: each.hosts.get(name) for name, each in reservations.on_host.items()}
-    if on_host != reserved:
-        yield f"{sorted(reserved)} are reserved, {sorted(on_host)} are listed"
     # Compared by identity, because the host and the reservation must share one object.
     for name, host in state.hosts.items():
         if host.reserved is not reserved.get(name):
@@ -43,7 +40,7 @@ def _one(state: State, each: Reservation) -> Iterator[str]:
     title = f"the reservation for {each.owner.title}"
     if not still_waits(state, each.owner):
         yield f"{title} is for an owner that does not wait"
-    room = True
+        return
     for name, kept in each.hosts.items():
         host = state.hosts.get(name)
         if host is None or not host.eligible:
@@ -51,7 +48,6 @@ def _one(state: State, each: Reservation) -> Iterator[str]:
             return
         if any(amount > host.total.get(dim, 0) for dim, amount in kept.amounts.items()):
             yield f"{title} is on executor {name}, which is too small for it"
-        room = room and not any(kept.missing(host.free(), host.slots_left()))
     # If all reserved capacity is free, the cycle should have placed the owner.
-    if room and can_be_placed(state, each):
+    if has_room(state, each):
         yield f"{title} is for what is all free, and its owner was not placed"

@@ -13,9 +13,6 @@ from resource_manager.engine.model.entities import SlotKey
 from resource_manager.engine.queue.gangs import MemberRequest, Share
 from resource_manager.engine.queue.starvation import Mark, Waiter
 
-Members = Sequence[tuple[MemberRequest, int]]
-"""Requests of a gang, and how many members of each go to one host."""
-
 
 @dataclass(frozen=True, slots=True)
 class ReservationOwner:
@@ -45,30 +42,14 @@ class ReservationOwner:
         return f"the growth of {self.allocation_id}" if self.slot else self.allocation_id
 
 
-@dataclass(frozen=True, slots=True)
-class HostChoice:
-    """The hosts that an owner would get.
-
-    Attributes:
-        booked: amounts that it would book, by host, with the number of slots as `SLOTS`.
-        requests: what the owner requests; empty for a resize.
-        shares: how many members of each request go to each host.
-        members: the same by host.
-    """
-
-    booked: dict[str, dict[str, int]]
-    requests: Sequence[MemberRequest] = ()
-    shares: Sequence[Share] = ()
-    members: Mapping[str, Members] = field(default_factory=dict)
-
-
 @dataclass(slots=True, eq=False)
 class Reservation:
     """Capacity that is kept for one owner.
 
     Attributes:
         owner: the request, gang or slot that it is kept for.
-        choice: the hosts that the owner would get.
+        requests: what the owner requests; empty for a resize.
+        shares: by host, how many members of each request it would get; empty for a resize.
         hosts: the reserved capacity, by host.
         starved_since: start of the owner's starvation clock.
         since_time_ms: when the reservation was made (wall clock).
@@ -78,7 +59,8 @@ class Reservation:
     """
 
     owner: ReservationOwner
-    choice: HostChoice
+    requests: Sequence[MemberRequest]
+    shares: Mapping[str, Sequence[Share]]
     hosts: dict[str, ReservedCapacity]
     starved_since: Mark
     since_time_ms: int
@@ -98,7 +80,6 @@ class Reservations:
 
     Attributes:
         by_number: by the owner's arrival number, oldest first.
-        on_host: by host; a host has at most one.
         outlasting: slots that had not ended when a reservation expired. They may be services, so
             no other reservation waits for their end.
         unexamined: starved waiters, the longest starved last, not examined yet. The list is filled
@@ -115,7 +96,6 @@ class Reservations:
     """
 
     by_number: dict[int, Reservation] = field(default_factory=dict)
-    on_host: dict[str, Reservation] = field(default_factory=dict)
     outlasting: set[SlotKey] = field(default_factory=set)
     unexamined: list[Waiter] = field(default_factory=list)
     claimed: set[str] = field(default_factory=set)
@@ -129,17 +109,14 @@ class Reservations:
     def __len__(self) -> int:
         return len(self.by_number)
 
-    def add(self, made: Reservation) -> None:
-        """Adds a reservation."""
-        self.by_number[made.owner.number] = made
-        for name in made.hosts:
-            self.on_host[name] = made
+    @property
+    def on_host(self) -> dict[str, Reservation]:
+        """The reservations by host; a host has at most one."""
+        return {name: each for each in self.by_number.values() for name in each.hosts}
 
     def remove(self, ended: Reservation) -> None:
         """Removes a reservation. Its hosts may now suit waiters for which no hosts were found."""
         del self.by_number[ended.owner.number]
-        for name in ended.hosts:
-            del self.on_host[name]
         # Keeps only waiters that no host would suit: for all others, a new search may find hosts.
         self.searched = {each: found for each, found in self.searched.items() if not found}
         # The next check begins again with the longest starved, and is due at once.

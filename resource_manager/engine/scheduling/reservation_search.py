@@ -1,10 +1,12 @@
-"""Chooses the hosts to reserve for a request or a gang. They must be able to serve it if all other
-slots there ended. Of these hosts, those with the smallest missing part are chosen.
+"""Chooses the hosts to reserve for an owner, which is a request, a gang or a slot that must grow,
+and places it there. The hosts must be able to serve it if all other slots there ended. Of these,
+those with the smallest missing part are chosen.
 
 The missing part of a host is measured in its scarcest dimension. Example: a slot needs 4 cpus and
 8 GiB, and the host has 1 cpu and 6 GiB free. 75 % of the cpus and 25 % of the memory are missing,
-so the missing part is 75 %. Members of a gang get hosts one after another, the largest member
-first. If that fails, the search that places gangs (`placement/gangs.py`) is tried. Slots that
+so the missing part is 75 %. A request is a gang of one. Members of a gang get hosts one after
+another, the largest member first. If that fails, the search that places gangs
+(`placement/gangs.py`) is tried. A slot that must grow has one candidate, its own host. Slots that
 outlasted a reservation are assumed never to end.
 """
 
@@ -12,23 +14,26 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain, islice
+from typing import NamedTuple
 
+from finegrain.errors import InvariantBroken
 from finegrain.resources import Amounts, add, fits, subtract, total_of
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.hosts.host import ONLINE, UNLIMITED, Host
-from resource_manager.engine.model.scheduling_key import SLOTS, SchedulingKey
+from resource_manager.engine.lifecycle.resizes import growth
+from resource_manager.engine.model.host_refusal import HostRefusal
+from resource_manager.engine.model.scheduling_key import SLOTS, kinds_of
 from resource_manager.engine.placement.columns import needs_of, size_of
-from resource_manager.engine.placement.constraint import Constraint
 from resource_manager.engine.placement.fit import conditions_of, meets
 from resource_manager.engine.placement.gangs import seek
-from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.placement.reserved import Members, Reservation, Reservations
+from resource_manager.engine.placement.reserved import Reservation, ReservationOwner
 from resource_manager.engine.placement.tentative_cpus import TentativeCpus
 from resource_manager.engine.queue.gangs import MemberRequest, Share, Where
-from resource_manager.engine.queue.queue import WaitingQueue
+from resource_manager.engine.state import State
 
 MILLION = 1_000_000
 
@@ -47,201 +52,272 @@ On a tie, a host with more slots is preferred, because these are smaller. A larg
 frees enough by itself, without a reservation.
 """
 
+Members = Sequence[tuple[MemberRequest, int]]
+"""Requests of a gang, and how many members of each go to one host."""
+
+
+class _Unit(NamedTuple):
+    """Members of a gang that one host gets together, as (request index, count), and how many such
+    units there are: one of all members if they must share a host, else one for each member.
+    """
+
+    members: Sequence[tuple[int, int]]
+    times: int
+
 
 class ReservationSearch:
-    """Chooses hosts for one reservation. The indexes must be fresh."""
+    """Finds hosts for one owner. The indexes must be fresh."""
 
-    def __init__(self, hosts: Hosts, queue: WaitingQueue, reservations: Reservations) -> None:
-        self._hosts = hosts
-        self._queue = queue
-        self._outlasting = reservations.outlasting
+    def __init__(self, state: State, owner: ReservationOwner) -> None:
+        self._state, self._hosts, self.owner = state, state.hosts, owner
+        self._slot = state.slots[owner.slot] if owner.slot is not None else None
+        self._waiting = state.gangs.waiting[owner.gang_id] if owner.gang_id else None
+        self._outlasting = state.reservations.outlasting
         self._trials = TentativeCpus(self._cpus_if_others_ended)
-        self._most = CANDIDATES_MAX
-        self._conditions: dict[SchedulingKey, tuple[Constraint, ...]] = {}
         # Amounts of the members that have a host already, by host.
         self._chosen: dict[str, Amounts] = {}
 
-    def choose(
-        self, where: Where, requests: Sequence[MemberRequest], taken: Collection[str]
-    ) -> list[Share] | None:
-        """Returns hosts for as many slots as are requested; None: there are none.
+    @cached_property
+    def requests(self) -> Sequence[MemberRequest]:
+        """The owner's member requests, with the hosts that they must avoid now; none for a slot
+        that must grow.
+        """
+        owner, state = self.owner, self._state
+        if self._waiting is not None:
+            return state.gang_moves.current_requests(self._waiting)
+        if isinstance(owner.waiter, int):
+            return ()
+        profile, labels, cpus = owner.waiter[0].key
+        superseded = state.slots.superseded.get(owner.allocation_id, ())
+        elsewhere = frozenset(slot.executor_id for slot in superseded)
+        return (MemberRequest(profile, labels, 1, elsewhere, cpus),)
+
+    def choose(self, taken: Collection[str]) -> dict[str, list[Share]] | None:
+        """Returns what each of the hosts to reserve would get; None: no suitable hosts exist.
 
         Args:
-            where: how the slots are placed relative to each other.
-            requests: the member requests.
             taken: hosts that must not be used.
         """
-        self._most = CANDIDATES_MAX // len(requests)
+        if self._slot is not None:
+            own = self._slot.executor_id
+            return {own: []} if own not in taken and self._may_grow() else None
+        where = Where(GangPlacement.ANYWHERE) if self._waiting is None else self._waiting.kind.where
+        counts = [(at, request.count) for at, request in enumerate(self.requests)]
+        units = [_Unit([(at, 1)], count) for at, count in counts]
         if where.placement is GangPlacement.SAME_EXECUTOR:
-            found = self._on_one(requests, taken)
-        else:
-            each = [self._candidates([(request, 1)], taken) for request in requests]
-            if where.placement is GangPlacement.SAME_LABEL:
-                found = self._within_a_value(requests, each, where.label)
-            else:
-                spread = where.placement is GangPlacement.SPREAD
-                found = self._fill(requests, each, one_each=spread)
+            units = [_Unit(counts, 1)]
+        candidates = [self._candidates(unit, taken, CANDIDATES_MAX // len(units)) for unit in units]
+        tries = (
+            self._by_value(candidates, where.label)
+            if where.placement is GangPlacement.SAME_LABEL
+            else [candidates]
+        )
+        spread = where.placement is GangPlacement.SPREAD
+        each = (self._fill(units, some, one_each=spread) for some in tries)
+        found = next((shares for shares in each if shares is not None), None)
         # For a single slot the search above is exact, so a second search would not find more.
-        if found is None and sum(request.count for request in requests) > 1:
-            # `seek` does not know which slots may never end, so it must avoid hosts with such
-            # slots.
-            away = {name for name, host in self._hosts.items() if not host.eligible}.union(taken)
-            away.update(
-                name for name, host in self._hosts.items() if self._outlasting & host.slots.keys()
-            )
-            barred = [request.elsewhere.union(away) for request in requests]
-            found = seek(self._hosts, where, requests, prefix=ONLINE, barred=barred)
-        return found
+        if found is None and sum(count for _, count in counts) > 1:
+            # `seek` does not know which slots may never end, so it must avoid their hosts.
+            away = {
+                name
+                for name, host in self._hosts.items()
+                if name in taken or not host.eligible or self._outlasting & host.slots.keys()
+            }
+            barred = [request.elsewhere.union(away) for request in self.requests]
+            found = seek(self._hosts, where, self.requests, prefix=ONLINE, barred=barred)
+        if found is None:
+            return None
+        by_host: dict[str, list[Share]] = {}
+        for share in found:
+            by_host.setdefault(share.host_id, []).append(share)
+        return by_host
 
-    def suits(self, each: Reservation, host_id: str) -> bool:
-        """Returns True if a host of a reservation could still serve its members if all other slots
-        there ended.
+    def booked(self, host: Host, shares: Iterable[Share]) -> dict[str, int]:
+        """Returns what the owner would book on a host, with the number of slots as `SLOTS`."""
+        if self._slot is not None:
+            return {**growth(host, self._slot)}
+        return _booked_by(host, _members(self.requests, shares))
+
+    def suits(self, each: Reservation, names: Iterable[str]) -> bool:
+        """Returns True if the owner requests the same, and these hosts of its reservation could
+        still serve it if all other slots there ended.
         """
-        host = self._hosts.get(host_id)
-        members = each.choice.members[host_id]
-        if host is None or not self._may_serve(host, members):
+        # Older slots may have ended since, so the hosts to avoid may differ.
+        if self.requests != each.requests:
             return False
-        need = each.choice.booked[host_id]
+        return all(self._suits(each, name) for name in names)
+
+    def fits_now(self, each: Reservation) -> bool:
+        """Returns True if the owner can get cpus and NUMA nodes on its hosts now. The caller has
+        checked that the amounts are free.
+        """
+        if self._slot is not None:
+            found = self._state.resizes.assignment_for(self._hosts.of(self._slot), self._slot)
+            return not isinstance(found, HostRefusal)
+        trials = TentativeCpus()
+        return all(
+            trials.fit_all(_members(each.requests, shares), self._hosts[name])
+            for name, shares in each.shares.items()
+        )
+
+    def place(self, each: Reservation) -> None:
+        """Places the owner on its hosts. The caller has checked that everything is free there.
+
+        Raises:
+            InvariantBroken: the cpus of a slot that must grow are not there.
+        """
+        state, owner = self._state, self.owner
+        if self._slot is not None:
+            found = state.resizes.assignment_for(self._hosts.of(self._slot), self._slot)
+            if isinstance(found, HostRefusal):
+                raise InvariantBroken(f"the placement of {owner.title} was due, and {found.text}")
+            state.resizes.order(self._slot, found)
+            state.queue.non_batchables.remove(owner.number)
+        elif self._waiting is not None:
+            shares = chain.from_iterable(each.shares.values())
+            state.gang_moves.place_together(self._waiting, each.requests, shares)
+        elif not isinstance(owner.waiter, int):
+            request = state.requests.at(owner.number)
+            state.moves.place([request], self._hosts[next(iter(each.hosts))])
+            state.queue.served(owner.waiter[0], [request])
+
+    def _may_grow(self) -> bool:
+        """Returns True if the slot, its growth and slots that may never end fit together on its
+        host.
+        """
+        slot = self._slot
+        if slot is None or slot.wanted is None:
+            return False
+        host = self._hosts.of(slot)
+        stays = [
+            other.booked
+            for key, other in host.slots.items()
+            if key in self._outlasting and other is not slot
+        ]
+        need = total_of((slot.booked, growth(host, slot), *stays))
+        unsuited = self._state.resizes.unsuited
+        return host.eligible and fits(need, host.total) and not unsuited(host, slot, slot.wanted)
+
+    def _suits(self, each: Reservation, name: str) -> bool:
+        host, kept = self._hosts.get(name), each.hosts[name]
+        if host is None:
+            return False
+        # The owner, or a default slot, may need another amount than when the reservation was made.
+        need = self.booked(host, each.shares[name])
+        if need != ({**kept.amounts, SLOTS: kept.slots} if kept.slots else kept.amounts):
+            return False
+        if self._slot is not None:
+            return self._may_grow()
         # Processes outside slots may use a part of the host only for a while, so the total counts.
         # On a host without slots, only what is free counts.
         most = host.total if host.slots or host.unowned else host.free()
         slots = host.executor.registration.slots_max or UNLIMITED
+        members = _members(each.requests, each.shares[name])
         return (
-            # A default slot may book another amount since the executor registered again.
-            booked_by(host, members) == need
+            _admission(members)(host)
             and fits(need, {**most, SLOTS: slots})
             and self._trials.fit_all(members, host)
         )
 
-    def _may_serve(self, host: Host, members: Members) -> bool:
-        if not host.eligible:
-            return False
-        for request, _ in members:
-            conditions = self._conditions.get(request.key)
-            if conditions is None:
-                conditions = self._conditions[request.key] = conditions_of(request)
-            if conditions and not meets(request, host, conditions):
-                return False
-            if request.elsewhere and host.host_id in request.elsewhere:
-                return False
-            if host.refusals and host.refuses(request):
-                return False
-        return True
-
-    def _candidates(self, members: Members, taken: Collection[str]) -> list[Candidate]:
-        """Returns hosts whose total amounts are enough for all these members together."""
-        pooled, separate = Counter[str](), Counter[str]()
-        for request, count in members:
-            needs = needs_of(self._queue.class_for(request.key)).amounts
-            for whole, need in zip((pooled, separate), needs, strict=True):
-                whole.update({name: amount * count for name, amount in need.items()})
-        index = self._hosts.indexes.main
-        kinds = [pooled] if pooled == separate else [pooled, separate]
-        wanted = [{ONLINE + name: amount for name, amount in need.items()} for need in kinds]
+    def _candidates(self, unit: _Unit, taken: Collection[str], most: int) -> list[Candidate]:
+        """Returns hosts whose total amounts are enough for a unit; compares at most `most`."""
+        members = self._of(unit)
+        class_for = self._state.queue.class_for
+        needs = [(needs_of(class_for(request.key)).amounts, n) for request, n in members]
+        pooled, separate = (_sum((need[kind], n) for need, n in needs) for kind in (0, 1))
         # The index counts reserved capacity as taken, so hosts without reservations are preferred.
-        none = [0] * len(index)
-        free_of = {
-            kind: [
-                (index.columns[name][0] if name in index.columns else none, n)
-                for name, n in need.items()
-                if n
-            ]
-            for kind, need in ((False, pooled), (True, separate))
-        }
+        index = self._hosts.indexes.main
+        none = [[0] * len(index)]
+        free_of = [
+            [(n, index.columns.get(name, none)[0]) for name, n in need.items()]
+            for need in (pooled, separate)
+        ]
+        wanted = [
+            {ONLINE + name: n for name, n in need.items()} for need in kinds_of(pooled, separate)
+        ]
+        admits = _admission(members)
         found: list[Candidate] = []
-        for at in islice(index.covering(wanted), self._most):
-            host_id = index.ids[at]
-            host = self._hosts[host_id]
-            if host_id in taken or not self._may_serve(host, members):
-                continue
-            # The same as `missing_part`, inlined for speed: this is done for all hosts.
-            part = 0
-            for free, amount in free_of[host.separate_pools]:
-                if (missing := (amount - free[at]) * MILLION // amount) > part:
-                    part = missing
-            found.append((part, -len(host.slots), host_id))
+        for at in islice(index.covering(wanted), most):
+            host = self._hosts[index.ids[at]]
+            if host.host_id not in taken and admits(host):
+                part = _missing_part((n, free[at]) for n, free in free_of[host.separate_pools])
+                found.append((part, -len(host.slots), host.host_id))
         return found
+
+    def _by_value(
+        self, candidates: Sequence[Sequence[Candidate]], label: str
+    ) -> Iterator[list[list[Candidate]]]:
+        """Yields the candidates with the same value of a label, values with most free capacity
+        first.
+        """
+        free: Counter[str] = Counter()
+        for missing, _, host_id in chain.from_iterable(candidates):
+            if value := self._hosts[host_id].labels.get(label):
+                # At least 1: even a host with nothing free counts, because its slots will end.
+                free[value] += 1 + max(0, MILLION - missing)
+        for value in sorted(free, key=lambda value: (-free[value], value))[:LABEL_VALUES_MAX]:
+            yield [
+                [each for each in some if self._hosts[each[2]].labels.get(label) == value]
+                for some in candidates
+            ]
+
+    def _fill(
+        self,
+        units: Sequence[_Unit],
+        candidates: Sequence[Sequence[Candidate]],
+        *,
+        one_each: bool,
+    ) -> list[Share] | None:
+        """Gives each unit the host with the smallest missing part, the largest unit first. Returns
+        None if a unit gets no host.
+        """
+        # Each value of a label begins with no member placed.
+        self._chosen.clear()
+        self._trials.roll_back()
+        counts: Counter[tuple[int, str]] = Counter()
+        largest_first = sorted(range(len(units)), key=lambda at: -self._size(units[at]))
+        for number in largest_first:
+            members = self._of(units[number])
+            left, heap = units[number].times, list(candidates[number])
+            heapq.heapify(heap)
+            while left and heap:
+                _, slots, host_id = heapq.heappop(heap)
+                host = self._hosts[host_id]
+                if (one_each and host_id in self._chosen) or self._missing(host, members) is None:
+                    # Not put back: room only shrinks during the search.
+                    continue
+                booked = _booked_by(host, members)
+                self._chosen[host_id] = add(booked, self._chosen.get(host_id, {}))
+                for request, count in members:
+                    self._trials.take(request, host, count)
+                counts[number, host_id] += 1
+                left -= 1
+                if left and not one_each and (more := self._missing(host, members)) is not None:
+                    heapq.heappush(heap, (more, slots, host_id))
+            if left:
+                return None
+        return [
+            Share(at, host_id, count * times)
+            for (number, host_id), times in counts.items()
+            for at, count in units[number].members
+        ]
+
+    def _of(self, unit: _Unit) -> Members:
+        return [(self.requests[at], count) for at, count in unit.members]
+
+    def _size(self, unit: _Unit) -> int:
+        request, sums = self.requests[unit.members[0][0]], self._hosts.indexes.main.sums
+        return size_of(self._state.queue.class_for(request.key), sums)
 
     def _missing(self, host: Host, members: Members) -> int | None:
         """Returns the missing part of a host for these members and those that it was given before.
         None: they would not fit even if all other slots there ended.
         """
-        need = add(booked_by(host, members), self._chosen.get(host.host_id, {}))
-        if not fits(need, self._if_others_ended(host)):
+        need = add(_booked_by(host, members), self._chosen.get(host.host_id, {}))
+        if not fits(need, self._if_others_ended(host)) or not self._trials.fit_all(members, host):
             return None
-        if not self._trials.fit_all(members, host):
-            return None
-        return missing_part(need, {**host.free(), SLOTS: host.slots_left()})
-
-    def _fill(
-        self,
-        requests: Sequence[MemberRequest],
-        candidates: Sequence[Iterable[Candidate]],
-        *,
-        one_each: bool = False,
-    ) -> list[Share] | None:
-        """Gives each member the host with the smallest missing part, the largest member first.
-        Returns None if a member gets no host.
-        """
-        # `_within_a_value` calls this for each value, and each call begins with no member placed.
-        self._chosen.clear()
-        self._trials.roll_back()
-        counts: Counter[tuple[int, str]] = Counter()
-        largest_first = sorted(range(len(requests)), key=lambda at: -self._size(requests[at]))
-        for number in largest_first:
-            request, heap = requests[number], list(candidates[number])
-            heapq.heapify(heap)
-            left = request.count
-            while left and heap:
-                _, slots, host_id = heapq.heappop(heap)
-                host = self._hosts[host_id]
-                one = [(request, 1)]
-                if (one_each and host_id in self._chosen) or self._missing(host, one) is None:
-                    # Not put back: room only shrinks during the search.
-                    continue
-                self._chosen[host_id] = add(booked_by(host, one), self._chosen.get(host_id, {}))
-                self._trials.take(request, host, 1)
-                counts[number, host_id] += 1
-                left -= 1
-                if not one_each and (more := self._missing(host, one)) is not None:
-                    heapq.heappush(heap, (more, slots, host_id))
-            if left:
-                return None
-        return [Share(number, host_id, count) for (number, host_id), count in counts.items()]
-
-    def _on_one(
-        self, requests: Sequence[MemberRequest], taken: Collection[str]
-    ) -> list[Share] | None:
-        members = [(request, request.count) for request in requests]
-        for _, _, host_id in sorted(self._candidates(members, taken)):
-            if self._missing(self._hosts[host_id], members) is not None:
-                return [Share(at, host_id, count) for at, (_, count) in enumerate(members)]
-        return None
-
-    def _within_a_value(
-        self,
-        requests: Sequence[MemberRequest],
-        candidates: Sequence[Sequence[Candidate]],
-        label: str,
-    ) -> list[Share] | None:
-        """Tries the values of a label, those with most free capacity first."""
-        free: Counter[str] = Counter()
-        for missing, _, host_id in (each for some in candidates for each in some):
-            if value := self._hosts[host_id].labels.get(label):
-                # At least 1: even a host with nothing free counts, because its slots will end.
-                free[value] += 1 + max(0, MILLION - missing)
-        best_first = sorted(free, key=lambda value: (-free[value], value))
-        for value in best_first[:LABEL_VALUES_MAX]:
-            here = [
-                [each for each in some if self._hosts[each[2]].labels.get(label) == value]
-                for some in candidates
-            ]
-            if (found := self._fill(requests, here)) is not None:
-                return found
-        return None
-
-    def _size(self, request: MemberRequest) -> int:
-        return size_of(self._queue.class_for(request.key), self._hosts.indexes.main.sums)
+        free = {**host.free(), SLOTS: host.slots_left()}
+        return _missing_part((n, free.get(name, 0)) for name, n in need.items())
 
     def _if_others_ended(self, host: Host) -> dict[str, int]:
         """Returns the amounts that a host would have free if only those slots were left that may
@@ -261,22 +337,44 @@ class ReservationSearch:
         if host.cpus is None:
             return None
         ledger = host.cpus.empty()
-        for key in self._outlasting:
-            if key in host.cpus.holdings:
-                ledger.add(key, host.cpus.holdings[key])
+        for key in self._outlasting & host.cpus.holdings.keys():
+            ledger.add(key, host.cpus.holdings[key])
         return ledger
 
 
-def booked_by(host: Host, members: Members) -> dict[str, int]:
-    """Returns what these members together book on a host, with their number as `SLOTS`."""
-    booked = ((host.booking_for(request), count) for request, count in members)
-    return total_of(
-        {SLOTS: count, **{name: amount * count for name, amount in amounts.items()}}
-        for amounts, count in booked
-    )
+def _admission(members: Members) -> Callable[[Host], bool]:
+    """Returns a function that returns True for hosts that may serve these members, whatever else is
+    on the host.
+    """
+    checked = [(request, conditions_of(request)) for request, _ in members]
+
+    def admits(host: Host) -> bool:
+        if not host.eligible:
+            return False
+        for request, conditions in checked:
+            if host.host_id in request.elsewhere or (host.refusals and host.refuses(request)):
+                return False
+            if conditions and not meets(request, host, conditions):
+                return False
+        return True
+
+    return admits
 
 
-def missing_part(need: Amounts, free: Amounts) -> int:
-    """Returns the largest part of a need that is not free, in millionths."""
-    parts = ((n - free.get(name, 0)) * MILLION // n for name, n in need.items() if n)
-    return max((0, *parts))
+def _members(requests: Sequence[MemberRequest], shares: Iterable[Share]) -> Members:
+    return [(requests[each.request_index], each.count) for each in shares]
+
+
+def _booked_by(host: Host, members: Members) -> dict[str, int]:
+    return _sum(({**host.booking_for(request), SLOTS: 1}, count) for request, count in members)
+
+
+def _sum(many: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
+    return total_of({name: n * count for name, n in amounts.items()} for amounts, count in many)
+
+
+def _missing_part(needs: Iterable[tuple[int, int]]) -> int:
+    """Returns the largest part of a need that is not free, in millionths. Each dimension comes as
+    (needed, free).
+    """
+    return max((0, *((n - free) * MILLION // n for n, free in needs)))

@@ -31,29 +31,21 @@ from finegrain.cpu_policy import QosClass
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, total_of
 from finegrain.values.states import SlotState
 from resource_manager.engine.fairness.choice import SharesSince, order_key_of
-from resource_manager.engine.fairness.flows import GROUP, FlowTree
+from resource_manager.engine.fairness.flows import GROUP
+from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.hosts.host import ONLINE
 from resource_manager.engine.hosts.notes import ReservedCapacity
+from resource_manager.engine.lifecycle.resizes import growth
 from resource_manager.engine.model.scheduling_key import SLOTS, in_grains
 from resource_manager.engine.model.settings import SECOND_MS
 from resource_manager.engine.model.texts import amounts_text
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.placement.reserved import HostChoice, Reservation, ReservationOwner
-from resource_manager.engine.queue.queue import WaitingQueue
-from resource_manager.engine.queue.scheduling_classes import SchedulingClass
+from resource_manager.engine.placement.reserved import Reservation, ReservationOwner
+from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.queue.starvation import Mark, StarvationClock, Waiter
-from resource_manager.engine.scheduling.reservation_owners import (
-    can_be_placed,
-    can_stay,
-    choose_hosts,
-    need_of,
-    owner_of,
-    place_owner,
-    quota_block_of,
-    still_waits,
-)
+from resource_manager.engine.scheduling.reservation_search import ReservationSearch
 from resource_manager.engine.state import State
 
 CHECK_INTERVAL_MS = SECOND_MS
@@ -90,11 +82,11 @@ def serve_owners(state: State) -> None:
     """
     for each in list(state.reservations.by_number.values()):
         why = _void(state, each) or _expired(state, each)
+        if not why and has_room(state, each):
+            ReservationSearch(state, each.owner).place(each)
+            why = "placed there"
         if why:
             _end(state, each, why)
-        elif _has_room(state, each):
-            place_owner(state, each)
-            _end(state, each, "placed there")
 
 
 def end_served(state: State) -> bool:
@@ -154,9 +146,8 @@ def _check(state: State) -> None:
             break
         waiter = reservations.unexamined.pop()
         budget -= 1
-        owner, clock = owner_of(state, waiter), state.queue.starvation.get(waiter)
-        if owner is None or clock is None or quota_block_of(state, waiter) is not None:
-            # Time alone does not end a quota block: only an event does, such as the end of a slot.
+        owner, clock = _owner_of(state, waiter), state.queue.starvation.get(waiter)
+        if owner is None or clock is None:
             continue
         if any(each.owner.job_id == owner.job_id for each in reservations.by_number.values()):
             continue
@@ -172,7 +163,7 @@ def _check(state: State) -> None:
             # Waiters that are starved for a shorter time must not get the hosts that suit it.
             reservations.claimed |= reservations.searched[waiter]
         else:
-            _reserve(state, owner, since)
+            _reserve(state, owner, clock, since)
             budget -= max(SEARCH_COST, len(state.hosts) // HOSTS_PER_WAITER)
     reservations.stuck = time_may_help or bool(reservations.unexamined)
     reservations.placements = state.flows.placements
@@ -184,33 +175,24 @@ def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark
     clock. None: it is not starved.
 
     A waiter whose requests are placed now and then may be starved as well, without another timeout:
-    if its job comes before a running job that waits for something smaller. The slots of that job
-    are too small for this waiter when they end.
+    if its job comes, in fair order, before a running job that waits for less of some resource. The
+    slots of that job are too small for this waiter when they end.
     """
-    mark = clock.served or clock.since
+    mark, flows = clock.served or clock.since, state.flows
     if state.queue.starvation.is_over(mark, state.settings.fairness):
         return mark
     if isinstance(waiter, int) or state.settings.fairness.order != "fair":
         return None
-    return mark if _precedes_smaller(state.flows, state.queue, *waiter) else None
-
-
-def _precedes_smaller(
-    flows: FlowTree, queue: WaitingQueue, scheduling_class: SchedulingClass, job_id: str
-) -> bool:
-    """Returns True if a job comes, in fair order, before a running job that has a pending request
-    for less of some resource.
-    """
-    need = needs_of(scheduling_class).pooled
+    need, own = needs_of(waiter[0]).pooled, order_key_of(flows, flows.jobs[waiter[1]])
     smaller = (
-        flows.jobs[other_id]
-        for other in queue.classes()
+        flows.jobs[job_id]
+        for other in state.queue.classes()
         if any(needs_of(other).pooled.get(name, 0) < amount for name, amount in need.items())
-        for other_id in other.job_queues
+        for job_id in other.job_queues
     )
-    own = order_key_of(flows, flows.jobs[job_id])
     rivals = islice(smaller, RIVALS_MAX)
-    return any(flow.running and order_key_of(flows, flow) > own for flow in rivals)
+    ahead = any(flow.running and order_key_of(flows, flow) > own for flow in rivals)
+    return mark if ahead else None
 
 
 def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: Mark) -> bool:
@@ -238,66 +220,47 @@ def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
         return True
     # What the longest starved has reserved does not count against the part of the others.
     kept = (kept.amounts for each in in_order[1:] for kept in each.hosts.values())
-    whole = in_grains(total_of((need_of(state, owner), *kept)))
+    if not isinstance(owner.waiter, int):
+        need = state.quotas.largest_booking(owner.waiter[0])
+    elif owner.slot is not None:
+        need = growth(state.hosts.of(state.slots[owner.slot]), state.slots[owner.slot])
+    else:
+        need = state.quotas.gang_need(state.gangs.waiting[owner.gang_id])
+    whole = in_grains(total_of((need, *kept)))
     part, sums = state.settings.fairness.reserved_part_max, state.hosts.indexes.main.sums
     return all(amount <= part * sums.get(ONLINE + name, 0) for name, amount in whole.items())
 
 
-def _reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
-    """Reserves the best hosts for an owner, or places it if it fits there now. Returns False if no
-    suitable hosts are left. Hosts that would suit without their reservations are then claimed for
-    the owner.
+def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, since: Mark) -> None:
+    """Reserves the best hosts for an owner, or places it if it fits there now. If no suitable hosts
+    are left, those that would suit without their reservations are claimed for the owner.
     """
-    reservations = state.reservations
-    # Choose hosts. If none are left, remember those that would suit without reservations.
+    reservations, search = state.reservations, ReservationSearch(state, owner)
     taken = reservations.claimed.union(reservations.on_host)
-    choice = choose_hosts(state, owner, taken)
-    if choice is None:
+    shares = search.choose(taken)
+    if shares is None:
         # Ignores reservations and claims, to find the hosts that the owner may get later.
-        others = choose_hosts(state, owner, ()) if taken else None
-        found = frozenset(others.booked) if others is not None else frozenset()
+        found = frozenset((search.choose(()) or ()) if taken else ())
         reservations.searched[owner.waiter] = found
         reservations.claimed |= found
-        return False
-    made = _reservation(state, owner, choice, since)
-    # This search finds placements that the one of `Placer` does not, so the owner may fit now.
-    if _has_room(state, made):
-        place_owner(state, made)
-        for name in made.hosts:
-            state.hosts.touch(state.hosts[name])
-        return True
-    reservations.add(made)
-    for name, kept in made.hosts.items():
-        state.hosts[name].reserved = kept
-        # At once, because the search for the next owner reads the index.
-        state.hosts.indexes.follow(state.hosts[name])
-    what = f"{len(made.hosts)} executors are reserved for it"
-    if len(made.hosts) == 1:
-        ((name, kept),) = made.hosts.items()
-        what = f"{amounts_text(kept.amounts)} are reserved for it on {name}"
-    _record(state, "reservation_made", made, f"{owner.title} waited too long: {what}")
-    return True
-
-
-def _reservation(
-    state: State, owner: ReservationOwner, choice: HostChoice, since: Mark
-) -> Reservation:
-    clock = state.queue.starvation.get(owner.waiter)
-    doubled = min(clock.expired if clock is not None else 0, DOUBLED_MAX)
-    lasts_ms = EXPIRES_AFTER * state.settings.fairness.starvation_timeout_ms * 2**doubled
+        return
     # Best-effort slots run on all cpus that LSE slots leave. New best-effort slots, one after
     # another, could keep an LSE slot off the last cpu indefinitely, so they are barred.
-    exclusive = any(each.cpus and each.cpus[0].qos is QosClass.LSE for each in choice.requests)
+    exclusive = any(each.cpus and each.cpus[0].qos is QosClass.LSE for each in search.requests)
     barred = frozenset({BEST_EFFORT_CPU_MILLI} if exclusive else ())
     hosts = {}
-    for name, booked in choice.booked.items():
+    for name, some in shares.items():
+        amounts = search.booked(state.hosts[name], some)
+        slots = amounts.pop(SLOTS, 0)
         # The owner waits only for these slots. Slots that are booked later must leave room for it.
         before = {key: slot.booked for key, slot in state.hosts[name].slots.items()}
-        amounts = {dimension: n for dimension, n in booked.items() if dimension != SLOTS}
-        hosts[name] = ReservedCapacity(amounts, booked.get(SLOTS, 0), before, barred)
-    return Reservation(
+        hosts[name] = ReservedCapacity(amounts, slots, before, barred)
+    doubled = min(clock.expired, DOUBLED_MAX)
+    lasts_ms = EXPIRES_AFTER * state.settings.fairness.starvation_timeout_ms * 2**doubled
+    made = Reservation(
         owner=owner,
-        choice=choice,
+        requests=search.requests,
+        shares=shares,
         hosts=hosts,
         starved_since=since,
         since_time_ms=state.journal.at.time_ms,
@@ -305,6 +268,22 @@ def _reservation(
         version=state.hosts.version,
         lacking=next(iter(hosts)),
     )
+    # This search finds placements that the one of `Placer` does not, so the owner may fit now.
+    if has_room(state, made):
+        search.place(made)
+        for name in hosts:
+            state.hosts.touch(state.hosts[name])
+        return
+    reservations.by_number[owner.number] = made
+    for name, kept in hosts.items():
+        state.hosts[name].reserved = kept
+        # At once, because the search for the next owner reads the index.
+        state.hosts.indexes.follow(state.hosts[name])
+    what = f"{len(hosts)} executors are reserved for it"
+    if len(hosts) == 1:
+        ((name, kept),) = hosts.items()
+        what = f"{amounts_text(kept.amounts)} are reserved for it on {name}"
+    _record(state, "reservation_made", made, f"{owner.title} waited too long: {what}")
 
 
 def _end(state: State, ended: Reservation, why: str) -> None:
@@ -336,9 +315,9 @@ def _void(state: State, each: Reservation) -> str:
     names = [each.lacking, *(name for name in state.hosts.refusing if name in each.hosts)]
     if each.version != state.hosts.version:
         each.version, names = state.hosts.version, list(each.hosts)
-    if not can_stay(state, each, names):
+    if not ReservationSearch(state, each.owner).suits(each, names):
         return "its executors do not suit it any more, even when empty"
-    block = quota_block_of(state, each.owner.waiter)
+    block = _quota_block_of(state, each.owner.waiter)
     return f"a maximum of group {block.group_id.removeprefix(GROUP)} stops it" if block else ""
 
 
@@ -347,7 +326,7 @@ def _expired(state: State, each: Reservation) -> str:
     added to `outlasting`, so that other reservations do not wait for them.
     """
     # With room, the owner is placed in this cycle (`serve_owners`).
-    if state.journal.now_ms < each.until_ms or _has_room(state, each):
+    if state.journal.now_ms < each.until_ms or has_room(state, each):
         return ""
     lasting = [
         (name, key)
@@ -374,16 +353,57 @@ def _expired(state: State, each: Reservation) -> str:
     return f"slot {allocation_id}{more} on executor {where} did not end for too long"
 
 
-def _has_room(state: State, each: Reservation) -> bool:
+def has_room(state: State, each: Reservation) -> bool:
     """Returns True if the owner fits on its hosts now."""
     # Checks the host first that lacked something at the last check: it probably still does.
     for name in (each.lacking, *each.hosts):
         if _lacks(state.hosts, each, name):
             each.lacking = name
             return False
-    return can_be_placed(state, each)
+    return ReservationSearch(state, each.owner).fits_now(each)
 
 
 def _lacks(hosts: Hosts, each: Reservation, name: str) -> bool:
     host = hosts[name]
     return any(each.hosts[name].missing(host.free(), host.slots_left()))
+
+
+def _owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
+    """Returns the owner that a reservation for a waiter would have. If the waiter is a job's
+    requests of one class, the owner is the oldest of them. None: nothing is pending any more, or a
+    maximum blocks it: only an event ends that, such as the end of a slot.
+    """
+    if _quota_block_of(state, waiter) is not None:
+        return None
+    if not isinstance(waiter, int):
+        scheduling_class, job_id = waiter
+        job_queue = scheduling_class.job_queues.get(job_id)
+        if job_queue is None:
+            return None
+        number = job_queue.numbers.first
+        return ReservationOwner(number, job_id, state.requests.at(number).allocation_id, waiter)
+    item = state.queue.non_batchables.get(waiter)
+    if item is None:
+        return None
+    if item.kind is Kind.RESIZE:
+        slot = item.name, item.generation
+        return ReservationOwner(waiter, item.job_id, item.name, waiter, slot=slot)
+    first = state.gangs.waiting[item.name].members[0].allocation_id
+    return ReservationOwner(waiter, item.job_id, first, waiter, item.name)
+
+
+def _quota_block_of(state: State, waiter: Waiter) -> QuotaBlock | None:
+    """Returns the maximum that blocks a waiter; None: no maximum blocks it."""
+    if not isinstance(waiter, int):
+        return state.quotas.request_block(*waiter)
+    item = state.queue.non_batchables.get(waiter)
+    return state.quotas.non_batchable_block(item) if item is not None else None
+
+
+def still_waits(state: State, owner: ReservationOwner) -> bool:
+    """Returns True if the owner is still queued."""
+    if isinstance(owner.waiter, int):
+        return owner.number in state.queue.non_batchables
+    scheduling_class, job_id = owner.waiter
+    job_queue = scheduling_class.job_queues.get(job_id)
+    return job_queue is not None and owner.number in job_queue.numbers

@@ -20,10 +20,8 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
 )
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
-from resource_manager.engine.placement.reserved import ReservationOwner
-from resource_manager.engine.scheduling import reservation_owners, reservations
+from resource_manager.engine.scheduling.reservation_search import ReservationSearch
 from resource_manager.engine.scheduling.reservations import EXPIRES_AFTER
-from resource_manager.engine.state import State
 from tests.support.engine_cluster import EngineCluster
 
 STARVING_S = 60
@@ -216,13 +214,13 @@ def test_a_search_in_vain_is_not_made_again_before_something_has_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     searches: list[str] = []
-    choose = reservation_owners.choose_hosts
+    choose = ReservationSearch.choose
 
-    def counted(state: State, owner: ReservationOwner, taken: Collection[str]) -> Any:
-        searches.append(owner.gang_id)
-        return choose(state, owner, taken)
+    def counted(search: ReservationSearch, taken: Collection[str]) -> Any:
+        searches.append(search.owner.gang_id)
+        return choose(search, taken)
 
-    monkeypatch.setattr(reservations, "choose_hosts", counted)
+    monkeypatch.setattr(ReservationSearch, "choose", counted)
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.job("three")
