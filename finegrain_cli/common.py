@@ -19,7 +19,7 @@ P = ParamSpec("P")
 
 OutputOption = Annotated[
     OutputFormat,
-    typer.Option("-o", "--output", envvar="FINEGRAIN_OUTPUT", help="Output format."),
+    typer.Option("-o", "--output", envvar="FINEGRAIN_OUTPUT", help="Form of the output."),
 ]
 ManagerOption = Annotated[
     str,
@@ -27,7 +27,8 @@ ManagerOption = Annotated[
         "--manager",
         envvar="FINEGRAIN_MANAGER",
         metavar="HOST:PORT[,...]",
-        help="Address of the resource manager; several are tried one after another.",
+        help="Addresses of resource managers, tried one after another; default: client.manager, "
+        "else yours on this host, else 127.0.0.1:7170.",
     ),
 ]
 TokenFileOption = Annotated[
@@ -36,16 +37,21 @@ TokenFileOption = Annotated[
         "--token-file",
         envvar="FINEGRAIN_TOKEN_FILE",
         metavar="FILE",
-        help="File with the token to send; default: the one in the RM's state directory.",
+        help="File with the token; default: the token in the resource manager's state directory.",
     ),
 ]
 ConfigOption = Annotated[
     str,
-    typer.Option("--config", envvar="FINEGRAIN_CONFIG", metavar="FILE", help="Configuration file."),
+    typer.Option(
+        "--config",
+        envvar="FINEGRAIN_CONFIG",
+        metavar="FILE",
+        help="Configuration file; default: your own, then the host's.",
+    ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 WatchOption = Annotated[
-    bool, typer.Option("-w", "--watch", help="Keep running, and print changes.")
+    bool, typer.Option("-w", "--watch", help="Keep running, and print each change.")
 ]
 
 HINTS: dict[Reason, str] = {
@@ -58,12 +64,12 @@ HINTS: dict[Reason, str] = {
         "this needs the cluster token: --token-file STATE_DIR/cluster.token"
     ),
     Reason.INFEASIBLE_NEVER: (
-        "request less, and prefer cpu and NUMA policies instead of requiring them; `finegrain "
-        "executors -o wide` shows what the hosts have, `finegrain providers` which executors "
-        "could be started"
+        "request less, or make required cpu and NUMA policies preferred; `finegrain executors -o "
+        "wide` shows the resources of the hosts, `finegrain providers` the executors that could be "
+        "started"
     ),
     Reason.STORE_IN_USE: "stop the process that uses it first",
-    Reason.ADDRESS_IN_USE: "choose another port with --listen, or stop what listens there",
+    Reason.ADDRESS_IN_USE: "choose another port with --listen, or stop the process that uses it",
 }
 
 

@@ -30,7 +30,8 @@ from finegrain_cli.text.output import ColorChoice, choose_colour
 
 app = typer.Typer(
     name="finegrain",
-    help="Allocate slots of any size on hosts, run tasks in them, and see why a request waits.",
+    help="Run tasks in slots of any size on a cluster, and see why a request waits.",
+    epilog="\b\nExamples:\n  finegrain up\n  finegrain run --cpu 0.5 -- hostname    (in another terminal)",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -73,7 +74,8 @@ def _options(
         ),
     ] = False,
     color: Annotated[
-        ColorChoice, typer.Option("--color", help="When to use colour; auto: only on a terminal.")
+        ColorChoice,
+        typer.Option("--color", help="Whether the output has colour; auto: only on a terminal."),
     ] = ColorChoice.AUTO,
 ) -> None:
     choose_colour(color)

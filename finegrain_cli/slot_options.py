@@ -16,81 +16,105 @@ if TYPE_CHECKING:
     import finegrain_client as fg
 
 CpuOption = Annotated[str, typer.Option("--cpu", help="CPU in cores, such as 2, 0.5 or 500m.")]
-MemoryOption = Annotated[str, typer.Option("--memory", help="Memory, such as 256M or 2G.")]
+MemoryOption = Annotated[str, typer.Option("--memory", help="Memory in bytes, such as 256M or 2G.")]
 CpuLimitOption = Annotated[
-    str, typer.Option("--cpu-limit", help="CPU limit in cores, if higher than --cpu.")
+    str, typer.Option("--cpu-limit", help="CPU limit in cores, if it is higher than --cpu.")
 ]
 PidsOption = Annotated[
     int,
-    typer.Option("--pids", min=0, help="Maximum number of processes in the slot; 0: the default."),
+    typer.Option(
+        "--pids",
+        min=0,
+        help="Maximum number of processes in the slot; 0: the default of the executor.",
+    ),
 ]
 PortsOption = Annotated[
     int,
     typer.Option(
         "--ports",
         min=0,
-        help="Number of network ports; the command finds them in FINEGRAIN_PORTS.",
+        help="Number of network ports; FINEGRAIN_PORTS has the port numbers.",
     ),
 ]
 ResourceOption = Annotated[
     list[str],
-    typer.Option("--resource", metavar="NAME=COUNT", help="Amount of a countable resource."),
+    typer.Option(
+        "--resource",
+        metavar="NAME=COUNT",
+        help="Amount of a countable resource, such as license=1.",
+    ),
 ]
 GpuOption = Annotated[
-    str, typer.Option("--gpu", help="GPUs, such as 2, or a part of one, such as 0.5.")
+    str, typer.Option("--gpu", help="Number of GPUs, such as 2, or a part of one GPU, such as 0.5.")
 ]
 GpuCoreOption = Annotated[
-    int, typer.Option("--gpu-core", min=0, help="Compute of GPUs, in percent of one GPU.")
+    int, typer.Option("--gpu-core", min=0, help="GPU compute, in percent of one GPU, such as 60.")
 ]
-GpuMemoryOption = Annotated[str, typer.Option("--gpu-memory", help="Memory of a GPU, such as 4Gi.")]
+GpuMemoryOption = Annotated[
+    str, typer.Option("--gpu-memory", help="GPU memory in bytes, such as 4Gi.")
+]
 GpuMemoryRatioOption = Annotated[
     int,
-    typer.Option("--gpu-memory-ratio", min=0, help="Memory of GPUs, in percent of one GPU."),
+    typer.Option(
+        "--gpu-memory-ratio", min=0, help="GPU memory, in percent of one GPU, such as 60."
+    ),
 ]
 GpuSharedOption = Annotated[
     int,
     typer.Option(
         "--gpu-shared",
         min=0,
-        help="Spread --gpu-core, --gpu-memory and --gpu-memory-ratio over this many GPUs.",
+        help="Number of GPUs over which --gpu-core, --gpu-memory and --gpu-memory-ratio are "
+        "divided evenly.",
     ),
 ]
 GpuModelOption = Annotated[
-    str, typer.Option("--gpu-model", help="Words in the name of the GPU's model, such as H100.")
+    str,
+    typer.Option(
+        "--gpu-model", help="Words that the name of the GPU model must contain, such as H100."
+    ),
 ]
 RdmaOption = Annotated[
-    str, typer.Option("--rdma", help="RDMA NICs, or a part of one; near the GPUs, if any.")
+    str,
+    typer.Option(
+        "--rdma", help="Number of RDMA NICs, or a part of one, near the GPUs of the slot."
+    ),
 ]
-FpgaOption = Annotated[str, typer.Option("--fpga", help="FPGAs, or a part of one.")]
+FpgaOption = Annotated[str, typer.Option("--fpga", help="Number of FPGAs, or a part of one.")]
 DeviceOption = Annotated[
     list[str],
-    typer.Option("--device", metavar="TYPE=N", help="Devices of another type, or a part of one."),
+    typer.Option(
+        "--device", metavar="TYPE=N", help="Number of devices of another type, such as npu=1."
+    ),
 ]
 RequireIsolationOption = Annotated[
     list[str],
     typer.Option(
         "--require-isolation",
         metavar="NAME=LEVEL",
-        help="Use only hosts that enforce the limit of cpu, memory, gpu-core, gpu-memory or a type "
-        "of devices by at least this level: kernel, mps, watch or visible-only.",
+        help="Use only hosts that enforce this limit strictly enough, such as gpu-memory=watch. "
+        "NAME: cpu, memory, gpu-core, gpu-memory or a device type. LEVEL: kernel, mps, watch or "
+        "visible-only.",
     ),
 ]
 RestartOnDeviceLossOption = Annotated[
     bool,
     typer.Option(
         "--restart-on-device-loss",
-        help="If a device of the slot fails, start the command again in another slot.",
+        help="If a device of the slot fails, run the command again in another slot.",
     ),
 ]
 LabelOption = Annotated[
-    list[str], typer.Option("--label", metavar="KEY=VALUE", help="Label that the host must have.")
+    list[str],
+    typer.Option("--label", metavar="KEY=VALUE", help="Label that the executor must have."),
 ]
 QosOption = Annotated[
     str,
     typer.Option(
         "--qos",
         metavar="LSE|LSR|LS|BE",
-        help="Dedicated cpus (LSE; LSR: shared with best effort), shared (LS), best effort (BE).",
+        help="QoS class. LSE: dedicated cpus. LSR: dedicated cpus that best-effort slots may also "
+        "use. LS (default): the shared pool. BE: best effort.",
     ),
 ]
 CpuBindOption = Annotated[
@@ -98,8 +122,9 @@ CpuBindOption = Annotated[
     typer.Option(
         "--cpu-bind",
         metavar="POLICY[:STRENGTH]",
-        help="Whole cores (FullPCPUs), one thread per core (SpreadByPCPUs), or the pool of a NUMA "
-        "node (ConstrainedBurst); :required excludes hosts that cannot do this.",
+        help="Cpus of the slot: whole cores (FullPCPUs), one thread per core (SpreadByPCPUs), or, "
+        "for LS, the shared pool of one NUMA node (ConstrainedBurst). STRENGTH: required, or "
+        "preferred (default).",
     ),
 ]
 CpuExclusiveOption = Annotated[
@@ -107,8 +132,8 @@ CpuExclusiveOption = Annotated[
     typer.Option(
         "--cpu-exclusive",
         metavar="POLICY[:STRENGTH]",
-        help="Share no core (PCPULevel) or NUMA node (NUMANodeLevel) with slots of the same "
-        "policy.",
+        help="Share no core (PCPULevel) or no NUMA node (NUMANodeLevel) with slots of the same "
+        "policy. STRENGTH: required, or preferred (default).",
     ),
 ]
 NumaOption = Annotated[
@@ -116,7 +141,9 @@ NumaOption = Annotated[
     typer.Option(
         "--numa",
         metavar="POLICY[:STRENGTH]",
-        help="SingleNUMANode or Restricted (required unless :preferred), or BestEffort.",
+        help="NUMA nodes of the slot: one (SingleNUMANode), as few as possible (Restricted), or "
+        "aligned if possible (BestEffort). STRENGTH: required (default of the first two), or "
+        "preferred.",
     ),
 ]
 EnvOption = Annotated[
@@ -125,13 +152,21 @@ EnvOption = Annotated[
         "--env",
         "-e",
         metavar="KEY[=VALUE]",
-        help="Set an environment variable; without a value, pass on yours.",
+        help="Set an environment variable of the command; without =VALUE, copy yours.",
     ),
 ]
-UserOption = Annotated[str, typer.Option("--user", help="User that runs the command on the host.")]
-GroupOption = Annotated[str, typer.Option("--group", help="Resource group of the job.")]
+UserOption = Annotated[
+    str,
+    typer.Option(
+        "--user", help="User that runs the command on the host; default: the executor's task user."
+    ),
+]
+GroupOption = Annotated[
+    str, typer.Option("--group", help="Resource group of the job; default: the group `default`.")
+]
 AllowPendingOption = Annotated[
-    bool, typer.Option("--allow-pending", help="Wait even if no known host is large enough.")
+    bool,
+    typer.Option("--allow-pending", help="Wait even if no known executor could host the slot."),
 ]
 
 

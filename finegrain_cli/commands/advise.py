@@ -47,12 +47,16 @@ def advise(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Recommend into how many threads a job's work should be split.
+    """Recommend a number of threads for a job's work.
 
-    A thread is one part of the work: it runs in one slot.
+    A thread is one part of the work: it runs in one slot. The recommendation is based on the
+    durations of the job's threads. It also works for an ended job, as long as the resource manager
+    keeps the job.
 
-    The recommendation is based on how long the job's threads took. It also works for a job that
-    has ended, as long as the job is kept.
+    \b
+    Examples:
+      finegrain advise nightly
+      finegrain advise nightly --target 60s --quantile 0.9
     """
     output = OutputFormat.JSON if json_ else output
     enter_command(output, manager, token_file, config)

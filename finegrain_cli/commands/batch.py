@@ -116,18 +116,26 @@ def batch(
         str,
         typer.Option(
             "--cwd",
-            help="Working directory; default: the current one for a program such as ./work.sh, "
-            "else a scratch directory.",
+            help="Working directory of the command; default: your current directory if the program "
+            "is a relative path such as ./work.sh, else a scratch directory.",
         ),
     ] = "",
     user: UserOption = "",
-    name: Annotated[str, typer.Option("--name", help="Name of the batch and its job.")] = "",
+    name: Annotated[
+        str, typer.Option("--name", help="Name of the batch and its job; default: the command.")
+    ] = "",
     group: GroupOption = "",
     timeout: Annotated[
-        str, typer.Option("--timeout", help="A thread that takes longer than this fails.")
+        str,
+        typer.Option(
+            "--timeout", help="A thread fails after this time, such as 10m; default: never."
+        ),
     ] = "",
     retries: Annotated[
-        int, typer.Option("--retries", min=0, help="How often to try a failed thread again.")
+        int,
+        typer.Option(
+            "--retries", min=0, help="Number of times that a failed thread is tried again."
+        ),
     ] = 2,
     retry_delay: Annotated[
         str,
@@ -139,7 +147,8 @@ def batch(
         OnFailure,
         typer.Option(
             "--on-failure",
-            help="When a thread has failed for good: continue with the others, or start no more.",
+            help="When a thread has failed and has no retries left: continue with the other "
+            "threads, or stop starting threads.",
         ),
     ] = OnFailure.CONTINUE,
     failures_max: Annotated[
@@ -147,13 +156,13 @@ def batch(
         typer.Option(
             "--failures-max",
             min=0,
-            help="Start no more threads when more than this many have failed.",
+            help="Stop starting threads when more than this number have failed.",
         ),
     ] = None,
     speculate: Annotated[
         bool,
         typer.Option(
-            "--speculate", help="Run a straggler a second time when no other thread waits."
+            "--speculate", help="When no thread waits, run a very slow thread a second time."
         ),
     ] = False,
     slots_max: Annotated[
@@ -162,7 +171,10 @@ def batch(
     ] = 0,
     allow_pending: AllowPendingOption = False,
     output_limit: Annotated[
-        str, typer.Option("--output-limit", help="Maximum size to keep of each output of a thread.")
+        str,
+        typer.Option(
+            "--output-limit", help="Maximum size that is kept of each output of a thread."
+        ),
     ] = "16M",
     results: Annotated[
         str,
@@ -183,7 +195,7 @@ def batch(
     detach: Annotated[
         bool,
         typer.Option(
-            "--detach", "-d", help="Run in the background; return when the batch has begun."
+            "--detach", "-d", help="Run in the background; return when the batch has started."
         ),
     ] = False,
     attach: Annotated[
@@ -202,7 +214,7 @@ def batch(
             "--stop",
             metavar="NAME|FILE",
             autocompletion=_names,
-            help="Stop a batch; --attach continues it.",
+            help="Stop a batch; --attach can continue it.",
         ),
     ] = "",
     retry_failed: Annotated[
@@ -217,16 +229,22 @@ def batch(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Run a command for each of many threads of work, with any number of slots.
+    """Run a command many times: once for each thread of work.
 
-    A thread of work is one part of the batch: COMMAND runs for it in one slot.
+    A thread of work is one part of the batch. COMMAND runs for it in one slot.
 
-    In COMMAND and --env, {index} is the thread's number (0 to N-1), {threads} is N and {attempt}
-    counts the thread's attempts.
+    In COMMAND and --env, {index} is the thread's number (0 to N-1), {threads} is N, and {attempt}
+    is the number of the thread's attempt (1, 2, ...).
 
     Ctrl-C stops the batch; `--attach` can continue it later. A second Ctrl-C ends this command at
-    once. The summary goes to standard output: as JSON with -o json, one result per line with
-    -o jsonl.
+    once. The summary goes to standard output: as a table, as JSON with -o json, or as one result
+    per line with -o jsonl.
+
+    \b
+    Examples:
+      finegrain batch -n 50 --cpu 0.25 --memory 64M -- echo {index}
+      finegrain batch -n 500 --results out --name big -- ./work.sh {index}
+      finegrain batch --attach big
     """
     # Stage 1: choose between a new batch, --attach, --stop and the hidden --runner.
     form = OutputFormat.JSON if json_ else output
@@ -306,7 +324,10 @@ def batches(
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List your batches on this host, newest last, and which process works on each."""
+    """List your batches on this host, the newest last.
+
+    The list also shows which process works on each batch.
+    """
     enter_command(output)
     from finegrain_cli.batch.naming import found_batches, short_name
     from finegrain_cli.batch.results import batch_dict

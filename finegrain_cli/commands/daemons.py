@@ -54,14 +54,14 @@ def up(
             metavar="MAX",
             min=1,
             max=64,
-            help="Start without executors; start and stop up to MAX on demand.",
+            help="Start without executors; start up to MAX of them on demand.",
         ),
     ] = None,
     idle_timeout: Annotated[
         str,
         typer.Option(
             "--idle-timeout",
-            help="With --scale: stop an executor that had no slots for this time (default 1m).",
+            help="With --scale: stop an executor that has had no slots for this time; default: 1m.",
         ),
     ] = "",
     state_dir: Annotated[
@@ -69,49 +69,69 @@ def up(
         typer.Option(
             "--state-dir",
             metavar="DIR",
-            help="Keep state, tokens and logs here; default: a temporary directory.",
+            help="Directory that keeps state, tokens and logs; default: a temporary one.",
         ),
     ] = "",
     listen: Annotated[
         str,
         typer.Option(
-            "--listen", metavar="HOST:PORT", help="Address for calls; port 0: any free one."
+            "--listen", metavar="HOST:PORT", help="Address for calls; port 0: any free port."
         ),
     ] = "127.0.0.1:0",
     cpus: Annotated[
         str, typer.Option("--cpus", metavar="LIST", help="Use only these cpus, such as 0-3.")
     ] = "",
     memory: Annotated[
-        str, typer.Option("--memory", metavar="SIZE", help="Use only this much memory.")
+        str,
+        typer.Option(
+            "--memory", metavar="SIZE", help="Use only this amount of memory, such as 8G."
+        ),
     ] = "",
     isolation: Annotated[
-        str, typer.Option("--isolation", metavar="auto|none", help="none: enforce no limits.")
+        str,
+        typer.Option(
+            "--isolation",
+            metavar="auto|none",
+            help="auto: enforce limits as far as this host allows; none: enforce no limits.",
+        ),
     ] = "auto",
     fake_gpus: Annotated[
         str,
         typer.Option(
             "--fake-gpus",
             metavar="MACHINE",
-            help="Play the GPUs of a machine, such as dgx-a100, for trying out.",
+            help="Pretend to have the GPUs of this machine, such as dgx-a100.",
         ),
     ] = "",
     show_logs: Annotated[
-        bool, typer.Option("--show-logs", help="Also show what the daemons log.")
+        bool, typer.Option("--show-logs", help="Also print the logs of the daemons.")
     ] = False,
     log_level: Annotated[
-        str, typer.Option("--log-level", help="Lowest level that the daemons log.")
+        str,
+        typer.Option(
+            "--log-level", help="Lowest level of the daemons' logs: debug, info, warning or error."
+        ),
     ] = "info",
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Run a resource manager and executors here, in the foreground, until Ctrl-C.
+    """Run a cluster on this host in the foreground, until Ctrl-C.
 
-    With --scale MAX there are no executors at first. When requests wait, the resource manager
-    starts up to MAX executors, each with an equal part of this host. It stops them when they are
-    idle.
+    The cluster has one resource manager and one executor. With --executors N, it has N executors
+    that divide this host. Other commands of the same user find the cluster without options.
 
-    This is for trying things out and for work on one host. Nothing is left behind, except in
-    --state-dir. Of the configuration, only the section `fairness` is used.
+    With --scale MAX, the cluster starts without executors. When requests wait, the resource
+    manager starts up to MAX executors, each with an equal part of this host. It stops an executor
+    that is idle.
+
+    `up` is for tests and for work on one host. At the end it removes everything except
+    --state-dir. It uses only the section `fairness` of the configuration.
+
+    \b
+    Examples:
+      finegrain up
+      finegrain up --executors 2 --state-dir ~/my-cluster
+      finegrain up --fake-gpus dgx-a100
     """
     enter_command(output, config_file=config)
     from finegrain.options import LogOptions
@@ -170,7 +190,13 @@ def _scale(executors_max: int | None, executors: int | None, idle_timeout: str) 
 
 
 def serve_resource_manager(config: ConfigOption = "", **given: Any) -> None:
-    """Run the resource manager until SIGTERM."""
+    """Run the resource manager until SIGTERM.
+
+    \b
+    Examples:
+      finegrain rm serve
+      finegrain rm serve --standby --database postgresql://finegrain@db/finegrain
+    """
     enter_command(OutputFormat.TABLE, config_file=config)
     from finegrain_cli.config.daemon_options import resource_manager_options
     from finegrain_cli.config.flags import flags_given
@@ -186,7 +212,14 @@ def serve_resource_manager(config: ConfigOption = "", **given: Any) -> None:
 
 
 def serve_executor(config: ConfigOption = "", **given: Any) -> None:
-    """Run a task executor until SIGTERM; its tasks continue, and the next start adopts them."""
+    """Run a task executor until SIGTERM.
+
+    Its tasks continue after SIGTERM, and the next start takes them over.
+
+    \b
+    Examples:
+      finegrain executor serve --manager rm-1.example:7170
+    """
     enter_command(OutputFormat.TABLE, config_file=config)
     from finegrain_cli.config.daemon_options import task_executor_options
     from finegrain_cli.config.flags import flags_given
@@ -202,7 +235,10 @@ def serve_executor(config: ConfigOption = "", **given: Any) -> None:
 
 
 def serve_helper(config: ConfigOption = "", **given: Any) -> None:
-    """Run the privileged part of an executor in a separate unit (see helper_socket)."""
+    """Run the privileged part of an executor as a separate daemon.
+
+    The executor and its helper must have the same helper_socket.
+    """
     enter_command(OutputFormat.TABLE, config_file=config)
     from finegrain_cli.config.daemon_options import task_executor_options
     from finegrain_cli.config.flags import flags_given

@@ -27,10 +27,11 @@ DatabaseOption = Annotated[
     typer.Option(
         "--database",
         metavar="URL",
-        help="Database; default: the configured one, else SQLite in state_dir.",
+        help="URL of the database; default: rm.database of the configuration, else SQLite in "
+        "state_dir.",
     ),
 ]
-EPOCH_HELP = "The highest rm_epoch that any executor reports; 0 if none runs."
+EPOCH_HELP = "The highest rm_epoch that any executor reports; 0 if no executor runs."
 FINDINGS = (
     Column("severity", lambda row: row["severity"]),
     Column("finding", lambda row: row["message"]),
@@ -53,7 +54,12 @@ def upgrade(
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Update the schema to this version, or create the database."""
+    """Update the schema to this version, or create the database.
+
+    \b
+    Examples:
+      finegrain db upgrade --dry-run
+    """
     enter_command(output, config_file=config)
     from resource_manager.storage import schema
 
@@ -80,7 +86,14 @@ def check(
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Read the whole database and say what is wrong or risky; change nothing."""
+    """Read the whole database, and list errors and risks.
+
+    The command changes nothing.
+
+    \b
+    Examples:
+      finegrain db check
+    """
     enter_command(output, config_file=config)
     from resource_manager.storage import schema
 
@@ -97,13 +110,18 @@ def check(
 
 def backup(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="New file, or an older backup to replace.")
+        str, typer.Argument(metavar="FILE", help="New file, or an older backup that is replaced.")
     ],
     database: DatabaseOption = "",
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Write a complete copy of the database; it may be in use."""
+    """Write a complete copy of the database, also while it is in use.
+
+    \b
+    Examples:
+      finegrain db backup /backup/finegrain.db
+    """
     enter_command(output, config_file=config)
     from resource_manager.storage import schema
 
@@ -123,9 +141,14 @@ def restore(
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Replace the database by a backup; the resource manager must be stopped.
+    """Replace the database by a backup.
 
-    The backup does not contain what was acknowledged after it: executors free those slots.
+    The resource manager must be stopped. Requests and slots that were made after the backup are
+    not in it: executors free these slots when they report.
+
+    \b
+    Examples:
+      finegrain db restore /backup/finegrain.db --above-epoch 7 --yes
     """
     enter_command(output, config_file=config)
     from resource_manager.storage import schema
@@ -159,7 +182,14 @@ def raise_epoch(
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Raise the epoch above those in use, after a restore by other means (pg_restore)."""
+    """Raise the epoch above the epochs in use.
+
+    Use this after a restore by other means, such as pg_restore.
+
+    \b
+    Examples:
+      finegrain db raise-epoch --above-epoch 7
+    """
     enter_command(output, config_file=config)
     from resource_manager.storage import schema
 

@@ -19,7 +19,11 @@ from finegrain_cli.connection import open_cluster
 from finegrain_cli.text.output import OutputFormat, print_list, print_object
 
 DeviceArgument = Annotated[
-    str, typer.Argument(metavar="EXECUTOR/DEVICE", help="Such as host-a/gpu3, or with its UUID.")
+    str,
+    typer.Argument(
+        metavar="EXECUTOR/DEVICE",
+        help="Device, such as host-a/gpu3; a UUID instead of gpu3 works, too.",
+    ),
 ]
 
 
@@ -31,14 +35,22 @@ def register(app: typer.Typer) -> None:
 
 def devices(
     executor: Annotated[
-        str, typer.Argument(metavar="[EXECUTOR]", help="Only devices of this executor.")
+        str, typer.Argument(metavar="[EXECUTOR]", help="Show only devices of this executor.")
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List devices: health, what slots have of each, and which slots."""
+    """List devices with their health, allocated amounts and slots.
+
+    -o wide adds links between GPUs, UUIDs, and the share and memory use of each slot.
+
+    \b
+    Examples:
+      finegrain devices
+      finegrain devices host-a -o wide
+    """
     enter_command(output, manager, token_file, config)
     from finegrain_cli.text.devices import DEVICE_COLUMNS, device_rows
 
@@ -55,7 +67,14 @@ def cordon(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Give a device no new work. Slots that have it stay."""
+    """Give a device no new work; existing slots on it stay.
+
+    The cordon stays after restarts. `finegrain uncordon` ends it.
+
+    \b
+    Examples:
+      finegrain cordon host-a/gpu3 --reason 'memory errors'
+    """
     enter_command(output, manager, token_file, config)
     executor_id, name = _parts(device)
     with open_cluster() as cluster:
@@ -71,7 +90,12 @@ def uncordon(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Give a device new work again."""
+    """Give a cordoned device new work again.
+
+    \b
+    Examples:
+      finegrain uncordon host-a/gpu3
+    """
     enter_command(output, manager, token_file, config)
     executor_id, name = _parts(device)
     with open_cluster() as cluster:

@@ -45,13 +45,19 @@ def resize(
         str, typer.Argument(metavar="SLOT", help="Id of the slot; a prefix is enough.")
     ],
     cpu: Annotated[str, typer.Option("--cpu", help="CPU in cores, such as 2, 0.5 or 500m.")] = "",
-    memory: Annotated[str, typer.Option("--memory", help="Memory, such as 256M or 2G.")] = "",
+    memory: Annotated[
+        str, typer.Option("--memory", help="Memory in bytes, such as 256M or 2G.")
+    ] = "",
     cpu_limit: Annotated[
-        str, typer.Option("--cpu-limit", help="CPU limit in cores, if higher than --cpu.")
+        str, typer.Option("--cpu-limit", help="CPU limit in cores, if it is higher than --cpu.")
     ] = "",
     resource: Annotated[
         list[str],
-        typer.Option("--resource", metavar="NAME=COUNT", help="Amount of a countable resource."),
+        typer.Option(
+            "--resource",
+            metavar="NAME=COUNT",
+            help="Amount of a countable resource, such as license=1.",
+        ),
     ] = [],  # noqa: B006 - typer wants the default as a list
     gpu: Annotated[
         str,
@@ -66,7 +72,7 @@ def resize(
         ),
     ] = False,
     withdraw: Annotated[
-        bool, typer.Option("--withdraw", help="Cancel a resize that waits.")
+        bool, typer.Option("--withdraw", help="Cancel the waiting resize of the slot.")
     ] = False,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Return as soon as the resize is stored durably.")
@@ -74,7 +80,8 @@ def resize(
     timeout: Annotated[
         str,
         typer.Option(
-            "--timeout", help="Stop waiting after this time; the resize stays in the queue."
+            "--timeout",
+            help="Stop waiting after this time, such as 10m; the resize stays in the queue.",
         ),
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
@@ -82,10 +89,16 @@ def resize(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Change the size of a slot, of any job, while its tasks run.
+    """Change the size of a slot while its tasks run.
 
-    What you do not name stays as it is. Growth that does not fit waits in the queue. The devices of
-    a slot cannot be changed.
+    The slot can belong to any job. Amounts that you do not name stay as they are. If the executor
+    has no room for a larger size, the resize waits in the queue. The devices of a slot cannot be
+    changed.
+
+    \b
+    Examples:
+      finegrain resize 01a20a21 --cpu 2 --memory 1G
+      finegrain resize 01a20a21 --withdraw
     """
     enter_command(output, manager, token_file, config)
     timeout_s = parse_duration_ms("--timeout", timeout) / 1000 if timeout else None
@@ -146,7 +159,15 @@ def providers(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Show executors that can be started or were started, and what is planned on them."""
+    """Show executors that providers can start or have started.
+
+    The output also shows which requests are planned on them.
+
+    \b
+    Examples:
+      finegrain providers
+      finegrain providers --watch
+    """
     enter_command(output, manager, token_file, config)
     if watch and output is OutputFormat.JSON:
         raise InvalidArgument("--output", "json", "jsonl or table together with --watch")

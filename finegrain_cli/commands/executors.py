@@ -29,10 +29,14 @@ if TYPE_CHECKING:
 LIST = "list"
 NONE = "none"
 
-ExecutorArgument = Annotated[str, typer.Argument(metavar="EXECUTOR|--defaults")]
+ExecutorArgument = Annotated[
+    str, typer.Argument(metavar="EXECUTOR|--defaults", help="Id of the executor.")
+]
 DefaultsOption = Annotated[
     bool,
-    typer.Option("--defaults", help="The settings of the cluster, for hosts without their own."),
+    typer.Option(
+        "--defaults", help="Use the settings of the cluster, for hosts without their own settings."
+    ),
 ]
 
 
@@ -69,7 +73,16 @@ def policy(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Show how an executor's host assigns cpus: each setting, its origin, what was set here."""
+    """Show how an executor's host assigns cpus to slots.
+
+    For each setting, the table shows the value in effect, its origin, and the value that was set
+    with `executors set`.
+
+    \b
+    Examples:
+      finegrain executors policy host-a
+      finegrain executors policy --defaults
+    """
     enter_command(output, manager, token_file, config)
     name = _subject(executor, defaults=defaults)
     with open_cluster() as cluster:
@@ -85,7 +98,8 @@ def set_(
         typer.Option(
             "--bind-policy",
             metavar="POLICY",
-            help="For slots with dedicated cpus: FullPCPUsOnly, SpreadByPCPUs or None.",
+            help="Required bind policy of slots with dedicated cpus: FullPCPUsOnly, SpreadByPCPUs "
+            "or None.",
         ),
     ] = "",
     numa_strategy: Annotated[
@@ -116,7 +130,7 @@ def set_(
         bool | None,
         typer.Option(
             "--reserved-strict/--no-reserved-strict",
-            help="Keep slots of the shared pools off reserved cpus, too.",
+            help="Whether slots of the shared pools do not run on the reserved cpus either.",
             show_default=False,
         ),
     ] = None,
@@ -139,7 +153,9 @@ def set_(
     clear: Annotated[
         list[str],
         typer.Option(
-            "--clear", metavar="SETTING", help="Remove a setting here, such as bind-policy."
+            "--clear",
+            metavar="SETTING",
+            help="Remove a setting that was set with this command, such as bind-policy.",
         ),
     ] = [],  # noqa: B006 - typer wants the default as a list
     output: OutputOption = OutputFormat.TABLE,
@@ -147,10 +163,16 @@ def set_(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Set how an executor's host, or with --defaults the cluster, assigns cpus.
+    """Set how an executor's host assigns cpus to slots.
 
-    A change applies from the next decision on, to new slots, and survives restarts. Existing slots
-    stay as they are.
+    With --defaults, the settings are for all hosts of the cluster without their own settings. A
+    change applies to new slots, from the next decision on. It survives restarts.
+
+    \b
+    Examples:
+      finegrain executors set host-a --bind-policy FullPCPUsOnly
+      finegrain executors set host-a --clear bind-policy
+      finegrain executors set --defaults --alignment BestEffort
     """
     enter_command(output, manager, token_file, config)
     name = _subject(executor, defaults=defaults)

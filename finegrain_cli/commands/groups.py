@@ -63,7 +63,13 @@ def show(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Show resource groups as a tree: weight, shares, service, backlog and limits."""
+    """Show resource groups as a tree: weight, shares, usage, backlog and limits.
+
+    \b
+    Examples:
+      finegrain groups
+      finegrain groups --watch --jobs
+    """
     if context.invoked_subcommand is not None:
         return
     output = OutputFormat.JSON if json_ else output
@@ -89,39 +95,54 @@ def set_(
     weight: Annotated[
         float | None,
         typer.Option(
-            "--weight", help="A group of weight 4 gets four times as much as one of weight 1."
+            "--weight",
+            help="Weight relative to sibling groups: a group of weight 4 gets four times the share "
+            "of a group of weight 1. Default of a new group: 1.",
         ),
     ] = None,
     parent: Annotated[
-        str | None, typer.Option("--parent", metavar="NAME|none", help="Parent group.")
+        str | None,
+        typer.Option(
+            "--parent", metavar="NAME|none", help="Group that contains this group; none: no parent."
+        ),
     ] = None,
     description: Annotated[
-        str | None, typer.Option("--description", help="Text for people.")
+        str | None, typer.Option("--description", help="Description, shown by `finegrain groups`.")
     ] = None,
     max_cpu: Annotated[
         str,
         typer.Option(
-            "--max-cpu", metavar="CORES|none", help="Maximum CPU of the group's slots, in cores."
+            "--max-cpu",
+            metavar="CORES|none",
+            help="Maximum CPU of all slots of the group, in cores.",
         ),
     ] = "",
     min_cpu: Annotated[
-        str, typer.Option("--min-cpu", metavar="CORES|none", help="Guaranteed CPU, in cores.")
+        str,
+        typer.Option(
+            "--min-cpu", metavar="CORES|none", help="Guaranteed CPU of the group, in cores."
+        ),
     ] = "",
     max_memory: Annotated[
         str,
         typer.Option(
-            "--max-memory", metavar="SIZE|none", help="Maximum memory of the group's slots."
+            "--max-memory",
+            metavar="SIZE|none",
+            help="Maximum memory of all slots of the group, such as 64G.",
         ),
     ] = "",
     min_memory: Annotated[
-        str, typer.Option("--min-memory", metavar="SIZE|none", help="Guaranteed memory.")
+        str,
+        typer.Option(
+            "--min-memory", metavar="SIZE|none", help="Guaranteed memory of the group, such as 8G."
+        ),
     ] = "",
     max_: Annotated[
         list[str],
         typer.Option(
             "--max",
             metavar="NAME=COUNT|none",
-            help="Maximum amount of a countable resource, or of devices, such as gpu=4.",
+            help="Maximum of a countable resource or of devices, such as license=3 or gpu=4.",
         ),
     ] = [],  # noqa: B006 - typer wants the default as a list
     min_: Annotated[
@@ -129,7 +150,7 @@ def set_(
         typer.Option(
             "--min",
             metavar="NAME=COUNT|none",
-            help="Guaranteed amount of a countable resource, or of devices, such as gpu=4.",
+            help="Guaranteed amount of a countable resource or of devices, such as gpu=4.",
         ),
     ] = [],  # noqa: B006
     output: OutputOption = OutputFormat.TABLE,
@@ -137,10 +158,16 @@ def set_(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Create a resource group, or change one; what you do not name stays as it is.
+    """Create a resource group, or change an existing one.
 
-    A change applies from the next decision on. Nothing that runs is stopped. "none" removes a
-    limit.
+    Settings that you do not name stay as they are. A change applies from the next decision on.
+    Running slots are not stopped. The value "none" removes a limit.
+
+    \b
+    Examples:
+      finegrain groups set nightly --weight 4 --parent low
+      finegrain groups set nightly --max-cpu 64 --max gpu=4
+      finegrain groups set nightly --max-cpu none
     """
     enter_command(output, manager, token_file, config)
     if name == NONE:
@@ -169,7 +196,12 @@ def delete(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Delete a resource group without live jobs."""
+    """Delete a resource group that has no live jobs.
+
+    \b
+    Examples:
+      finegrain groups delete nightly --yes
+    """
     enter_command(output, manager, token_file, config)
     confirm(f"group {name} will be deleted, with its weight and its limits", yes=yes)
     with open_cluster() as cluster:

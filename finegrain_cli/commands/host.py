@@ -49,9 +49,14 @@ def detect(
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Show what an executor on this host would report, without starting one.
+    """Show which resources an executor on this host would offer.
 
-    Reserves and shares come from the configuration ([executor]).
+    No executor is started. Reserves and shares come from the section [executor] of the
+    configuration.
+
+    \b
+    Examples:
+      finegrain detect
     """
     enter_command(output, config_file=config)
     from finegrain.cpuset import CpuSet
@@ -110,7 +115,15 @@ def topo(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Draw the cpus of an executor's host: NUMA nodes, cores, threads, and their slots."""
+    """Draw the cpus of an executor's host, with their slots.
+
+    The drawing shows packages, NUMA nodes, cores and threads.
+
+    \b
+    Examples:
+      finegrain topo
+      finegrain topo host-a
+    """
     enter_command(output, manager, token_file, config)
     from finegrain_cli.text.devices import link_matrix
     from finegrain_cli.text.executor_map import executor_text
@@ -134,9 +147,15 @@ def doctor(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Find what keeps finegrain from working on this host, and say how to repair it.
+    """Check this host, and print the fix for each problem.
 
-    The exit code is 1 if anything fails, and 0 if there are only warnings. Changes nothing.
+    `doctor` changes nothing. The exit code is 1 if a check fails, and 0 if there are only
+    warnings.
+
+    \b
+    Examples:
+      finegrain doctor
+      finegrain doctor -o json
     """
     enter_command(output, manager, token_file, config)
     from finegrain_cli.doctor.findings import Grade, examine

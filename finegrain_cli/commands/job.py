@@ -59,17 +59,21 @@ def plan(
     ],
     draw: Annotated[
         DrawForm | None,
-        typer.Option("--draw", help="Only a picture, in this form.", show_default=False),
+        typer.Option("--draw", help="Print only a picture, in this form.", show_default=False),
     ] = None,
     out: Annotated[
-        str, typer.Option("--out", metavar="FILE", help="Write to this file instead.")
+        str, typer.Option("--out", metavar="FILE", help="Write the output to this file.")
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show the plan of a job graph: regions, slots, tasks, memory fractions, network buffers.
+    """Show the plan of a job graph: regions, slots, tasks, memory.
 
-    Nothing runs, and no cluster is needed. Example: finegrain job plan clicks.toml --draw svg
-    --out clicks.svg
+    Nothing runs, and no cluster is needed.
+
+    \b
+    Examples:
+      finegrain job plan report.toml
+      finegrain job plan report.toml --draw svg --out report.svg
     """
     enter_command(output)
     from finegrain_cli.graph_loading import load_graph
@@ -105,8 +109,8 @@ def run(
         str,
         typer.Option(
             "--cwd",
-            help="Working directory of the tasks; default: the current one if a program is a "
-            "relative path such as ./work.sh, else a scratch directory.",
+            help="Working directory of the tasks; default: your current directory if a program is "
+            "a relative path such as ./work.sh, else a scratch directory.",
         ),
     ] = "",
     user: UserOption = "",
@@ -120,7 +124,9 @@ def run(
     ] = "",
     detach: Annotated[
         bool,
-        typer.Option("--detach", "-d", help="Run in the background; return when the job runs."),
+        typer.Option(
+            "--detach", "-d", help="Run in the background; return when the job is registered."
+        ),
     ] = False,
     attach: Annotated[
         str,
@@ -137,7 +143,7 @@ def run(
             "--stop",
             metavar="JOB|FILE",
             autocompletion=_names,
-            help="Cancel a job and give everything back.",
+            help="Cancel a job and release its slots.",
         ),
     ] = "",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
@@ -147,10 +153,19 @@ def run(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Run a job graph: request slots for each region, run its tasks, restart what fails.
+    """Run a job graph in the slots of a cluster.
 
-    Ctrl-C cancels the job and gives everything back. A second Ctrl-C ends this command at once;
-    --attach then continues the job. Example: finegrain job run report.toml --detach
+    The command requests slots for each region, runs the tasks of the region, and restarts a
+    region that fails.
+
+    Ctrl-C cancels the job and releases its slots. A second Ctrl-C ends this command at once;
+    --attach then continues the job.
+
+    \b
+    Examples:
+      finegrain job run report.toml
+      finegrain job run report.toml --detach
+      finegrain job run --attach report
     """
     enter_command(output, manager, token_file, config)
     if [bool(graph), bool(attach), bool(stop), bool(runner)].count(True) != 1:
@@ -191,10 +206,15 @@ def status(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Show a job: regions and what each waits for, tasks, slots, managed memory of operators.
+    """Show the regions, tasks and slots of a job.
 
-    Reads the state file of the job; executors are asked for the managed memory. Without them, the
-    rest is shown. Example: finegrain job status report
+    For each region, the table shows what it waits for. For each operator, it shows the managed
+    memory. The command reads the state file of the job, and asks executors for the managed memory.
+    If an executor does not answer, the rest is shown.
+
+    \b
+    Examples:
+      finegrain job status report
     """
     enter_command(output, manager, token_file, config)
     from finegrain_cli.job.naming import state_file_of

@@ -41,11 +41,13 @@ CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 Rows = Sequence[Mapping[str, Any]]
 IdArgument = Annotated[
-    str, typer.Argument(metavar="[ID]", help="Only this one; a prefix is enough.")
+    str, typer.Argument(metavar="[ID]", help="Show only the item with this id; a prefix is enough.")
 ]
-JobOption = Annotated[str, typer.Option("--job", help="Only those of this job.")]
-ExecutorOption = Annotated[str, typer.Option("--executor", help="Only those on this executor.")]
-AllOption = Annotated[bool, typer.Option("--all", help="Include ended ones.")]
+JobOption = Annotated[str, typer.Option("--job", help="Show only those of the job with this id.")]
+ExecutorOption = Annotated[
+    str, typer.Option("--executor", help="Show only those on this executor.")
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Also show those that have ended.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -60,7 +62,7 @@ def status(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Show one screen: capacity, slots, and how many requests wait for which reason."""
+    """Show capacity, slots, and how many requests wait, by reason."""
     enter_command(output, manager, token_file, config)
     with open_cluster() as cluster:
         info = cluster.info().to_dict()
@@ -75,9 +77,14 @@ def executors(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List executors with their total, allocated and available resources.
+    """List executors with total, allocated and available resources.
 
     Tables also show executors that were requested and have not registered yet.
+
+    \b
+    Examples:
+      finegrain executors
+      finegrain executors -o wide --watch
     """
     enter_command(output, manager, token_file, config)
     with open_cluster() as cluster:
@@ -106,7 +113,15 @@ def slots(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List slots."""
+    """List slots.
+
+    -o wide adds cpus, NUMA nodes, devices, and which limits are enforced.
+
+    \b
+    Examples:
+      finegrain slots
+      finegrain slots --executor host-a -o wide
+    """
     enter_command(output, manager, token_file, config)
     with open_cluster() as cluster:
 
@@ -143,7 +158,13 @@ def requests(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List slot requests in queue order, with the reason why they wait."""
+    """List slot requests in queue order, with the reasons why they wait.
+
+    \b
+    Examples:
+      finegrain requests
+      finegrain requests --all -o wide
+    """
     enter_command(output, manager, token_file, config)
     with open_cluster() as cluster:
 
@@ -172,7 +193,13 @@ def jobs(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List jobs."""
+    """List jobs.
+
+    \b
+    Examples:
+      finegrain jobs
+      finegrain jobs --all -o json
+    """
     enter_command(output, manager, token_file, config)
     with open_cluster() as cluster:
 
@@ -186,7 +213,10 @@ def jobs(
 def events(
     subject_id: Annotated[
         str,
-        typer.Argument(metavar="[ID]", help="Only events of this executor, job, request or slot."),
+        typer.Argument(
+            metavar="[ID]",
+            help="Show only events of the executor, job, request or slot with this id.",
+        ),
     ] = "",
     newest: Annotated[
         int, typer.Option("-n", "--newest", min=1, help="Start with the last N events.")
@@ -197,7 +227,13 @@ def events(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List events, oldest first."""
+    """List events, the oldest first.
+
+    \b
+    Examples:
+      finegrain events --newest 20
+      finegrain events --watch -o jsonl
+    """
     enter_command(output, manager, token_file, config)
     if watch and output is OutputFormat.JSON:
         raise InvalidArgument("--output", "json", "jsonl or table together with --watch")

@@ -26,7 +26,9 @@ from finegrain_cli.text import columns
 from finegrain_cli.text.explanation import explanation_text
 from finegrain_cli.text.output import OutputFormat, print_list, print_object, say
 
-ExecutorArgument = Annotated[str, typer.Argument(metavar="EXECUTOR")]
+ExecutorArgument = Annotated[
+    str, typer.Argument(metavar="EXECUTOR", help="Full id of the executor.")
+]
 GraceOption = Annotated[
     str, typer.Option("--grace", help="Time between SIGTERM and SIGKILL of tasks, such as 5s.")
 ]
@@ -48,18 +50,28 @@ def explain(
             "`finegrain job run`.",
         ),
     ],
-    executor: Annotated[str, typer.Option("--executor", help="Only this executor.")] = "",
+    executor: Annotated[str, typer.Option("--executor", help="Show only this executor.")] = "",
     max_executors: Annotated[
-        int, typer.Option("--max-executors", min=1, max=1000, help="Most executors to list.")
+        int,
+        typer.Option(
+            "--max-executors", min=1, max=1000, help="Maximum number of executors to show."
+        ),
     ] = 20,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Say why a request waits, and what would make it fit; of a job, what each region waits for.
+    """Say why a request waits, and which change would make it fit.
 
-    Example: finegrain explain report
+    For each executor, the table shows what is missing. For a job of `finegrain job run`, the
+    command explains each region that waits.
+
+    \b
+    Examples:
+      finegrain explain 01a20a21
+      finegrain explain 01a20a21 --executor host-a
+      finegrain explain report
     """
     enter_command(output, manager, token_file, config)
     if job := find_state_file(request):
@@ -77,9 +89,13 @@ def drain(
     executor: ExecutorArgument,
     deadline: Annotated[
         str,
-        typer.Option("--deadline", help="Take away remaining slots after this time, such as 10m."),
+        typer.Option(
+            "--deadline", help="Remove slots that still exist after this time, such as 10m."
+        ),
     ] = "",
-    reason: Annotated[str, typer.Option("--reason", help="Reason, shown to all users.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", help="Reason, shown to all users, such as 'new kernel'.")
+    ] = "",
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     output: OutputOption = OutputFormat.TABLE,
@@ -87,7 +103,16 @@ def drain(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Place no new slots on an executor; with --deadline, take away the others then."""
+    """Place no new slots on an executor.
+
+    Existing slots continue. With --deadline, slots that still exist after this time are removed,
+    with their tasks.
+
+    \b
+    Examples:
+      finegrain drain host-a --reason 'new kernel'
+      finegrain drain host-a --deadline 10m --yes
+    """
     enter_command(output, manager, token_file, config)
     deadline_s = parse_duration_ms("--deadline", deadline) / 1000 if deadline else None
     with open_cluster() as cluster:
@@ -108,7 +133,12 @@ def undrain(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Let an executor take new slots again."""
+    """Allow new slots on a drained executor again.
+
+    \b
+    Examples:
+      finegrain undrain host-a
+    """
     enter_command(output, manager, token_file, config)
     with open_cluster() as cluster:
         status = cluster.undrain(executor)
@@ -123,7 +153,12 @@ def forget(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Delete a lost executor from the resource manager's state."""
+    """Delete a lost executor from the resource manager's state.
+
+    \b
+    Examples:
+      finegrain forget host-a --yes
+    """
     enter_command(output, manager, token_file, config)
     confirm(f"{executor} will be deleted from the resource manager's state", yes=yes)
     with open_cluster() as cluster:
@@ -141,7 +176,13 @@ def release(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Release slots, or cancel requests, of any job."""
+    """Release slots, or cancel requests, of any job.
+
+    \b
+    Examples:
+      finegrain release 01a20a21
+      finegrain release 01a20a21 01a20a22 --grace 10s
+    """
     enter_command(output, manager, token_file, config)
     grace_s = parse_duration_ms("--grace", grace) / 1000 if grace else None
     with open_cluster() as cluster:
@@ -184,7 +225,12 @@ def terminate(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """End a job: cancel its requests, free its slots, kill its tasks."""
+    """End a job: cancel its requests, free its slots, kill its tasks.
+
+    \b
+    Examples:
+      finegrain terminate nightly --yes
+    """
     enter_command(output, manager, token_file, config)
     grace_s = parse_duration_ms("--grace", grace) / 1000 if grace else None
     with open_cluster() as cluster:

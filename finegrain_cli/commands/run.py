@@ -90,19 +90,32 @@ def run(
     label: LabelOption = [],  # noqa: B006
     env: EnvOption = [],  # noqa: B006
     cwd: Annotated[
-        str, typer.Option("--cwd", help="Working directory; default: a scratch directory.")
+        str,
+        typer.Option(
+            "--cwd", help="Working directory of the command; default: a scratch directory."
+        ),
     ] = "",
     user: UserOption = "",
-    name: Annotated[str, typer.Option("--name", help="Name of the job.")] = "",
+    name: Annotated[
+        str, typer.Option("--name", help="Name of the job; default: the command.")
+    ] = "",
     group: GroupOption = "",
     timeout: Annotated[
-        str, typer.Option("--timeout", help="End the command after this time.")
+        str,
+        typer.Option(
+            "--timeout", help="End the command after this time, such as 10m; default: never."
+        ),
     ] = "",
     wait_timeout: Annotated[
-        str, typer.Option("--wait-timeout", help="Give up waiting for a slot after this time.")
+        str,
+        typer.Option(
+            "--wait-timeout",
+            help="Stop waiting for a slot after this time, such as 10m; default: never.",
+        ),
     ] = "",
     grace: Annotated[
-        str, typer.Option("--grace", help="Time between the first signal and SIGKILL.")
+        str,
+        typer.Option("--grace", help="Time between the first signal to the command and SIGKILL."),
     ] = "5s",
     stdin: Annotated[
         bool,
@@ -128,32 +141,45 @@ def run(
         typer.Option(
             "--gang-placement",
             metavar="PLACEMENT",
-            help="Where: anywhere (default), same-executor, same-label:KEY, or spread.",
+            help="Hosts of the gang: anywhere (default), same-executor, same-label:KEY, or spread "
+            "(each member on another executor).",
         ),
     ] = "",
     gang_timeout: Annotated[
         str,
-        typer.Option("--gang-timeout", help="Cancel the gang if it waits for longer than this."),
+        typer.Option(
+            "--gang-timeout",
+            help="Cancel the gang after it has waited this long, such as 10m; default: never.",
+        ),
     ] = "",
     allow_pending: AllowPendingOption = False,
     stats: Annotated[
         bool,
         typer.Option(
-            "--stats", help="Print at the end how much memory and cpu time the command used."
+            "--stats", help="At the end, print the memory and cpu time that the command used."
         ),
     ] = False,
     manager: ManagerOption = "",
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Get a slot, run a command in it, and pass output, signals and exit code through.
+    """Run a command in a slot, as if it ran in this terminal.
 
-    Without --cpu and --memory, the slot is the executor's default slot. With only one of them, the
-    other is 1 core or 256M.
+    The command gets your standard input and signals. Its output and exit code are those of `run`.
+    No shell runs the command.
 
-    With --gang, N slots are granted at once and the command runs in each of them.
-    FINEGRAIN_GANG_INDEX, _SIZE and _ID tell the members apart. Output lines begin with "[INDEX] ".
-    The first member that fails ends the others.
+    Without --cpu and --memory, the slot is the executor's default slot. If you give only one of
+    them, the other one is 1 core or 256M.
+
+    With --gang N, the command runs in N slots that are granted all at once. Each member has
+    FINEGRAIN_GANG_INDEX, FINEGRAIN_GANG_SIZE and FINEGRAIN_GANG_ID in its environment, and
+    "[INDEX] " in front of each line of its output. The first member that fails ends the others.
+
+    \b
+    Examples:
+      finegrain run --cpu 0.5 --memory 256M -- hostname
+      finegrain run --gang 2 --cpu 0.5 -- hostname
+      finegrain run --gpu 1 --timeout 1h -- nvidia-smi
     """
     enter_command(OutputFormat.TABLE, manager, token_file, config)
     try:

@@ -49,7 +49,12 @@ def show(
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Show every value in effect, in the form of a configuration file."""
+    """Show every value in effect, in the form of a configuration file.
+
+    \b
+    Examples:
+      finegrain config show --origin
+    """
     enter_command(output, config_file=config)
     configuration = current().configuration()
     rows = list(_rows(configuration))
@@ -66,7 +71,13 @@ def check(
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Check the configuration, or one file, without starting anything."""
+    """Check the configuration without starting a daemon.
+
+    \b
+    Examples:
+      finegrain config check
+      finegrain config check /etc/finegrain/finegrain.toml
+    """
     enter_command(output, config_file=config)
     from finegrain_cli.config.checks import find_problems
     from finegrain_cli.config.load import check_file, load_configuration
@@ -89,9 +100,13 @@ def completion(
         Shell, typer.Argument(help="Shell to print the script for.", show_default=False)
     ],
 ) -> None:
-    """Print the completion script for a shell; save it where the shell looks for it.
+    """Print the completion script for a shell.
 
-    For example: finegrain completion bash > ~/.local/share/bash-completion/completions/finegrain
+    Save the script where the shell looks for it.
+
+    \b
+    Examples:
+      finegrain completion fish > ~/.config/fish/completions/finegrain.fish
     """
     from typer._completion_shared import get_completion_script
 
@@ -103,7 +118,10 @@ def completion(
 
 
 def show_version(output: OutputOption = OutputFormat.TABLE) -> None:
-    """Show the version; with -o wide also those of Python and libraries."""
+    """Show the version.
+
+    -o wide also shows the versions of Python and libraries.
+    """
     enter_command(output)
     import sqlite3
 

@@ -41,23 +41,27 @@ def trace(
         typer.Option(
             "--nodes",
             metavar="NODES|FILE",
-            help="128x1cpu, 20x80cpu:505G:8gpu@zone=a, or a CSV file; default: the log's nodes.",
+            help="Nodes of the cluster: 128x1cpu, 20x80cpu:505G:8gpu@zone=a, or a CSV file; "
+            "default: the nodes that the log describes.",
         ),
     ] = "",
     policy: Annotated[
         list[str],
-        typer.Option("--policy", help="fair or arrival; repeat it to compare both."),
+        typer.Option("--policy", help="Order of jobs: fair or arrival; give both to compare them."),
     ] = ["fair"],  # noqa: B006 - typer wants the default as a list
     format_name: Annotated[
         str,
         typer.Option(
-            "--format", help="swf, wagap, openb or dlrm; default: detected from the file."
+            "--format",
+            help="Format of the log: swf, wagap, openb or dlrm; default: detected from the file.",
         ),
     ] = "",
     group_by: Annotated[
         str,
         typer.Option(
-            "--group-by", help="Field that defines the resource group: user, queue, ... or none."
+            "--group-by",
+            help="Key of the log whose values are the resource groups (user, queue, ...), or none; "
+            "default: user.",
         ),
     ] = "",
     weights: Annotated[
@@ -68,7 +72,9 @@ def trace(
     ] = "",
     moldable: Annotated[
         bool,
-        typer.Option("--moldable", help="Run the parts of a job one by one, not all at once."),
+        typer.Option(
+            "--moldable", help="Start each part of a job as soon as there is room, not all at once."
+        ),
     ] = False,
     limit: Annotated[
         int | None,
@@ -77,17 +83,21 @@ def trace(
     from_: Annotated[
         str,
         typer.Option(
-            "--from", metavar="TIME", help="Only jobs from this time after the first job."
+            "--from",
+            metavar="TIME",
+            help="Replay only jobs that arrive at least this long after the first job.",
         ),
     ] = "0",
     until: Annotated[
         str,
         typer.Option(
-            "--until", metavar="TIME", help="Only jobs before this time after the first job."
+            "--until",
+            metavar="TIME",
+            help="Replay only jobs that arrive less than this long after the first job.",
         ),
     ] = "",
     speedup: Annotated[
-        float, typer.Option("--speedup", help="Factor by which jobs arrive faster.")
+        float, typer.Option("--speedup", help="How many times as fast as in the log jobs arrive.")
     ] = 1.0,
     service: Annotated[
         str, typer.Option("--service", help="Usage of a slot per second: dominant, slots or cpu.")
@@ -101,7 +111,8 @@ def trace(
     lookahead: Annotated[
         str,
         typer.Option(
-            "--lookahead", help="Count running slots as if they had run this much longer."
+            "--lookahead",
+            help="Count running slots as if they had run this much longer, such as 30s.",
         ),
     ] = "30s",
     starvation_timeout: Annotated[
@@ -113,7 +124,8 @@ def trace(
         ),
     ] = "5m",
     reservations_max: Annotated[
-        int, typer.Option("--reservations-max", min=0, help="Most reservations at one time.")
+        int,
+        typer.Option("--reservations-max", min=0, help="Maximum number of reservations at a time."),
     ] = 8,
     reserved_part_max: Annotated[
         float,
@@ -121,8 +133,8 @@ def trace(
             "--reserved-part-max",
             min=0,
             max=1,
-            help="Fraction of any resource for all reservations, except that of the request "
-            "starved longest.",
+            help="Largest fraction of any resource for all reservations together, without that of "
+            "the longest starved request.",
         ),
     ] = 0.1,
     json_file: Annotated[
@@ -134,10 +146,16 @@ def trace(
     ] = [],  # noqa: B006 - typer wants the default as a list
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Replay a batch log through the real rules: waits, slowdown, use, and shares.
+    """Replay a batch log with the real scheduling rules.
 
-    Threads take as long as the log says. Nothing runs, and no cluster is needed. Formats: SWF of
-    the Parallel Workloads Archive, and the CSV files that docs/simulate.md describes.
+    The report shows waits, slowdown, utilisation and shares. Time is simulated: threads take as
+    long as in the log, and no cluster is needed. The log can be in SWF, the format of the Parallel
+    Workloads Archive, or in a CSV format that docs/simulate.md describes.
+
+    \b
+    Examples:
+      finegrain simulate trace nasa-ipsc-1993.swf.gz --speedup 1.5
+      finegrain simulate trace log.swf --nodes 4x8cpu:32G --policy fair --policy arrival
     """
     enter_command(output)
     from resource_manager.engine.model.settings import EngineSettings
@@ -192,15 +210,22 @@ def place(
         typer.Option("--stdio", help="Read requests from standard input, one JSON per line."),
     ] = False,
 ) -> None:
-    """Place single requests with the real rules, as another program asks.
+    """Place single requests of another program with the real rules.
 
-    Answers go to standard output. docs/simulate.md describes the messages.
+    The program writes one JSON message per line to standard input, and reads the answers from
+    standard output. docs/simulate.md describes the messages.
+
+    \b
+    Examples:
+      finegrain simulate place --stdio < requests.jsonl
     """
     enter_command(OutputFormat.TABLE)
     from resource_manager.simulator.place import serve
 
     if not stdio:
-        raise InvalidArgument("--stdio", "not given", "--stdio: there is no other way to ask")
+        raise InvalidArgument(
+            "--stdio", "not given", "--stdio; requests come only from standard input"
+        )
     serve(sys.stdin, sys.stdout)
 
 

@@ -23,7 +23,9 @@ def register(app: typer.Typer) -> None:
 def figures(
     figure: Annotated[
         list[str],
-        typer.Option("--figure", metavar="3-N", help="Only this figure; can be repeated."),
+        typer.Option(
+            "--figure", metavar="3-N", help="Run only this figure, such as 3-1; can be repeated."
+        ),
     ] = [],  # noqa: B006 - typer wants the default as a list
     out: Annotated[
         str,
@@ -39,11 +41,17 @@ def figures(
     ] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Run the figures that explain fine-grained submission and fair shares.
+    """Run the figures that explain fine-grained submission.
 
     These are Figures 3-1 to 3-10 of "Improved Batch Processing Through Fine-Grained Thread
-    Submission". The real rules decide, in simulated time. Three pairs show the same work, coarse
-    and fine: 3-1 and 3-4, 3-2 and 3-5, 3-3 and 3-6.
+    Submission". The real scheduling rules decide, in simulated time. Three pairs of figures show
+    the same work with few long threads (coarse) and many short threads (fine): 3-1 and 3-4, 3-2
+    and 3-5, 3-3 and 3-6.
+
+    \b
+    Examples:
+      finegrain simulate figures
+      finegrain simulate figures --figure 3-1 --figure 3-4
     """
     enter_command(output)
     from resource_manager.simulator.drawing_png import require_matplotlib

@@ -90,6 +90,8 @@ def _metavar(key: Key) -> str:
         return {"bytes": "SIZE", "milliseconds": "DURATION"}.get(key.kind.value, "CORES")
     if get_origin(key.field.annotation) is dict:
         return "NAME=COUNT"
+    if get_origin(key.field.annotation) is list:
+        return "TEXT[,...]"
     return "TEXT" if key.field.annotation is str else "NUMBER"
 
 

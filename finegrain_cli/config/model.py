@@ -120,7 +120,7 @@ class ClientSection(Section):
     """How commands reach the resource manager."""
 
     manager: Words = Field(
-        [], description="addresses of resource managers, tried one after another"
+        [], description="addresses of resource managers, HOST:PORT, tried one after another"
     )
     token_file: str = Field("", description="file with the token to send")
     tls_ca: str = Field("", description="CA certificate to verify the server with")
@@ -167,7 +167,8 @@ class RmSection(ListenSection):
     state_dir: str = Field("", description="directory for tokens, lock and SQLite database")
     database: str = Field("", description="URL of the database; default: SQLite in state_dir")
     standby: bool = Field(
-        False, description="wait while another RM leads on this database, then take over"
+        False,
+        description="wait while another resource manager leads on this database, then take over",
     )
     advertise: str = Field(
         "", description="address at which others reach this daemon; default: the bound address"
@@ -200,20 +201,22 @@ class RmSection(ListenSection):
     memory_min: Size = Field(
         4 << 20, ge=1, description="smallest memory of a request with a resource profile"
     )
-    job_requests_max: int = Field(1_000_000, ge=1, description="most live requests of one job")
+    job_requests_max: int = Field(
+        1_000_000, ge=1, description="most requests of one job that have not ended"
+    )
     job_scheduling_classes_max: int = Field(
         10_000,
         ge=1,
         description="most combinations of profile and labels among one job's waiting requests",
     )
     requests_max: int = Field(
-        2_000_000, ge=1, description="most live requests of all jobs together"
+        2_000_000, ge=1, description="most requests of all jobs together that have not ended"
     )
     infeasible_after: Duration = Field(
         30_000,
         ge=0,
-        description="reject a waiting request that no executor could host, after this time "
-        "without a change of executors; 0: at once",
+        description="reject a request that no executor could host, when executors have not "
+        "changed for this time; 0: at once",
     )
     job_calls_max: int = Field(
         64, ge=1, description="most calls of one job that wait for an answer"
@@ -233,7 +236,9 @@ class RmSection(ListenSection):
         1_000, ge=200, description="duration of the leadership lease on PostgreSQL"
     )
     providers_file: str = Field(
-        "", description="file that defines executors to start on demand; default: none are started"
+        "",
+        description="file that defines executors to start on demand; default: no executors are "
+        "started",
     )
 
 
@@ -243,23 +248,26 @@ class FairnessSection(Section):
     usage_measure: str = Field(
         _FAIRNESS.usage_measure,
         pattern="^(dominant|slots|cpu)$",
-        description="usage of a slot per second: its largest share of the cluster (dominant), "
-        "1 (slots), or its cores (cpu)",
+        description="usage of a slot per second: the largest of its shares of each resource of the "
+        "cluster (dominant), 1 (slots), or its cores (cpu)",
     )
     order: str = Field(
         _FAIRNESS.order,
         pattern="^(fair|arrival)$",
-        description="served first: least usage by weight (fair), or earliest arrival (arrival)",
+        description="job that is served first: the one with the least usage for its weight "
+        "(fair), or the one that arrived first (arrival)",
     )
     half_life: HalfLife = Field(
         _FAIRNESS.half_life_ms,
         ge=1_000,
-        description='past usage counts half after this time; "never": it always counts in full',
+        description='past usage counts half after this time; "never": past usage always counts in '
+        "full",
     )
     lookahead: Duration = Field(
         _FAIRNESS.lookahead_ms,
         ge=0,
-        description="count running slots as if they had run this much longer; 0: actual time only",
+        description="count running slots as if they had run this much longer; 0: count actual "
+        "time only",
     )
     starvation_timeout: Duration = Field(
         _FAIRNESS.starvation_timeout_ms,
@@ -270,7 +278,8 @@ class FairnessSection(Section):
     starvation_placements: int = Field(
         _FAIRNESS.starvation_placements,
         ge=0,
-        description="also reserve after this many placements of others; 0: only time counts",
+        description="also reserve capacity after this number of placements of others; 0: only "
+        "time counts",
     )
     reservations_max: int = Field(
         _FAIRNESS.reservations_max, ge=0, description="most reservations at one time"
@@ -279,8 +288,8 @@ class FairnessSection(Section):
         _FAIRNESS.reserved_part_max,
         ge=0,
         le=1,
-        description="fraction of any resource of the cluster that all reservations together may "
-        "hold, without that of the request starved longest; 1: all of it",
+        description="largest fraction of any resource of the cluster for all reservations "
+        "together, without the reservation of the longest starved request; 1: the whole cluster",
     )
     usage_interval: Duration = Field(
         _FAIRNESS.usage_interval_ms,
@@ -297,7 +306,7 @@ class ExecutorSection(ListenSection):
     state_dir: str = Field("", description="directory for identity, checkpoint and task logs")
     run_dir: str = Field("", description="directory for sockets; must be a short path")
     manager: Words = Field(
-        [], description="addresses of resource managers, tried one after another"
+        [], description="addresses of resource managers, HOST:PORT, tried one after another"
     )
     manager_tls_ca: str = Field("", description="CA certificate to verify the RM with")
     manager_tls_certificate: str = Field("", description="client certificate to present to the RM")
@@ -316,14 +325,17 @@ class ExecutorSection(ListenSection):
         "",
         description="executor shape, if a provider started it; default: $FINEGRAIN_PROVIDED_AS",
     )
-    reserved_cpus: str = Field("", description="cpus kept for the system, for example 0,32")
+    reserved_cpus: str = Field(
+        "", description="cpus that are kept for the system, for example 0,32"
+    )
     reserved_cpus_strict: bool = Field(
         False,
-        description="keep all slots off reserved_cpus, not only slots with dedicated cpus",
+        description="let no slot run on reserved_cpus; otherwise slots without dedicated cpus may",
     )
     reserved_memory: Size | None = Field(
         None,
-        description="memory kept for the system; default: 5 %, at least 256 MiB, at most 4 GiB",
+        description="memory that is kept for the system; default: 5 %, at least 256 MiB, at most "
+        "4 GiB",
     )
     cpus: str = Field("", description="share of the host: exactly these cpus")
     cpu: Cpu | None = Field(None, description="share of the host: book no more cpu than this")
@@ -331,20 +343,20 @@ class ExecutorSection(ListenSection):
     memory_pools: Sizes = Field({}, description="separate pool for each memory part")
     extended: Counts = Field(
         {},
-        description="countable resources by name, or by NAME@NODE where they lie on a NUMA node; "
-        "only counted, tasks get no device",
+        description="countable resources, NAME=COUNT, or NAME@NODE=COUNT on a NUMA node; the "
+        "executor only counts them, and gives no device to a task",
     )
     task_ports: str = Field(
         "20000-29999",
         pattern=r"^(none|\d{1,5}-\d{1,5})$",
-        description="network ports that slots can ask for, without those that the kernel gives to "
-        'outgoing connections; "none": slots get no ports',
+        description="network ports that slots can request, without the ports that the kernel "
+        'gives to outgoing connections; "none": slots get no ports',
     )
     devices: str = Field(
         "auto",
         pattern="^(auto|all|none)$",
-        description="devices that slots can have: all of the host, none, or all unless cpus is a "
-        "share of the host (auto)",
+        description="devices that slots can have: all devices of the host (all), none (none), or "
+        "all unless the executor has a share of the cpus (auto)",
     )
     gpu_context_memory: Size = Field(
         300 * MIB,
@@ -353,29 +365,32 @@ class ExecutorSection(ListenSection):
     foreign_gpu_use: str = Field(
         "auto",
         pattern="^(auto|avoid|ignore)$",
-        description="a device that a pod or a process of no slot uses: avoid (it gets no new work "
-        "meanwhile), ignore, or auto (avoid; in a container of its own only what pods use, because "
-        "process numbers are not those of the host)",
+        description="if a pod, or a process of no slot, uses a device: give the device no new work "
+        "(avoid), ignore the use (ignore), or avoid it, but in a container only for pods, because "
+        "process ids there differ from those of the host (auto)",
     )
     open_devices: Words = Field(
         [], description="types of devices that every task can open, such as rdma; default: none"
     )
     gpu_partitions: Words = Field(
         [],
-        description="sets of GPUs that slots with several whole GPUs get, by minor numbers, with a "
-        "score and the bandwidth in GB/s: 0+1:2:400; those with the highest score first; default: "
+        description="sets of GPUs for slots with several whole GPUs: minor numbers, score and "
+        "bandwidth in GB/s, such as 0+1:2:400; sets with the highest score come first; default: "
         "the best connected GPUs",
     )
     gpu_partitions_only: bool = Field(
-        False, description="give out several whole GPUs in these sets only"
+        False,
+        description="give a slot with several whole GPUs only one of the sets in gpu_partitions",
     )
     mps: bool = Field(
         False,
-        description="run NVIDIA's Multi-Process Service for GPUs of which slots have shares, so "
-        "that the driver limits their memory and compute",
+        description="run NVIDIA's Multi-Process Service for shared GPUs, so that the driver limits "
+        "memory and compute of each process",
     )
     fake_gpus: str = Field(
-        "", description="play the GPUs of this machine, for trying out; default: the real ones"
+        "",
+        description="pretend to have the GPUs of this machine, such as dgx-a100; default: the "
+        "real GPUs",
     )
     bind_policy: HostBind = Field(
         "",
@@ -412,19 +427,23 @@ class ExecutorSection(ListenSection):
     best_effort_squeeze: str = Field(
         "none",
         pattern="^(none|cpuset)$",
-        description="give best-effort slots fewer cpus while others are busy (cpuset), or "
-        "do not (none)",
+        description="while other slots are busy, confine best-effort slots to fewer cpus "
+        "(cpuset), or do nothing (none)",
     )
     best_effort_squeeze_threshold: int = Field(
-        65, ge=1, le=100, description="percentage of the host that may be busy with squeezing"
+        65,
+        ge=1,
+        le=100,
+        description="percentage of the cpus that all slots and the system together may use before "
+        "best-effort slots are squeezed",
     )
     best_effort_squeeze_minimum: int = Field(
-        0, ge=0, le=100, description="percentage of the host that best-effort slots keep at least"
+        0, ge=0, le=100, description="smallest percentage of the cpus for best-effort slots"
     )
     kubelet_dir: str = Field(
         "/var/lib/kubelet",
-        description="directory of a kubelet on this host, whose pinned cpus slots do not get; "
-        '"none": do not look for a kubelet',
+        description="directory of a kubelet on this host; slots do not get the cpus that it has "
+        'given away; "none": do not look for a kubelet',
     )
     kubelet_config: str = Field(
         "", description="configuration file of that kubelet; default: config.yaml in kubelet_dir"
@@ -447,13 +466,13 @@ class ExecutorSection(ListenSection):
     )
     slots_max: int = Field(0, ge=0, description="most slots at one time; 0: no limit")
     pids_max: int = Field(
-        4096, ge=1, description="most processes per slot, unless the request says otherwise"
+        4096, ge=1, description="most processes per slot, unless the request has another number"
     )
     managed_memory_page: Size = Field(
         32 * 1024,
         ge=4096,
         multiple_of=4096,
-        description="page of managed memory: operators of job graphs get whole pages",
+        description="size of a page of managed memory; operators of job graphs get whole pages",
     )
     isolation: str = Field(
         "auto",
@@ -464,7 +483,7 @@ class ExecutorSection(ListenSection):
         "", description="delegated cgroup for slots; default: the daemon's own"
     )
     task_user: str = Field(
-        "nobody", description='user that runs tasks if the daemon is root; "self": root'
+        "nobody", description='user that runs tasks if the daemon is root; "self": root itself'
     )
     allow_root_tasks: bool = Field(False, description="let tasks run as uid 0")
     task_kill_grace: Duration = Field(
@@ -477,16 +496,20 @@ class ExecutorSection(ListenSection):
         10_000, ge=100, description="timeout of a slot offer to a target address"
     )
     orphan_timeout: DurationOrNever = Field(
-        600_000, description='free slots after this time without an RM; or "never"'
+        600_000, description='free all slots after this time without a resource manager; or "never"'
     )
     helper_socket: str = Field(
         "",
-        description="socket of a helper in its own unit; default: the executor starts one",
+        description="socket of a helper that runs as a separate unit; default: the executor "
+        "starts a helper",
     )
-    helper_state_dir: str = Field("", description="directory for that helper and task logs")
+    helper_state_dir: str = Field(
+        "", description="directory of that helper for its state and task logs"
+    )
     front_user: str = Field("", description="user that may use helper_socket, besides root")
     stop_tasks_on_exit: bool = Field(
-        False, description="free all slots at a planned stop; otherwise the next start adopts them"
+        False,
+        description="free all slots at a planned stop; otherwise the next start takes them over",
     )
 
 
@@ -494,12 +517,12 @@ class DeviceTypeSection(Section):
     """Devices of a type that executors do not detect themselves; TYPE is its name in requests."""
 
     paths: Words = Field(
-        [], description="files, or patterns of files, of which each is a device: /dev/npu*"
+        [], description="paths or patterns of files, such as /dev/npu*; each file is a device"
     )
     command: str = Field(
         "",
-        description="program with arguments that lists the devices, in place of paths: a line with "
-        "an id for each, or a JSON array",
+        description="program with arguments that prints the devices, instead of paths: one id per "
+        "line, or a JSON array",
     )
     capacities: Counts = Field(
         {}, description="amounts of each device by name; default: TYPE = 100, a whole device"
