@@ -73,7 +73,7 @@ class _ProvidedExecutorStateEnumTypeWrapper(google.protobuf.internal.enum_type_w
     PROVIDED_EXECUTOR_STATE_REGISTERED: _ProvidedExecutorState.ValueType  # 3
     """It has registered."""
     PROVIDED_EXECUTOR_STATE_STOPPING: _ProvidedExecutorState.ValueType  # 4
-    """It is being given back."""
+    """The RM is stopping it."""
 
 class ProvidedExecutorState(_ProvidedExecutorState, metaclass=_ProvidedExecutorStateEnumTypeWrapper):
     """State of an executor that the RM requested."""
@@ -87,7 +87,7 @@ PROVIDED_EXECUTOR_STATE_STARTED: ProvidedExecutorState.ValueType  # 2
 PROVIDED_EXECUTOR_STATE_REGISTERED: ProvidedExecutorState.ValueType  # 3
 """It has registered."""
 PROVIDED_EXECUTOR_STATE_STOPPING: ProvidedExecutorState.ValueType  # 4
-"""It is being given back."""
+"""The RM is stopping it."""
 global___ProvidedExecutorState = ProvidedExecutorState
 
 @typing.final
@@ -162,14 +162,15 @@ class ExecutorStatus(google.protobuf.message.Message):
     shared_cpus: builtins.str
     """Cpus of the shared pool, as a cpu list."""
     unreachable_reason: builtins.str
-    """Why the RM cannot dial the executor although it reports, with what to do; empty: the RM can dial it. The RM places
-    no new slots on this executor and keeps trying to dial it. Once dialling works, the RM uses it again.
+    """Why the RM cannot dial the executor although the executor reports, and what to do; empty: the RM can dial it. The
+    RM places no new slots on this executor and keeps trying to dial it. When the executor answers, the RM uses it
+    again.
     """
     provided_as: builtins.str
-    """The executor shape that a provider started it from; empty: no provider did, and it is never given back."""
+    """The shape of the executor, if a provider started it; empty: no provider started it, and the RM never stops it."""
     @property
     def drain_deadline_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When its remaining slots are taken away; absent: never."""
+        """When the RM removes its remaining slots; absent: never."""
 
     @property
     def report_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -177,19 +178,19 @@ class ExecutorStatus(google.protobuf.message.Message):
 
     @property
     def total(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What slots can be carved from."""
+        """Capacity from which slots can be carved."""
 
     @property
     def reserved(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What is reserved for the system."""
+        """Amounts that are reserved for the system."""
 
     @property
     def allocated(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What slots have booked."""
+        """Amounts that are booked for slots."""
 
     @property
     def available(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What new slots can have."""
+        """Amounts that are free for new slots."""
 
     @property
     def used(self) -> finegrain.v1.slots_pb2.UsageReport:
@@ -201,11 +202,11 @@ class ExecutorStatus(google.protobuf.message.Message):
 
     @property
     def default_slot_profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
-        """What an unknown request gets on this executor."""
+        """The profile that an unknown request gets on this executor."""
 
     @property
     def isolation(self) -> finegrain.v1.resources_pb2.IsolationReport:
-        """What it can enforce."""
+        """The limits that it can enforce."""
 
     @property
     def topology(self) -> finegrain.v1.resources_pb2.HostTopology:
@@ -288,7 +289,7 @@ class JobStatus(google.protobuf.message.Message):
     service: builtins.float
     """Recent usage: cost times seconds, decayed; see ListGroupsResponse.service_measure."""
     share_now: builtins.float
-    """The part of all usage that its slots account for at the moment. 0 to 1."""
+    """The part of the present usage of all running slots that belongs to its slots; 0 to 1."""
     @property
     def lease(self) -> google.protobuf.duration_pb2.Duration:
         """Its lease; absent for a detached job."""
@@ -303,11 +304,11 @@ class JobStatus(google.protobuf.message.Message):
 
     @property
     def allocated(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What its slots have booked, over all executors."""
+        """Amounts that are booked for its slots, over all executors."""
 
     @property
     def oldest_wait_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Since when its longest-waiting request waits; absent: none waits."""
+        """Since when its longest-waiting request waits; absent: no request waits."""
 
     def __init__(
         self,
@@ -336,7 +337,7 @@ global___JobStatus = JobStatus
 
 @typing.final
 class ClusterEvent(google.protobuf.message.Message):
-    """One thing that happened in the cluster."""
+    """One event of the cluster."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -351,7 +352,7 @@ class ClusterEvent(google.protobuf.message.Message):
     sequence: builtins.int
     """1, 2, 3, ... as long as the database exists."""
     kind: builtins.str
-    """What happened, as a stable word, for example "executor_registered", "request_pending", "slot_granted",
+    """Kind of the event, as a stable word, for example "executor_registered", "request_pending", "slot_granted",
     "slot_freed".
     """
     executor_id: builtins.str
@@ -387,7 +388,7 @@ global___ClusterEvent = ClusterEvent
 
 @typing.final
 class GetClusterRequest(google.protobuf.message.Message):
-    """Asks for the sums."""
+    """Asks for the RM and the sums of the cluster."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -468,19 +469,19 @@ class GetClusterResponse(google.protobuf.message.Message):
 
     @property
     def reserved(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """The same sum, reserved for the system."""
+        """Reserved for the system, summed over the same executors."""
 
     @property
     def allocated(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """The same sum, booked by slots."""
+        """Booked for slots, summed over the same executors."""
 
     @property
     def available(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """The same sum, free for new slots."""
+        """Free for new slots, summed over the same executors."""
 
     @property
     def used(self) -> finegrain.v1.slots_pb2.UsageReport:
-        """The same sum, measured use."""
+        """Measured use, summed over the same executors."""
 
     @property
     def executors(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
@@ -841,7 +842,7 @@ class DrainExecutorRequest(google.protobuf.message.Message):
     """Why; for people."""
     @property
     def deadline(self) -> google.protobuf.duration_pb2.Duration:
-        """After this time the RM takes away the slots that are left; absent: never."""
+        """After this time the RM removes the slots that still exist; absent: never."""
 
     def __init__(
         self,
@@ -1126,7 +1127,7 @@ class ListProvidersResponse(google.protobuf.message.Message):
 
     @property
     def minimum(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What all executors together must have at least."""
+        """Smallest total of all executors together."""
 
     @property
     def maximum(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
@@ -1140,12 +1141,12 @@ class ListProvidersResponse(google.protobuf.message.Message):
 
     @property
     def idle_timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """How long an executor must have no slots before it is given back."""
+        """How long an executor must have no slots before the RM stops it."""
 
     @property
     def unplanned(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Waiting requests that fit no executor and are planned on none, with the reason ("2 requests: maximum reached"). Up
-        to 100 sizes of requests and 100 gangs, each list followed by the number of further ones.
+        """Waiting requests that fit no executor and are not planned on a requested one, with the reason ("2 requests: maximum
+        reached"). At most 100 sizes of requests and 100 gangs are listed; a last entry has the number of the others.
         """
 
     def __init__(
@@ -1221,14 +1222,14 @@ class ExecutorShape(google.protobuf.message.Message):
     count_max: builtins.int
     """Most executors of this shape at a time; 0: no limit."""
     failures: builtins.int
-    """Failures in a row: executors that did not start, did not register in time, were smaller than promised, or served
-    no request. Back to 0 when an executor of this shape takes a slot.
+    """Failures in a row: executors that did not start, did not register in time, were smaller than the shape, or served
+    no request. The number returns to 0 when an executor of this shape gets a slot.
     """
     last_failure: builtins.str
     """The last failure, for people."""
     @property
     def total(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What one executor has for slots."""
+        """Capacity of one executor for slots."""
 
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
@@ -1240,7 +1241,7 @@ class ExecutorShape(google.protobuf.message.Message):
 
     @property
     def backoff_until_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """After failures: the RM requests no executor of this shape before this time; absent: it may at once."""
+        """After failures: the RM requests no executor of this shape before this time; absent: no such delay."""
 
     def __init__(
         self,
@@ -1286,7 +1287,7 @@ class ProvidedExecutor(google.protobuf.message.Message):
     cause: builtins.str
     """Why the RM requested it, for people."""
     message: builtins.str
-    """What happened since (how it was started, why it is given back, what failed), for people."""
+    """The latest news (how it was started, why it is stopped, what failed), for people."""
     planned_requests: builtins.int
     """Number of those requests."""
     handle: builtins.str
@@ -1297,7 +1298,7 @@ class ProvidedExecutor(google.protobuf.message.Message):
 
     @property
     def deadline_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the RM gives it up if it has not registered; only until it has registered."""
+        """If the executor has not registered by this time, the RM gives it up; absent after the registration."""
 
     @property
     def planned(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -1345,8 +1346,8 @@ class ListGroupsResponse(google.protobuf.message.Message):
     HALF_LIFE_FIELD_NUMBER: builtins.int
     RESERVATIONS_FIELD_NUMBER: builtins.int
     service_measure: builtins.str
-    """How usage is measured: "dominant" (the largest share of the cluster that a slot has, times seconds), "slots" (1 per
-    slot and second) or "cpu" (cores times seconds).
+    """How usage is measured: "dominant" (the largest of a slot's shares of each resource of the cluster, times seconds),
+    "slots" (1 per slot and second) or "cpu" (cores times seconds).
     """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupStatus]:
@@ -1354,7 +1355,7 @@ class ListGroupsResponse(google.protobuf.message.Message):
 
     @property
     def half_life(self) -> google.protobuf.duration_pb2.Duration:
-        """After this time usage counts half; absent: usage never decays."""
+        """Usage counts half after this time; absent: usage always counts in full."""
 
     @property
     def reservations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.resource_manager_pb2.Reservation]:
@@ -1431,17 +1432,17 @@ class GroupStatus(google.protobuf.message.Message):
     parent: builtins.str
     """Its parent group; empty: none."""
     description: builtins.str
-    """What it is for, for people."""
+    """Description, for people."""
     weight: builtins.float
     """Its weight. A group of weight 4 gets four times the usage of a group of weight 1."""
     share_entitled: builtins.float
-    """The part of all usage that it is entitled to at the moment: by weight, among the groups that have work. 0 to 1."""
+    """The share that the group is entitled to at the moment: by weight, among the groups that have work; 0 to 1."""
     share_now: builtins.float
-    """The part of all usage that its slots account for at the moment. 0 to 1."""
+    """The part of the present usage of all running slots that belongs to its slots; 0 to 1."""
     service: builtins.float
     """Recent usage: cost times seconds, decayed."""
     tally: builtins.float
-    """Virtual time, which the RM compares with that of its siblings; see FlowTally.tally."""
+    """Virtual time, which the RM compares with the virtual time of its siblings; see FlowTally.tally."""
     running: builtins.int
     """Number of its slots that run."""
     waiting: builtins.int
@@ -1456,13 +1457,13 @@ class GroupStatus(google.protobuf.message.Message):
 
     @property
     def maximum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """The most that its slots may have, including slots of groups below it. An absent dimension has no limit; 0 is a
+        """Maximum of all its slots together, including slots of groups below it. An absent dimension has no limit; 0 is a
         limit.
         """
 
     @property
     def used(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What its slots have."""
+        """Amounts of its slots."""
 
     @property
     def oldest_wait_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -1545,7 +1546,7 @@ class SetGroupRequest(google.protobuf.message.Message):
     it have ended.
     """
     description: builtins.str
-    """What it is for."""
+    """Description, for people."""
     @property
     def minimum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Guaranteed amounts, by dimension ("cpu_milli", "memory_bytes", ..., or "extended." and the name); -1: removes the
@@ -1554,7 +1555,7 @@ class SetGroupRequest(google.protobuf.message.Message):
 
     @property
     def maximum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """Maximum amounts, by dimension; -1: removes the limit. Slots that run already are not stopped."""
+        """Maximum amounts, by dimension; -1: removes the limit. Running slots are not stopped."""
 
     def __init__(
         self,
@@ -1640,10 +1641,10 @@ class AdviseThreadsRequest(google.protobuf.message.Message):
     job_id: builtins.str
     """The job. The RM remembers an ended job for a while."""
     quantile: builtins.float
-    """The part of all threads that should take at most that long; 0: 0.95. Above 0, below 1."""
+    """The part of all threads that should take at most this time, above 0 and below 1; 0: 0.95."""
     @property
     def target(self) -> google.protobuf.duration_pb2.Duration:
-        """How long a thread of work should take at most; absent: 2 minutes."""
+        """Longest time that a thread of work should take; absent: 2 minutes."""
 
     def __init__(
         self,
@@ -1675,7 +1676,7 @@ class AdviseThreadsResponse(google.protobuf.message.Message):
     THREADS_RUNNING_FIELD_NUMBER: builtins.int
     THREADS_WAITING_FIELD_NUMBER: builtins.int
     threads_recommended: builtins.int
-    """Number of threads into which to split the job's work; 0: too little is known."""
+    """Recommended number of threads for the job's work; 0: there is too little data."""
     threads_observed: builtins.int
     """Number of observed threads. A thread is measured from the grant of its slot until the slot is given back or reused."""
     share_within_target: builtins.float
@@ -1683,7 +1684,7 @@ class AdviseThreadsResponse(google.protobuf.message.Message):
     quantile: builtins.float
     """The quantile that the calculation used."""
     threads_running: builtins.int
-    """Number of threads that run. They count as threads of the job, but the time that they have taken so far does not."""
+    """Number of running threads. They count as threads of the job, but their time so far does not count."""
     threads_waiting: builtins.int
     """Number of requests that wait. They also count as threads of the job."""
     @property
@@ -1813,7 +1814,7 @@ global___GetTopologyResponse = GetTopologyResponse
 
 @typing.final
 class ZoneStatus(google.protobuf.message.Message):
-    """What one NUMA node has."""
+    """Capacity of one NUMA node."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1825,15 +1826,15 @@ class ZoneStatus(google.protobuf.message.Message):
     """The node."""
     @property
     def total(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What slots can have of it."""
+        """Capacity for slots."""
 
     @property
     def allocated(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What is allocated to slots with dedicated cpus, and to slots that are bound to the node."""
+        """Amounts of slots with dedicated cpus on the node, and of slots that are bound to the node."""
 
     @property
     def available(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What another slot that is bound to the node could have."""
+        """Amounts that another slot could get if it were bound to the node."""
 
     def __init__(
         self,
@@ -1879,7 +1880,7 @@ global___PoolStatus = PoolStatus
 
 @typing.final
 class LostCpus(google.protobuf.message.Message):
-    """Cpus that a slot was given and that are gone (offline, or taken by a kubelet)."""
+    """Dedicated cpus that a slot has lost, because they are offline or a kubelet has taken them."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -2081,7 +2082,7 @@ class ExecutorDevices(google.protobuf.message.Message):
     executor_id: builtins.str
     """The executor."""
     fake: builtins.bool
-    """No real devices are behind them."""
+    """True: the devices are fake."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DeviceStatus]:
         """By type and minor."""
@@ -2104,7 +2105,7 @@ global___ExecutorDevices = ExecutorDevices
 
 @typing.final
 class DeviceStatus(google.protobuf.message.Message):
-    """One device, and who has it."""
+    """One device, with the slots that have it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -2149,20 +2150,20 @@ class DeviceStatus(google.protobuf.message.Message):
     CONDITION_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     problem: builtins.str
-    """Why it gets no new work; empty: it does."""
+    """Why the device gets no new work; empty: it gets new work."""
     cordoned: builtins.bool
-    """An operator has stopped new work on it."""
+    """True: an operator has stopped new work on it."""
     @property
     def device(self) -> finegrain.v1.resources_pb2.Device:
         """As the executor announced it."""
 
     @property
     def allocated(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """What slots have of it, by dimension."""
+        """Allocated amounts, by dimension."""
 
     @property
     def available(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """What further slots could have of it, by dimension; empty if it gets no new work."""
+        """Available amounts, by dimension; empty if the device gets no new work."""
 
     @property
     def uses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DeviceUse]:
@@ -2170,7 +2171,7 @@ class DeviceStatus(google.protobuf.message.Message):
 
     @property
     def condition(self) -> finegrain.v1.devices_pb2.DeviceCondition:
-        """Its present condition: health, and what uses it beside slots."""
+        """Its present condition: health and foreign uses."""
 
     @property
     def usage(self) -> finegrain.v1.devices_pb2.DeviceUsage:
@@ -2195,7 +2196,7 @@ global___DeviceStatus = DeviceStatus
 
 @typing.final
 class DeviceUse(google.protobuf.message.Message):
-    """What one slot has of a device."""
+    """The amounts of a device that one slot has."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -2287,7 +2288,7 @@ global___CordonDeviceResponse = CordonDeviceResponse
 
 @typing.final
 class UncordonDeviceRequest(google.protobuf.message.Message):
-    """Takes the cordon of a device back."""
+    """Removes the cordon of a device."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -32,8 +32,8 @@ class ClusterServiceStub(object):
     release, resize, end, set and delete groups, set host policies) needs the cluster token.
 
     Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
-    unchanged. A page token stays usable as long as the RM runs. Entities that come or go in the meantime may or may not
-    be listed.
+    unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may
+    be missing.
     """
 
     def __init__(self, channel):
@@ -171,8 +171,8 @@ class ClusterServiceServicer(object):
     release, resize, end, set and delete groups, set host policies) needs the cluster token.
 
     Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
-    unchanged. A page token stays usable as long as the RM runs. Entities that come or go in the meantime may or may not
-    be listed.
+    unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may
+    be missing.
     """
 
     def GetCluster(self, request, context):
@@ -218,14 +218,14 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListEvents(self, request, context):
-        """What happened in the cluster, oldest first.
+        """Events of the cluster, the oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainExecutor(self, request, context):
-        """Stops new slots on an executor. With a deadline, the RM takes away the slots that still exist then.
+        """Stops new slots on an executor. With a deadline, the RM removes the slots that still exist at this time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -267,21 +267,22 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListProviders(self, request, context):
-        """Executor shapes that the RM can request from providers, executors that it requested, and why.
+        """Executor shapes that the RM can request from providers, and the requested executors with the reasons.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListGroups(self, request, context):
-        """Resource groups with their weights, limits and what their slots have, parents before children.
+        """Resource groups with their weights, limits and used amounts, parents before children.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetGroup(self, request, context):
-        """Creates or changes a resource group. Durable when answered; in effect from the next decision on.
+        """Creates or changes a resource group. The change is durable when the call returns, and applies from the next
+        decision on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -296,51 +297,52 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AdviseThreads(self, request, context):
-        """Recommends into how many threads of work a job should be split, based on how long its earlier threads took.
+        """Recommends a number of threads of work for a job, based on the durations of its past threads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTopology(self, request, context):
-        """One executor's cpus and NUMA nodes: where they are, who has them, which settings are in effect, and why.
+        """One executor's cpus and NUMA nodes: their location, the slots that have them, and the settings in effect with their
+        sources.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDevices(self, request, context):
-        """Devices of executors: what each has, what slots have of it, and why it gets no new work.
+        """Devices of executors: capacity and allocated amounts of each device, and why a device gets no new work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CordonDevice(self, request, context):
-        """Stops new work on one device. Slots on it stay. The cordon holds until it is taken back, also if the executor
-        restarts, or the device comes back under another minor number.
+        """Stops new work on one device. Existing slots on it stay. The cordon stays until UncordonDevice, also if the
+        executor restarts, or the device returns under another minor number.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UncordonDevice(self, request, context):
-        """Takes the cordon of a device back.
+        """Removes the cordon of a device.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHostPolicy(self, request, context):
-        """The settings of a host, or those for the cluster, and where they come from.
+        """The settings of a host or of the cluster, and their sources.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetHostPolicy(self, request, context):
-        """Changes the settings of a host, or those for the cluster. Durable when answered; in effect for new slots from the
-        next decision on. Slots that exist stay as they are.
+        """Changes the settings of a host or of the cluster. The change is durable when the call returns, and applies to new
+        slots from the next decision on. Existing slots stay as they are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -484,8 +486,8 @@ class ClusterService(object):
     release, resize, end, set and delete groups, set host policies) needs the cluster token.
 
     Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
-    unchanged. A page token stays usable as long as the RM runs. Entities that come or go in the meantime may or may not
-    be listed.
+    unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may
+    be missing.
     """
 
     @staticmethod

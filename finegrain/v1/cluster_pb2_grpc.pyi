@@ -24,8 +24,8 @@ class ClusterServiceStub:
     release, resize, end, set and delete groups, set host policies) needs the cluster token.
 
     Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
-    unchanged. A page token stays usable as long as the RM runs. Entities that come or go in the meantime may or may not
-    be listed.
+    unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may
+    be missing.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -69,13 +69,13 @@ class ClusterServiceStub:
         finegrain.v1.cluster_pb2.ListEventsRequest,
         finegrain.v1.cluster_pb2.ListEventsResponse,
     ]
-    """What happened in the cluster, oldest first."""
+    """Events of the cluster, the oldest first."""
 
     DrainExecutor: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.DrainExecutorRequest,
         finegrain.v1.cluster_pb2.DrainExecutorResponse,
     ]
-    """Stops new slots on an executor. With a deadline, the RM takes away the slots that still exist then."""
+    """Stops new slots on an executor. With a deadline, the RM removes the slots that still exist at this time."""
 
     UndrainExecutor: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.UndrainExecutorRequest,
@@ -111,19 +111,21 @@ class ClusterServiceStub:
         finegrain.v1.cluster_pb2.ListProvidersRequest,
         finegrain.v1.cluster_pb2.ListProvidersResponse,
     ]
-    """Executor shapes that the RM can request from providers, executors that it requested, and why."""
+    """Executor shapes that the RM can request from providers, and the requested executors with the reasons."""
 
     ListGroups: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.ListGroupsRequest,
         finegrain.v1.cluster_pb2.ListGroupsResponse,
     ]
-    """Resource groups with their weights, limits and what their slots have, parents before children."""
+    """Resource groups with their weights, limits and used amounts, parents before children."""
 
     SetGroup: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.SetGroupRequest,
         finegrain.v1.cluster_pb2.SetGroupResponse,
     ]
-    """Creates or changes a resource group. Durable when answered; in effect from the next decision on."""
+    """Creates or changes a resource group. The change is durable when the call returns, and applies from the next
+    decision on.
+    """
 
     DeleteGroup: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.DeleteGroupRequest,
@@ -137,46 +139,48 @@ class ClusterServiceStub:
         finegrain.v1.cluster_pb2.AdviseThreadsRequest,
         finegrain.v1.cluster_pb2.AdviseThreadsResponse,
     ]
-    """Recommends into how many threads of work a job should be split, based on how long its earlier threads took."""
+    """Recommends a number of threads of work for a job, based on the durations of its past threads."""
 
     GetTopology: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.GetTopologyRequest,
         finegrain.v1.cluster_pb2.GetTopologyResponse,
     ]
-    """One executor's cpus and NUMA nodes: where they are, who has them, which settings are in effect, and why."""
+    """One executor's cpus and NUMA nodes: their location, the slots that have them, and the settings in effect with their
+    sources.
+    """
 
     ListDevices: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.ListDevicesRequest,
         finegrain.v1.cluster_pb2.ListDevicesResponse,
     ]
-    """Devices of executors: what each has, what slots have of it, and why it gets no new work."""
+    """Devices of executors: capacity and allocated amounts of each device, and why a device gets no new work."""
 
     CordonDevice: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.CordonDeviceRequest,
         finegrain.v1.cluster_pb2.CordonDeviceResponse,
     ]
-    """Stops new work on one device. Slots on it stay. The cordon holds until it is taken back, also if the executor
-    restarts, or the device comes back under another minor number.
+    """Stops new work on one device. Existing slots on it stay. The cordon stays until UncordonDevice, also if the
+    executor restarts, or the device returns under another minor number.
     """
 
     UncordonDevice: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.UncordonDeviceRequest,
         finegrain.v1.cluster_pb2.UncordonDeviceResponse,
     ]
-    """Takes the cordon of a device back."""
+    """Removes the cordon of a device."""
 
     GetHostPolicy: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.GetHostPolicyRequest,
         finegrain.v1.cluster_pb2.GetHostPolicyResponse,
     ]
-    """The settings of a host, or those for the cluster, and where they come from."""
+    """The settings of a host or of the cluster, and their sources."""
 
     SetHostPolicy: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.SetHostPolicyRequest,
         finegrain.v1.cluster_pb2.SetHostPolicyResponse,
     ]
-    """Changes the settings of a host, or those for the cluster. Durable when answered; in effect for new slots from the
-    next decision on. Slots that exist stay as they are.
+    """Changes the settings of a host or of the cluster. The change is durable when the call returns, and applies to new
+    slots from the next decision on. Existing slots stay as they are.
     """
 
 class ClusterServiceAsyncStub:
@@ -186,8 +190,8 @@ class ClusterServiceAsyncStub:
     release, resize, end, set and delete groups, set host policies) needs the cluster token.
 
     Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
-    unchanged. A page token stays usable as long as the RM runs. Entities that come or go in the meantime may or may not
-    be listed.
+    unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may
+    be missing.
     """
 
     GetCluster: grpc.aio.UnaryUnaryMultiCallable[
@@ -230,13 +234,13 @@ class ClusterServiceAsyncStub:
         finegrain.v1.cluster_pb2.ListEventsRequest,
         finegrain.v1.cluster_pb2.ListEventsResponse,
     ]
-    """What happened in the cluster, oldest first."""
+    """Events of the cluster, the oldest first."""
 
     DrainExecutor: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.DrainExecutorRequest,
         finegrain.v1.cluster_pb2.DrainExecutorResponse,
     ]
-    """Stops new slots on an executor. With a deadline, the RM takes away the slots that still exist then."""
+    """Stops new slots on an executor. With a deadline, the RM removes the slots that still exist at this time."""
 
     UndrainExecutor: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.UndrainExecutorRequest,
@@ -272,19 +276,21 @@ class ClusterServiceAsyncStub:
         finegrain.v1.cluster_pb2.ListProvidersRequest,
         finegrain.v1.cluster_pb2.ListProvidersResponse,
     ]
-    """Executor shapes that the RM can request from providers, executors that it requested, and why."""
+    """Executor shapes that the RM can request from providers, and the requested executors with the reasons."""
 
     ListGroups: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.ListGroupsRequest,
         finegrain.v1.cluster_pb2.ListGroupsResponse,
     ]
-    """Resource groups with their weights, limits and what their slots have, parents before children."""
+    """Resource groups with their weights, limits and used amounts, parents before children."""
 
     SetGroup: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.SetGroupRequest,
         finegrain.v1.cluster_pb2.SetGroupResponse,
     ]
-    """Creates or changes a resource group. Durable when answered; in effect from the next decision on."""
+    """Creates or changes a resource group. The change is durable when the call returns, and applies from the next
+    decision on.
+    """
 
     DeleteGroup: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.DeleteGroupRequest,
@@ -298,46 +304,48 @@ class ClusterServiceAsyncStub:
         finegrain.v1.cluster_pb2.AdviseThreadsRequest,
         finegrain.v1.cluster_pb2.AdviseThreadsResponse,
     ]
-    """Recommends into how many threads of work a job should be split, based on how long its earlier threads took."""
+    """Recommends a number of threads of work for a job, based on the durations of its past threads."""
 
     GetTopology: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.GetTopologyRequest,
         finegrain.v1.cluster_pb2.GetTopologyResponse,
     ]
-    """One executor's cpus and NUMA nodes: where they are, who has them, which settings are in effect, and why."""
+    """One executor's cpus and NUMA nodes: their location, the slots that have them, and the settings in effect with their
+    sources.
+    """
 
     ListDevices: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.ListDevicesRequest,
         finegrain.v1.cluster_pb2.ListDevicesResponse,
     ]
-    """Devices of executors: what each has, what slots have of it, and why it gets no new work."""
+    """Devices of executors: capacity and allocated amounts of each device, and why a device gets no new work."""
 
     CordonDevice: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.CordonDeviceRequest,
         finegrain.v1.cluster_pb2.CordonDeviceResponse,
     ]
-    """Stops new work on one device. Slots on it stay. The cordon holds until it is taken back, also if the executor
-    restarts, or the device comes back under another minor number.
+    """Stops new work on one device. Existing slots on it stay. The cordon stays until UncordonDevice, also if the
+    executor restarts, or the device returns under another minor number.
     """
 
     UncordonDevice: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.UncordonDeviceRequest,
         finegrain.v1.cluster_pb2.UncordonDeviceResponse,
     ]
-    """Takes the cordon of a device back."""
+    """Removes the cordon of a device."""
 
     GetHostPolicy: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.GetHostPolicyRequest,
         finegrain.v1.cluster_pb2.GetHostPolicyResponse,
     ]
-    """The settings of a host, or those for the cluster, and where they come from."""
+    """The settings of a host or of the cluster, and their sources."""
 
     SetHostPolicy: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.SetHostPolicyRequest,
         finegrain.v1.cluster_pb2.SetHostPolicyResponse,
     ]
-    """Changes the settings of a host, or those for the cluster. Durable when answered; in effect for new slots from the
-    next decision on. Slots that exist stay as they are.
+    """Changes the settings of a host or of the cluster. The change is durable when the call returns, and applies to new
+    slots from the next decision on. Existing slots stay as they are.
     """
 
 class ClusterServiceServicer(metaclass=abc.ABCMeta):
@@ -347,8 +355,8 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
     release, resize, end, set and delete groups, set host policies) needs the cluster token.
 
     Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
-    unchanged. A page token stays usable as long as the RM runs. Entities that come or go in the meantime may or may not
-    be listed.
+    unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may
+    be missing.
     """
 
     @abc.abstractmethod
@@ -405,7 +413,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.ListEventsRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.ListEventsResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.ListEventsResponse]]:
-        """What happened in the cluster, oldest first."""
+        """Events of the cluster, the oldest first."""
 
     @abc.abstractmethod
     def DrainExecutor(
@@ -413,7 +421,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.DrainExecutorRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.DrainExecutorResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.DrainExecutorResponse]]:
-        """Stops new slots on an executor. With a deadline, the RM takes away the slots that still exist then."""
+        """Stops new slots on an executor. With a deadline, the RM removes the slots that still exist at this time."""
 
     @abc.abstractmethod
     def UndrainExecutor(
@@ -461,7 +469,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.ListProvidersRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.ListProvidersResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.ListProvidersResponse]]:
-        """Executor shapes that the RM can request from providers, executors that it requested, and why."""
+        """Executor shapes that the RM can request from providers, and the requested executors with the reasons."""
 
     @abc.abstractmethod
     def ListGroups(
@@ -469,7 +477,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.ListGroupsRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.ListGroupsResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.ListGroupsResponse]]:
-        """Resource groups with their weights, limits and what their slots have, parents before children."""
+        """Resource groups with their weights, limits and used amounts, parents before children."""
 
     @abc.abstractmethod
     def SetGroup(
@@ -477,7 +485,9 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.SetGroupRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.SetGroupResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.SetGroupResponse]]:
-        """Creates or changes a resource group. Durable when answered; in effect from the next decision on."""
+        """Creates or changes a resource group. The change is durable when the call returns, and applies from the next
+        decision on.
+        """
 
     @abc.abstractmethod
     def DeleteGroup(
@@ -495,7 +505,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.AdviseThreadsRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.AdviseThreadsResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.AdviseThreadsResponse]]:
-        """Recommends into how many threads of work a job should be split, based on how long its earlier threads took."""
+        """Recommends a number of threads of work for a job, based on the durations of its past threads."""
 
     @abc.abstractmethod
     def GetTopology(
@@ -503,7 +513,9 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.GetTopologyRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.GetTopologyResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.GetTopologyResponse]]:
-        """One executor's cpus and NUMA nodes: where they are, who has them, which settings are in effect, and why."""
+        """One executor's cpus and NUMA nodes: their location, the slots that have them, and the settings in effect with their
+        sources.
+        """
 
     @abc.abstractmethod
     def ListDevices(
@@ -511,7 +523,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.ListDevicesRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.ListDevicesResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.ListDevicesResponse]]:
-        """Devices of executors: what each has, what slots have of it, and why it gets no new work."""
+        """Devices of executors: capacity and allocated amounts of each device, and why a device gets no new work."""
 
     @abc.abstractmethod
     def CordonDevice(
@@ -519,8 +531,8 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.CordonDeviceRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.CordonDeviceResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.CordonDeviceResponse]]:
-        """Stops new work on one device. Slots on it stay. The cordon holds until it is taken back, also if the executor
-        restarts, or the device comes back under another minor number.
+        """Stops new work on one device. Existing slots on it stay. The cordon stays until UncordonDevice, also if the
+        executor restarts, or the device returns under another minor number.
         """
 
     @abc.abstractmethod
@@ -529,7 +541,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.UncordonDeviceRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.UncordonDeviceResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.UncordonDeviceResponse]]:
-        """Takes the cordon of a device back."""
+        """Removes the cordon of a device."""
 
     @abc.abstractmethod
     def GetHostPolicy(
@@ -537,7 +549,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.GetHostPolicyRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.GetHostPolicyResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.GetHostPolicyResponse]]:
-        """The settings of a host, or those for the cluster, and where they come from."""
+        """The settings of a host or of the cluster, and their sources."""
 
     @abc.abstractmethod
     def SetHostPolicy(
@@ -545,8 +557,8 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.SetHostPolicyRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.SetHostPolicyResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.SetHostPolicyResponse]]:
-        """Changes the settings of a host, or those for the cluster. Durable when answered; in effect for new slots from the
-        next decision on. Slots that exist stay as they are.
+        """Changes the settings of a host or of the cluster. The change is durable when the call returns, and applies to new
+        slots from the next decision on. Existing slots stay as they are.
         """
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -28,9 +28,10 @@ if _version_not_supported:
 class JobMasterServiceStub(object):
     """Takes slot offers directly from executors.
 
-    Executors send no token here, because anyone may name any address as a target. Every call carries the metadata
-    `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the job master
-    know this value, so refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
+    Executors send no token here, because a job master could name any address as a target. Instead, every call carries
+    the metadata `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the
+    job master know this value, so refuse a call without it. Use the slot and the executor's address that WatchJob
+    returns.
     """
 
     def __init__(self, channel):
@@ -49,9 +50,10 @@ class JobMasterServiceStub(object):
 class JobMasterServiceServicer(object):
     """Takes slot offers directly from executors.
 
-    Executors send no token here, because anyone may name any address as a target. Every call carries the metadata
-    `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the job master
-    know this value, so refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
+    Executors send no token here, because a job master could name any address as a target. Instead, every call carries
+    the metadata `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the
+    job master know this value, so refuse a call without it. Use the slot and the executor's address that WatchJob
+    returns.
     """
 
     def OfferSlots(self, request, context):
@@ -82,9 +84,10 @@ def add_JobMasterServiceServicer_to_server(servicer, server):
 class JobMasterService(object):
     """Takes slot offers directly from executors.
 
-    Executors send no token here, because anyone may name any address as a target. Every call carries the metadata
-    `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the job master
-    know this value, so refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
+    Executors send no token here, because a job master could name any address as a target. Instead, every call carries
+    the metadata `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the
+    job master know this value, so refuse a call without it. Use the slot and the executor's address that WatchJob
+    returns.
     """
 
     @staticmethod

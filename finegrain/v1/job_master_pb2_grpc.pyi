@@ -22,9 +22,10 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class JobMasterServiceStub:
     """Takes slot offers directly from executors.
 
-    Executors send no token here, because anyone may name any address as a target. Every call carries the metadata
-    `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the job master
-    know this value, so refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
+    Executors send no token here, because a job master could name any address as a target. Instead, every call carries
+    the metadata `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the
+    job master know this value, so refuse a call without it. Use the slot and the executor's address that WatchJob
+    returns.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -40,9 +41,10 @@ class JobMasterServiceStub:
 class JobMasterServiceAsyncStub:
     """Takes slot offers directly from executors.
 
-    Executors send no token here, because anyone may name any address as a target. Every call carries the metadata
-    `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the job master
-    know this value, so refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
+    Executors send no token here, because a job master could name any address as a target. Instead, every call carries
+    the metadata `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the
+    job master know this value, so refuse a call without it. Use the slot and the executor's address that WatchJob
+    returns.
     """
 
     OfferSlots: grpc.aio.UnaryUnaryMultiCallable[
@@ -57,9 +59,10 @@ class JobMasterServiceAsyncStub:
 class JobMasterServiceServicer(metaclass=abc.ABCMeta):
     """Takes slot offers directly from executors.
 
-    Executors send no token here, because anyone may name any address as a target. Every call carries the metadata
-    `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the job master
-    know this value, so refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
+    Executors send no token here, because a job master could name any address as a target. Instead, every call carries
+    the metadata `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the
+    job master know this value, so refuse a call without it. Use the slot and the executor's address that WatchJob
+    returns.
     """
 
     @abc.abstractmethod

@@ -391,7 +391,7 @@ class ReleaseSlotsResponse(google.protobuf.message.Message):
     RANGE_RESULTS_FIELD_NUMBER: builtins.int
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
-        """A slot without error is being freed (or is gone already)."""
+        """A slot without error is being freed (or was freed before)."""
 
     @property
     def range_results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
@@ -454,7 +454,9 @@ class SlotReuse(google.protobuf.message.Message):
     generation: builtins.int
     """Generation of the slot. Required."""
     for_allocation_id: builtins.str
-    """The request that the slot will serve. It must belong to the same job, wait, and ask for the same. Required."""
+    """The request that the slot will serve. It must wait, belong to the same job, and have the same profile and
+    conditions as the request of the slot. Required.
+    """
     def __init__(
         self,
         *,
@@ -475,8 +477,8 @@ class ReuseSlotsResponse(google.protobuf.message.Message):
     RESULTS_FIELD_NUMBER: builtins.int
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
-        """No error: the RM agreed, the slot stays, and the request that waited has ended. Error: the slot is being freed (or
-        is gone already), and the request still waits.
+        """No error: the RM agreed, the slot stays, and the waiting request has ended. Error: the slot is being freed (or was
+        freed before), and the request still waits.
         """
 
     def __init__(
@@ -508,9 +510,9 @@ class ResourceManagerServiceResizeSlotRequest(google.protobuf.message.Message):
     generation: builtins.int
     """Generation of the slot; 0: the current one."""
     resize_number: builtins.int
-    """Number of the change: one above `SlotStatus.resize_number`. With it, only one of two concurrent changes succeeds,
-    and a repeated call is the same call. 0: the next number, whatever it is. A lower number is refused with
-    FAILED_PRECONDITION and reason "STALE_RESIZE"; the detail `resize_number` has the last number.
+    """Number of the change: one above `SlotStatus.resize_number`. With this number, only one of two concurrent changes
+    succeeds, and a repeated call has no further effect. 0: the RM takes the next number. A lower number is refused
+    with FAILED_PRECONDITION and reason "STALE_RESIZE"; the detail `resize_number` has the last number.
     """
     cpu_limit_milli: builtins.int
     """Hard CPU cap in thousandths of a core, if it should be above the booked `cpu_milli`; 0: the same as `cpu_milli`."""
@@ -581,7 +583,7 @@ global___WatchJobRequest = WatchJobRequest
 
 @typing.final
 class WatchJobResponse(google.protobuf.message.Message):
-    """Some events, or the snapshot, or (both empty) a message that shows that the stream is alive."""
+    """Some events, or a part of the snapshot. If both fields are empty, the message only shows that the stream is alive."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -593,10 +595,10 @@ class WatchJobResponse(google.protobuf.message.Message):
 
     @property
     def snapshot(self) -> global___JobSnapshot:
-        """The present state of all requests of the job that have not ended; only at the head of a stream that began at 0. A
-        large snapshot comes in several parts, which together make the whole; all parts but the last have `more` set. Each
-        part shows the state at its own `snapshot.sequence`. The events since the part before come between the two parts,
-        in order and without gaps. Events that follow have a higher sequence.
+        """The present state of all requests of the job that have not ended. Only a stream from 0 begins with a snapshot. A
+        large snapshot comes in several parts; all parts except the last have `more` set. Each part shows the state at its
+        own `snapshot.sequence`. The events between two parts are sent between these parts, in order and without gaps.
+        Events after a part have a higher sequence number than the part.
         """
 
     def __init__(
@@ -666,8 +668,8 @@ class JobEvent(google.protobuf.message.Message):
     message: builtins.str
     """The reason for people."""
     count: builtins.int
-    """Number of members of a range that the event is about: the named one, and those with the indexes that follow. All of
-    them waited. 0 and 1: this one alone.
+    """Number of members of a range that the event is about: the named member and the members with the next indexes. All
+    of them were waiting. 0 and 1: only the named member.
     """
     @property
     def event_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -725,23 +727,23 @@ class RequestStatus(google.protobuf.message.Message):
     """State of the request."""
     reason: builtins.str
     """Why it is in this state. For PENDING it is one of the waiting reasons: "NOT_YET_CONSIDERED", "WAITING_CAPACITY",
-    "WAITING_FRAGMENTED", "WAITING_TOPOLOGY" (the amounts are free, but not on cpus and NUMA nodes that suit),
+    "WAITING_FRAGMENTED", "WAITING_TOPOLOGY" (the amounts are free, but not on suitable cpus and NUMA nodes),
     "INFEASIBLE_NOW_OFFLINE", "INFEASIBLE_NEVER", "WAITING_LABELS", "WAITING_EXECUTOR" (planned on a requested executor
-    that has not registered yet), "WAITING_GANG" (it would fit; its gang as a whole does not),
-    "WAITING_GROUP_LIMIT" (a resource group above it would have more than its maximum), "WAITING_RESERVATION" (it would
-    fit, but the capacity is reserved for a starved request).
+    that has not registered yet), "WAITING_GANG" (it would fit, but its gang as a whole does not),
+    "WAITING_GROUP_LIMIT" (with it, a resource group of its job would exceed its maximum), "WAITING_RESERVATION" (it
+    would fit, but the capacity is reserved for a starved request).
     """
     generation: builtins.int
     """Number of its latest placement; 0: never placed, or a member of a range that has ended."""
     arrival_number: builtins.int
     """Place in the queue: the RM's arrival number."""
     count: builtins.int
-    """Number of members of a range that this entry is about: this one and those that follow. They are equal and next to
-    each other in the queue. 0 and 1: this one alone.
+    """Number of members of a range that this entry is about: the named member and the next ones. They are equal, and next
+    to each other in the queue. 0 and 1: only the named member.
     """
     range_id: builtins.str
-    """The range that it is a member of; empty: none. The name is no proof: a plain request may have a name like that of a
-    member.
+    """The range that it is a member of; empty: none. The form of an allocation id does not show this, because a plain
+    request may have an id like that of a member.
     """
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
@@ -858,12 +860,12 @@ class ExplainResponse(google.protobuf.message.Message):
     planned_on: builtins.str
     """If the request waits for a requested executor: the id of that executor."""
     more_fit: builtins.int
-    """If the request waits or has a slot: how many more slots like this would fit now on the executors that were
-    considered, by the scheduler's own code, if nothing else were queued. Reserved capacity does not count, and maxima
-    of groups are not applied.
+    """If the request waits or has a slot: the number of further slots of this kind that the scheduler would place now on
+    the considered executors, if no other request were queued. Reserved capacity does not count, and maxima of groups
+    are not applied.
     """
     more_may_fit: builtins.bool
-    """True: not all executors were counted, so that more may fit."""
+    """True: not all executors were counted, so more slots may fit."""
     @property
     def request(self) -> global___RequestStatus:
         """The request and its state."""
@@ -882,7 +884,7 @@ class ExplainResponse(google.protobuf.message.Message):
 
     @property
     def blocked_by(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.SlotStatus]:
-        """Slots on the nearest executor. If they ended, the request would fit there."""
+        """Slots on the nearest executor. The request would fit on this executor if these slots ended."""
 
     @property
     def gang(self) -> global___GangExplanation:
@@ -894,8 +896,8 @@ class ExplainResponse(google.protobuf.message.Message):
 
     @property
     def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChoiceStep]:
-        """If the request waits: the steps by which the RM chooses what is served next, from the top. First the group among
-        the groups, and so on, down to the job among the jobs of its group.
+        """If the request waits: the steps by which the RM chooses which request is served next. The first step chooses among
+        the groups at the top, the last step among the jobs of one group.
         """
 
     @property
@@ -941,8 +943,8 @@ global___ExplainResponse = ExplainResponse
 
 @typing.final
 class ChoiceStep(google.protobuf.message.Message):
-    """One step of the choice of what is served next. Among the flows with waiting work below one group, the flow with the
-    least virtual time (`FlowTally.tally`) is next.
+    """One step of the choice of the request that is served next. Among the flows with waiting work below one group, the
+    flow with the least virtual time (`FlowTally.tally`) is next.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -986,7 +988,7 @@ global___ChoiceStep = ChoiceStep
 
 @typing.final
 class FlowTally(google.protobuf.message.Message):
-    """A flow (a resource group, or a job) in the choice of what is served next."""
+    """A flow (a resource group, or a job) in the choice of the request that is served next."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1010,15 +1012,18 @@ class FlowTally(google.protobuf.message.Message):
     service: builtins.float
     """Recent usage: cost times seconds, decayed; see docs/fairness.md."""
     tally: builtins.float
-    """Virtual time, which the RM compares; the least is served first. It is a sum, divided by the weight. The sum is: the
-    usage, plus what was added when the flow began to wait, plus what its slots will have used in a moment.
+    """Virtual time; the flow with the least is served first. It is a sum, divided by the weight. The sum is the usage,
+    plus the amount that was added when the flow began to wait, plus the expected usage of its running slots within the
+    lookahead (docs/fairness.md).
     """
     running: builtins.int
     """Number of its slots that run."""
     waiting: builtins.int
     """Number of its requests that wait."""
     below_minimum: builtins.bool
-    """True: it has not reached its guaranteed minimum. It is served before flows that have reached theirs, or have none."""
+    """True: the flow has not reached its guaranteed minimum. It is served before flows that have reached their minimum or
+    have no minimum.
+    """
     def __init__(
         self,
         *,
@@ -1052,11 +1057,11 @@ class GroupLimit(google.protobuf.message.Message):
     dimension: builtins.str
     """"cpu_milli", "memory_bytes", ..., or "extended." and the name."""
     used: builtins.int
-    """What the group's slots have."""
+    """Amount that the group's slots have."""
     asked: builtins.int
-    """What the request needs."""
+    """Amount that the request needs."""
     maximum: builtins.int
-    """The most that the group's slots may have."""
+    """Maximum amount for the group's slots."""
     def __init__(
         self,
         *,
@@ -1072,7 +1077,9 @@ global___GroupLimit = GroupLimit
 
 @typing.final
 class Reservation(google.protobuf.message.Message):
-    """Capacity that is reserved for a starved request: one that did not fit for too long while others were placed."""
+    """Capacity that is reserved for a starved request. A request is starved if it has waited too long while others were
+    placed.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1093,7 +1100,7 @@ class Reservation(google.protobuf.message.Message):
     """The reservation for people, in one sentence."""
     @property
     def executors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReservedExecutor]:
-        """On which executors, and how much."""
+        """The executors, with the reserved amounts."""
 
     @property
     def since_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -1121,7 +1128,7 @@ global___Reservation = Reservation
 
 @typing.final
 class ReservedExecutor(google.protobuf.message.Message):
-    """What is reserved on one executor."""
+    """The reserved amounts of one executor."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1132,11 +1139,11 @@ class ReservedExecutor(google.protobuf.message.Message):
     """The executor."""
     @property
     def held(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What is reserved there."""
+        """The reserved amounts."""
 
     @property
     def missing(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """The part of it that is not free yet."""
+        """The part of the reserved amounts that is not free yet."""
 
     def __init__(
         self,
@@ -1174,7 +1181,7 @@ class GangExplanation(google.protobuf.message.Message):
 
     @property
     def spots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GangSpot]:
-        """Where the most of them could be placed, best first: executors, or values of the label."""
+        """The executors, or values of the label, where most members could be placed, best first."""
 
     @property
     def deadline_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -1268,22 +1275,22 @@ class ExecutorVerdict(google.protobuf.message.Message):
     message: builtins.str
     """One sentence for people."""
     more_fit: builtins.int
-    """How many slots like this would fit there now; see ExplainResponse.more_fit."""
+    """Number of slots of this kind that would fit there now; see ExplainResponse.more_fit."""
     @property
     def blockers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Stable codes of what prevents it: "INSUFFICIENT_<DIMENSION>", "LABEL_MISMATCH", "DRAINING", "LOST", "UNREACHABLE"
-        (it reports, but the RM cannot dial it), "UNCONFIRMED", "SLOT_LIMIT", "ISOLATION" (it
-        does not enforce a limit that must be enforced), "TOTAL_TOO_SMALL", "REFUSED" (it refused this
-        request, and the RM will try it again later), "HELD" (it has room, which is reserved for another request).
+        """Stable codes of the reasons why it does not fit: "INSUFFICIENT_<DIMENSION>", "LABEL_MISMATCH", "DRAINING", "LOST",
+        "UNREACHABLE" (it reports, but the RM cannot dial it), "UNCONFIRMED", "SLOT_LIMIT", "ISOLATION" (it does not
+        enforce a limit that must be enforced), "TOTAL_TOO_SMALL", "REFUSED" (it refused this request, and the RM will try
+        it again later), "HELD" (it has room, which is reserved for another request).
         """
 
     @property
     def dimensions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DimensionStatus]:
-        """Per dimension: what was requested, what is free, and what exists."""
+        """Per dimension: the requested, free and total amount."""
 
     @property
     def cpu(self) -> global___CpuVerdict:
-        """What its cpus and NUMA nodes lack although the amounts are free; absent: nothing."""
+        """Why its cpus and NUMA nodes do not suit the request, although the amounts are free; absent: they suit."""
 
     def __init__(
         self,
@@ -1359,13 +1366,13 @@ class DimensionStatus(google.protobuf.message.Message):
     dimension: builtins.str
     """"cpu_milli", "memory_bytes", ..., or "extended." and the name."""
     asked: builtins.int
-    """What the request needs."""
+    """Amount that the request needs."""
     free: builtins.int
-    """What is free."""
+    """Free amount."""
     largest_hole: builtins.int
     """Largest amount free on one executor (cluster view); the same as `free` in a verdict."""
     total: builtins.int
-    """What exists."""
+    """Total amount."""
     def __init__(
         self,
         *,
@@ -1399,8 +1406,8 @@ class Counterfactual(google.protobuf.message.Message):
 
     @property
     def relaxed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Policies that the request would have to prefer instead of require, or not ask for: "bind", "exclusive", "numa",
-        "qos".
+        """Policies that the request must not require: "bind", "exclusive", "numa" or "qos". It may prefer them, or leave them
+        out.
         """
 
     def __init__(
@@ -1469,7 +1476,7 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
     software_version: builtins.str
     """Software version; for people."""
     boot_id: builtins.str
-    """Boot id of the host. Slots that were reported with another boot id are gone."""
+    """Boot id of the host. Slots that were reported with another boot id no longer exist."""
     shared_cpus: builtins.str
     """Cpus of the shared pool, as a cpu list."""
     provided_as: builtins.str
@@ -1480,11 +1487,11 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
 
     @property
     def reserved(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What is reserved for the system; for people."""
+        """Amounts that are reserved for the system; for people."""
 
     @property
     def default_slot_profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
-        """What an unknown request gets on this executor."""
+        """The profile that an unknown request gets on this executor."""
 
     @property
     def topology(self) -> finegrain.v1.resources_pb2.HostTopology:
@@ -1503,7 +1510,7 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
 
     @property
     def isolation(self) -> finegrain.v1.resources_pb2.IsolationReport:
-        """What this host can enforce."""
+        """The limits that this host can enforce."""
 
     @property
     def host_cpus(self) -> finegrain.v1.cpus_pb2.HostCpus:

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ResourceManagerServiceStub(object):
-    """The state of the cluster: which slots exist, which requests wait, which request is served next.
+    """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
     Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
     job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
@@ -37,16 +37,16 @@ class ResourceManagerServiceStub(object):
     of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
     Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
-    something may be repeated safely: the RM recognises the repetition by the ids in it.
+    something may be repeated safely: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
-    google.rpc.BadRequest. Lack of capacity is never an error here: the request waits, and waiting is a state.
+    google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
     UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
     manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. Send the token only to addresses that are meant to have it. At the new leader, a watch continues
-    from its sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again,
-    at the same address.
+    that may be stale. Send the token only to addresses that you trust. At the new leader, a watch continues from its
+    sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
+    same address.
     """
 
     def __init__(self, channel):
@@ -118,7 +118,7 @@ class ResourceManagerServiceStub(object):
 
 
 class ResourceManagerServiceServicer(object):
-    """The state of the cluster: which slots exist, which requests wait, which request is served next.
+    """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
     Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
     job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
@@ -129,21 +129,21 @@ class ResourceManagerServiceServicer(object):
     of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
     Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
-    something may be repeated safely: the RM recognises the repetition by the ids in it.
+    something may be repeated safely: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
-    google.rpc.BadRequest. Lack of capacity is never an error here: the request waits, and waiting is a state.
+    google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
     UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
     manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. Send the token only to addresses that are meant to have it. At the new leader, a watch continues
-    from its sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again,
-    at the same address.
+    that may be stale. Send the token only to addresses that you trust. At the new leader, a watch continues from its
+    sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
+    same address.
     """
 
     def RegisterJob(self, request, context):
-        """Registers a job. The same job id with the same content and the same `request_id` returns the same answer; with
-        anything else the call fails with ALREADY_EXISTS.
+        """Registers a job. If the same job id comes again with the same content and `request_id`, the answer is the same. If
+        the content or the `request_id` differs, the call fails with ALREADY_EXISTS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -165,7 +165,7 @@ class ResourceManagerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RequestResource(self, request, context):
-        """Requests slots. Answers when the requests are durable, with one result per request in the order sent.
+        """Requests slots. The RM answers when the requests are durable, with one result per request in the order sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,19 +179,20 @@ class ResourceManagerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseSlots(self, request, context):
-        """Gives slots back. Their capacity is free when the slot's processes are gone. Never creates a new request.
+        """Gives slots back. The capacity of a slot is free when all processes of the slot have ended. The call never creates
+        a new request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResizeSlot(self, request, context):
-        """Changes the resources of a granted slot, without touching the tasks in it. Answers when the change is durable. The
-        watch stream reports its result: GRANTED again, either with reason "RESIZED" and the slot as it is now, or with
-        reason "RESIZE_REFUSED" and why.
+        """Changes the resources of a granted slot, without touching the tasks in it. The RM answers when the change is
+        durable. The watch stream reports the result as another GRANTED event: with reason "RESIZED" and the slot as it is
+        now, or with reason "RESIZE_REFUSED" and a message that says why.
 
-        Growth must fit on the slot's executor and waits in the queue until it does. Capacity that shrinking frees can be
-        used by others once the executor has confirmed. A size beyond the executor's total is refused at once
+        Growth must fit on the slot's executor; until then it waits in the queue. When a slot shrinks, others can use the
+        freed capacity after the executor has confirmed the change. A size beyond the executor's total is refused at once
         (FAILED_PRECONDITION, reason "INFEASIBLE_NEVER"). A new change replaces one that waits. A change to the slot's
         current size withdraws it. If a request returns to the queue later, it is placed at its original size.
         """
@@ -200,28 +201,28 @@ class ResourceManagerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReuseSlots(self, request, context):
-        """Asks to reuse slots whose work is done: a slot serves another waiting request of the same job, instead of being
-        given back and carved again. The RM checks what would happen if the slot were given back now. If this job would be
-        the next to get the freed capacity, the RM agrees: the waiting request ends RELEASED with reason "REUSED" and the
-        slot stays. Otherwise the RM releases the slot, as with ReleaseSlots, and the result says why ("FAIR_SHARE": others
-        must be served first). The same call again returns the same answer.
+        """Asks to reuse slots whose work is done: a slot serves another waiting request of the same job. This saves releasing
+        one slot and carving another. The RM agrees if this job would be the next to get the capacity of the slot anyway:
+        the waiting request ends RELEASED with reason "REUSED", and the slot stays. Otherwise the RM releases the slot, as
+        with ReleaseSlots, and the result says why ("FAIR_SHARE": others must be served first). A repeated call returns the
+        same answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchJob(self, request, context):
-        """Streams what happens to a job's requests and slots, numbered without gaps. An open stream keeps the lease. Resume
-        with the sequence number after the last one processed. OUT_OF_RANGE means that the RM no longer keeps that event.
-        Then watch from 0: this stream begins with a snapshot.
+        """Streams the events of a job's requests and slots, numbered without gaps. An open stream renews the lease. To
+        resume, send the sequence number after the last processed one. OUT_OF_RANGE means that the RM no longer keeps that
+        event. Then watch from 0: this stream begins with a snapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Explains why a request waits (or how it ended), and the smallest change with which it would fit now. The answer is
-        about feasibility at one moment. It reserves nothing.
+        """Explains why a request waits (or how it ended), and the smallest change with which it would fit now. The answer
+        holds for the present moment only, and reserves nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -313,7 +314,7 @@ def add_ResourceManagerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ResourceManagerService(object):
-    """The state of the cluster: which slots exist, which requests wait, which request is served next.
+    """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
     Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
     job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
@@ -324,16 +325,16 @@ class ResourceManagerService(object):
     of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
     Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
-    something may be repeated safely: the RM recognises the repetition by the ids in it.
+    something may be repeated safely: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
-    google.rpc.BadRequest. Lack of capacity is never an error here: the request waits, and waiting is a state.
+    google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
     UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
     manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. Send the token only to addresses that are meant to have it. At the new leader, a watch continues
-    from its sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again,
-    at the same address.
+    that may be stale. Send the token only to addresses that you trust. At the new leader, a watch continues from its
+    sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
+    same address.
     """
 
     @staticmethod

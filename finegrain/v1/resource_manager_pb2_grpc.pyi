@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class ResourceManagerServiceStub:
-    """The state of the cluster: which slots exist, which requests wait, which request is served next.
+    """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
     Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
     job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
@@ -29,16 +29,16 @@ class ResourceManagerServiceStub:
     of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
     Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
-    something may be repeated safely: the RM recognises the repetition by the ids in it.
+    something may be repeated safely: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
-    google.rpc.BadRequest. Lack of capacity is never an error here: the request waits, and waiting is a state.
+    google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
     UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
     manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. Send the token only to addresses that are meant to have it. At the new leader, a watch continues
-    from its sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again,
-    at the same address.
+    that may be stale. Send the token only to addresses that you trust. At the new leader, a watch continues from its
+    sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
+    same address.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -46,8 +46,8 @@ class ResourceManagerServiceStub:
         finegrain.v1.resource_manager_pb2.RegisterJobRequest,
         finegrain.v1.resource_manager_pb2.RegisterJobResponse,
     ]
-    """Registers a job. The same job id with the same content and the same `request_id` returns the same answer; with
-    anything else the call fails with ALREADY_EXISTS.
+    """Registers a job. If the same job id comes again with the same content and `request_id`, the answer is the same. If
+    the content or the `request_id` differs, the call fails with ALREADY_EXISTS.
     """
 
     KeepAlive: grpc.UnaryUnaryMultiCallable[
@@ -68,7 +68,7 @@ class ResourceManagerServiceStub:
         finegrain.v1.resource_manager_pb2.RequestResourceRequest,
         finegrain.v1.resource_manager_pb2.RequestResourceResponse,
     ]
-    """Requests slots. Answers when the requests are durable, with one result per request in the order sent."""
+    """Requests slots. The RM answers when the requests are durable, with one result per request in the order sent."""
 
     CancelRequests: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.resource_manager_pb2.CancelRequestsRequest,
@@ -80,18 +80,20 @@ class ResourceManagerServiceStub:
         finegrain.v1.resource_manager_pb2.ReleaseSlotsRequest,
         finegrain.v1.resource_manager_pb2.ReleaseSlotsResponse,
     ]
-    """Gives slots back. Their capacity is free when the slot's processes are gone. Never creates a new request."""
+    """Gives slots back. The capacity of a slot is free when all processes of the slot have ended. The call never creates
+    a new request.
+    """
 
     ResizeSlot: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.resource_manager_pb2.ResourceManagerServiceResizeSlotRequest,
         finegrain.v1.resource_manager_pb2.ResourceManagerServiceResizeSlotResponse,
     ]
-    """Changes the resources of a granted slot, without touching the tasks in it. Answers when the change is durable. The
-    watch stream reports its result: GRANTED again, either with reason "RESIZED" and the slot as it is now, or with
-    reason "RESIZE_REFUSED" and why.
+    """Changes the resources of a granted slot, without touching the tasks in it. The RM answers when the change is
+    durable. The watch stream reports the result as another GRANTED event: with reason "RESIZED" and the slot as it is
+    now, or with reason "RESIZE_REFUSED" and a message that says why.
 
-    Growth must fit on the slot's executor and waits in the queue until it does. Capacity that shrinking frees can be
-    used by others once the executor has confirmed. A size beyond the executor's total is refused at once
+    Growth must fit on the slot's executor; until then it waits in the queue. When a slot shrinks, others can use the
+    freed capacity after the executor has confirmed the change. A size beyond the executor's total is refused at once
     (FAILED_PRECONDITION, reason "INFEASIBLE_NEVER"). A new change replaces one that waits. A change to the slot's
     current size withdraws it. If a request returns to the queue later, it is placed at its original size.
     """
@@ -100,28 +102,28 @@ class ResourceManagerServiceStub:
         finegrain.v1.resource_manager_pb2.ReuseSlotsRequest,
         finegrain.v1.resource_manager_pb2.ReuseSlotsResponse,
     ]
-    """Asks to reuse slots whose work is done: a slot serves another waiting request of the same job, instead of being
-    given back and carved again. The RM checks what would happen if the slot were given back now. If this job would be
-    the next to get the freed capacity, the RM agrees: the waiting request ends RELEASED with reason "REUSED" and the
-    slot stays. Otherwise the RM releases the slot, as with ReleaseSlots, and the result says why ("FAIR_SHARE": others
-    must be served first). The same call again returns the same answer.
+    """Asks to reuse slots whose work is done: a slot serves another waiting request of the same job. This saves releasing
+    one slot and carving another. The RM agrees if this job would be the next to get the capacity of the slot anyway:
+    the waiting request ends RELEASED with reason "REUSED", and the slot stays. Otherwise the RM releases the slot, as
+    with ReleaseSlots, and the result says why ("FAIR_SHARE": others must be served first). A repeated call returns the
+    same answer.
     """
 
     WatchJob: grpc.UnaryStreamMultiCallable[
         finegrain.v1.resource_manager_pb2.WatchJobRequest,
         finegrain.v1.resource_manager_pb2.WatchJobResponse,
     ]
-    """Streams what happens to a job's requests and slots, numbered without gaps. An open stream keeps the lease. Resume
-    with the sequence number after the last one processed. OUT_OF_RANGE means that the RM no longer keeps that event.
-    Then watch from 0: this stream begins with a snapshot.
+    """Streams the events of a job's requests and slots, numbered without gaps. An open stream renews the lease. To
+    resume, send the sequence number after the last processed one. OUT_OF_RANGE means that the RM no longer keeps that
+    event. Then watch from 0: this stream begins with a snapshot.
     """
 
     Explain: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.resource_manager_pb2.ExplainRequest,
         finegrain.v1.resource_manager_pb2.ExplainResponse,
     ]
-    """Explains why a request waits (or how it ended), and the smallest change with which it would fit now. The answer is
-    about feasibility at one moment. It reserves nothing.
+    """Explains why a request waits (or how it ended), and the smallest change with which it would fit now. The answer
+    holds for the present moment only, and reserves nothing.
     """
 
     RegisterExecutor: grpc.UnaryUnaryMultiCallable[
@@ -137,7 +139,7 @@ class ResourceManagerServiceStub:
     """Delivers a numbered report. It is also the heartbeat. Cluster token only."""
 
 class ResourceManagerServiceAsyncStub:
-    """The state of the cluster: which slots exist, which requests wait, which request is served next.
+    """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
     Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
     job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
@@ -148,24 +150,24 @@ class ResourceManagerServiceAsyncStub:
     of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
     Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
-    something may be repeated safely: the RM recognises the repetition by the ids in it.
+    something may be repeated safely: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
-    google.rpc.BadRequest. Lack of capacity is never an error here: the request waits, and waiting is a state.
+    google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
     UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
     manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. Send the token only to addresses that are meant to have it. At the new leader, a watch continues
-    from its sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again,
-    at the same address.
+    that may be stale. Send the token only to addresses that you trust. At the new leader, a watch continues from its
+    sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
+    same address.
     """
 
     RegisterJob: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.resource_manager_pb2.RegisterJobRequest,
         finegrain.v1.resource_manager_pb2.RegisterJobResponse,
     ]
-    """Registers a job. The same job id with the same content and the same `request_id` returns the same answer; with
-    anything else the call fails with ALREADY_EXISTS.
+    """Registers a job. If the same job id comes again with the same content and `request_id`, the answer is the same. If
+    the content or the `request_id` differs, the call fails with ALREADY_EXISTS.
     """
 
     KeepAlive: grpc.aio.UnaryUnaryMultiCallable[
@@ -186,7 +188,7 @@ class ResourceManagerServiceAsyncStub:
         finegrain.v1.resource_manager_pb2.RequestResourceRequest,
         finegrain.v1.resource_manager_pb2.RequestResourceResponse,
     ]
-    """Requests slots. Answers when the requests are durable, with one result per request in the order sent."""
+    """Requests slots. The RM answers when the requests are durable, with one result per request in the order sent."""
 
     CancelRequests: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.resource_manager_pb2.CancelRequestsRequest,
@@ -198,18 +200,20 @@ class ResourceManagerServiceAsyncStub:
         finegrain.v1.resource_manager_pb2.ReleaseSlotsRequest,
         finegrain.v1.resource_manager_pb2.ReleaseSlotsResponse,
     ]
-    """Gives slots back. Their capacity is free when the slot's processes are gone. Never creates a new request."""
+    """Gives slots back. The capacity of a slot is free when all processes of the slot have ended. The call never creates
+    a new request.
+    """
 
     ResizeSlot: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.resource_manager_pb2.ResourceManagerServiceResizeSlotRequest,
         finegrain.v1.resource_manager_pb2.ResourceManagerServiceResizeSlotResponse,
     ]
-    """Changes the resources of a granted slot, without touching the tasks in it. Answers when the change is durable. The
-    watch stream reports its result: GRANTED again, either with reason "RESIZED" and the slot as it is now, or with
-    reason "RESIZE_REFUSED" and why.
+    """Changes the resources of a granted slot, without touching the tasks in it. The RM answers when the change is
+    durable. The watch stream reports the result as another GRANTED event: with reason "RESIZED" and the slot as it is
+    now, or with reason "RESIZE_REFUSED" and a message that says why.
 
-    Growth must fit on the slot's executor and waits in the queue until it does. Capacity that shrinking frees can be
-    used by others once the executor has confirmed. A size beyond the executor's total is refused at once
+    Growth must fit on the slot's executor; until then it waits in the queue. When a slot shrinks, others can use the
+    freed capacity after the executor has confirmed the change. A size beyond the executor's total is refused at once
     (FAILED_PRECONDITION, reason "INFEASIBLE_NEVER"). A new change replaces one that waits. A change to the slot's
     current size withdraws it. If a request returns to the queue later, it is placed at its original size.
     """
@@ -218,28 +222,28 @@ class ResourceManagerServiceAsyncStub:
         finegrain.v1.resource_manager_pb2.ReuseSlotsRequest,
         finegrain.v1.resource_manager_pb2.ReuseSlotsResponse,
     ]
-    """Asks to reuse slots whose work is done: a slot serves another waiting request of the same job, instead of being
-    given back and carved again. The RM checks what would happen if the slot were given back now. If this job would be
-    the next to get the freed capacity, the RM agrees: the waiting request ends RELEASED with reason "REUSED" and the
-    slot stays. Otherwise the RM releases the slot, as with ReleaseSlots, and the result says why ("FAIR_SHARE": others
-    must be served first). The same call again returns the same answer.
+    """Asks to reuse slots whose work is done: a slot serves another waiting request of the same job. This saves releasing
+    one slot and carving another. The RM agrees if this job would be the next to get the capacity of the slot anyway:
+    the waiting request ends RELEASED with reason "REUSED", and the slot stays. Otherwise the RM releases the slot, as
+    with ReleaseSlots, and the result says why ("FAIR_SHARE": others must be served first). A repeated call returns the
+    same answer.
     """
 
     WatchJob: grpc.aio.UnaryStreamMultiCallable[
         finegrain.v1.resource_manager_pb2.WatchJobRequest,
         finegrain.v1.resource_manager_pb2.WatchJobResponse,
     ]
-    """Streams what happens to a job's requests and slots, numbered without gaps. An open stream keeps the lease. Resume
-    with the sequence number after the last one processed. OUT_OF_RANGE means that the RM no longer keeps that event.
-    Then watch from 0: this stream begins with a snapshot.
+    """Streams the events of a job's requests and slots, numbered without gaps. An open stream renews the lease. To
+    resume, send the sequence number after the last processed one. OUT_OF_RANGE means that the RM no longer keeps that
+    event. Then watch from 0: this stream begins with a snapshot.
     """
 
     Explain: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.resource_manager_pb2.ExplainRequest,
         finegrain.v1.resource_manager_pb2.ExplainResponse,
     ]
-    """Explains why a request waits (or how it ended), and the smallest change with which it would fit now. The answer is
-    about feasibility at one moment. It reserves nothing.
+    """Explains why a request waits (or how it ended), and the smallest change with which it would fit now. The answer
+    holds for the present moment only, and reserves nothing.
     """
 
     RegisterExecutor: grpc.aio.UnaryUnaryMultiCallable[
@@ -255,7 +259,7 @@ class ResourceManagerServiceAsyncStub:
     """Delivers a numbered report. It is also the heartbeat. Cluster token only."""
 
 class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
-    """The state of the cluster: which slots exist, which requests wait, which request is served next.
+    """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
     Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
     job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
@@ -266,16 +270,16 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
     of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
     Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
-    something may be repeated safely: the RM recognises the repetition by the ids in it.
+    something may be repeated safely: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
-    google.rpc.BadRequest. Lack of capacity is never an error here: the request waits, and waiting is a state.
+    google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
     UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
     manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. Send the token only to addresses that are meant to have it. At the new leader, a watch continues
-    from its sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again,
-    at the same address.
+    that may be stale. Send the token only to addresses that you trust. At the new leader, a watch continues from its
+    sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
+    same address.
     """
 
     @abc.abstractmethod
@@ -284,8 +288,8 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.resource_manager_pb2.RegisterJobRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.resource_manager_pb2.RegisterJobResponse, collections.abc.Awaitable[finegrain.v1.resource_manager_pb2.RegisterJobResponse]]:
-        """Registers a job. The same job id with the same content and the same `request_id` returns the same answer; with
-        anything else the call fails with ALREADY_EXISTS.
+        """Registers a job. If the same job id comes again with the same content and `request_id`, the answer is the same. If
+        the content or the `request_id` differs, the call fails with ALREADY_EXISTS.
         """
 
     @abc.abstractmethod
@@ -312,7 +316,7 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.resource_manager_pb2.RequestResourceRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.resource_manager_pb2.RequestResourceResponse, collections.abc.Awaitable[finegrain.v1.resource_manager_pb2.RequestResourceResponse]]:
-        """Requests slots. Answers when the requests are durable, with one result per request in the order sent."""
+        """Requests slots. The RM answers when the requests are durable, with one result per request in the order sent."""
 
     @abc.abstractmethod
     def CancelRequests(
@@ -328,7 +332,9 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.resource_manager_pb2.ReleaseSlotsRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.resource_manager_pb2.ReleaseSlotsResponse, collections.abc.Awaitable[finegrain.v1.resource_manager_pb2.ReleaseSlotsResponse]]:
-        """Gives slots back. Their capacity is free when the slot's processes are gone. Never creates a new request."""
+        """Gives slots back. The capacity of a slot is free when all processes of the slot have ended. The call never creates
+        a new request.
+        """
 
     @abc.abstractmethod
     def ResizeSlot(
@@ -336,12 +342,12 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.resource_manager_pb2.ResourceManagerServiceResizeSlotRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.resource_manager_pb2.ResourceManagerServiceResizeSlotResponse, collections.abc.Awaitable[finegrain.v1.resource_manager_pb2.ResourceManagerServiceResizeSlotResponse]]:
-        """Changes the resources of a granted slot, without touching the tasks in it. Answers when the change is durable. The
-        watch stream reports its result: GRANTED again, either with reason "RESIZED" and the slot as it is now, or with
-        reason "RESIZE_REFUSED" and why.
+        """Changes the resources of a granted slot, without touching the tasks in it. The RM answers when the change is
+        durable. The watch stream reports the result as another GRANTED event: with reason "RESIZED" and the slot as it is
+        now, or with reason "RESIZE_REFUSED" and a message that says why.
 
-        Growth must fit on the slot's executor and waits in the queue until it does. Capacity that shrinking frees can be
-        used by others once the executor has confirmed. A size beyond the executor's total is refused at once
+        Growth must fit on the slot's executor; until then it waits in the queue. When a slot shrinks, others can use the
+        freed capacity after the executor has confirmed the change. A size beyond the executor's total is refused at once
         (FAILED_PRECONDITION, reason "INFEASIBLE_NEVER"). A new change replaces one that waits. A change to the slot's
         current size withdraws it. If a request returns to the queue later, it is placed at its original size.
         """
@@ -352,11 +358,11 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.resource_manager_pb2.ReuseSlotsRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.resource_manager_pb2.ReuseSlotsResponse, collections.abc.Awaitable[finegrain.v1.resource_manager_pb2.ReuseSlotsResponse]]:
-        """Asks to reuse slots whose work is done: a slot serves another waiting request of the same job, instead of being
-        given back and carved again. The RM checks what would happen if the slot were given back now. If this job would be
-        the next to get the freed capacity, the RM agrees: the waiting request ends RELEASED with reason "REUSED" and the
-        slot stays. Otherwise the RM releases the slot, as with ReleaseSlots, and the result says why ("FAIR_SHARE": others
-        must be served first). The same call again returns the same answer.
+        """Asks to reuse slots whose work is done: a slot serves another waiting request of the same job. This saves releasing
+        one slot and carving another. The RM agrees if this job would be the next to get the capacity of the slot anyway:
+        the waiting request ends RELEASED with reason "REUSED", and the slot stays. Otherwise the RM releases the slot, as
+        with ReleaseSlots, and the result says why ("FAIR_SHARE": others must be served first). A repeated call returns the
+        same answer.
         """
 
     @abc.abstractmethod
@@ -365,9 +371,9 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.resource_manager_pb2.WatchJobRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[finegrain.v1.resource_manager_pb2.WatchJobResponse], collections.abc.AsyncIterator[finegrain.v1.resource_manager_pb2.WatchJobResponse]]:
-        """Streams what happens to a job's requests and slots, numbered without gaps. An open stream keeps the lease. Resume
-        with the sequence number after the last one processed. OUT_OF_RANGE means that the RM no longer keeps that event.
-        Then watch from 0: this stream begins with a snapshot.
+        """Streams the events of a job's requests and slots, numbered without gaps. An open stream renews the lease. To
+        resume, send the sequence number after the last processed one. OUT_OF_RANGE means that the RM no longer keeps that
+        event. Then watch from 0: this stream begins with a snapshot.
         """
 
     @abc.abstractmethod
@@ -376,8 +382,8 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.resource_manager_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.resource_manager_pb2.ExplainResponse, collections.abc.Awaitable[finegrain.v1.resource_manager_pb2.ExplainResponse]]:
-        """Explains why a request waits (or how it ended), and the smallest change with which it would fit now. The answer is
-        about feasibility at one moment. It reserves nothing.
+        """Explains why a request waits (or how it ended), and the smallest change with which it would fit now. The answer
+        holds for the present moment only, and reserves nothing.
         """
 
     @abc.abstractmethod

@@ -98,7 +98,7 @@ class ResourceProfile(google.protobuf.message.Message):
     task_off_heap_memory_bytes: builtins.int
     """Memory that the task takes outside its heap, in bytes."""
     managed_memory_bytes: builtins.int
-    """Memory that the executor hands out to operators in quotas, in bytes."""
+    """Memory that the executor divides among operators by quotas, in bytes."""
     network_memory_bytes: builtins.int
     """Network buffers, in bytes."""
     @property
@@ -110,10 +110,10 @@ class ResourceProfile(google.protobuf.message.Message):
 
     @property
     def devices(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """Devices by name of the resource: "gpu" (compute and memory alike), "gpu-core", "gpu-memory-ratio", "rdma", "fpga" and
-        types that operators configured in hundredths of a device, "gpu-memory" in bytes, "gpu.shared" as the number of GPUs
-        over which the others are spread. "nvidia.com/gpu" and "amd.com/gpu" count whole GPUs. The prefixes "kubernetes.io/"
-        and "koordinator.sh/" are ignored. docs/devices.md has the combinations that are allowed.
+        """Devices by name of the resource. In hundredths of a device: "gpu" (compute and memory), "gpu-core",
+        "gpu-memory-ratio", "rdma", "fpga" and configured types. In bytes: "gpu-memory". "gpu.shared" is the number of GPUs
+        over which the other amounts are spread. "nvidia.com/gpu" and "amd.com/gpu" count whole GPUs. The prefixes
+        "kubernetes.io/" and "koordinator.sh/" are ignored. docs/devices.md has the combinations that are allowed.
         """
 
     @property
@@ -123,8 +123,8 @@ class ResourceProfile(google.protobuf.message.Message):
     @property
     def require_isolation(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Lowest level of enforcement that the slot accepts, by dimension: "kernel" for "cpu" and "memory"; "visible-only",
-        "watch", "mps" or "kernel" for "gpu-core", "gpu-memory" and other types of devices. Only hosts, and devices, that
-        enforce at least this are used. docs/devices.md explains the levels.
+        "watch", "mps" or "kernel" for "gpu-core", "gpu-memory" and other types of devices. Only hosts and devices that
+        enforce at least this level are used. docs/devices.md explains the levels.
         """
 
     def __init__(
@@ -238,8 +238,8 @@ global___ResourceAmounts = ResourceAmounts
 
 @typing.final
 class IsolationReport(google.protobuf.message.Message):
-    """Which limits of a slot the host really enforces, per dimension. It shows which limits are only booked. The words are
-    stable; "none" always means "not enforced".
+    """How the host enforces each limit of a slot. The words are stable; "none" always means that the limit is only booked
+    and not enforced.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -262,31 +262,33 @@ class IsolationReport(google.protobuf.message.Message):
     """"quota": the kernel caps CPU time. "cpus": the slot has dedicated cpus instead. "none": the amount is only booked."""
     cpuset: builtins.str
     """"cgroup": tasks cannot leave their cpus and memory nodes. "affinity": the executor puts tasks on their cpus, but a
-    task could change this, and memory nodes are not enforced. "none".
+    task could change this, and memory nodes are not enforced. "none": not enforced.
     """
     memory: builtins.str
-    """"hard": the slot's task is killed if it exceeds the memory limit. "none"."""
+    """"hard": the slot's task is killed if it exceeds the memory limit. "none": not enforced."""
     pids: builtins.str
-    """"hard": the number of processes is capped. "none"."""
+    """"hard": the number of processes is capped. "none": not enforced."""
     kill: builtins.str
     """How the whole process tree of a slot is killed: "cgroup.kill", "freezer" or "process tree"."""
     driver: builtins.str
     """The driver that enforces the limits: "v1", "v2" or "none"."""
     countable: builtins.str
-    """How the countable resources of a slot are enforced. "declared": they are only booked; tasks are given no device and
-    kept from none. "hard": all of them are huge pages, which the kernel caps. Empty: the slot has none.
+    """How the countable resources of a slot are enforced. "declared": they are only booked; the executor gives no device
+    to a task, and keeps no task from using one. "hard": all of them are huge pages, which the kernel caps. Empty: the
+    slot has no countable resources.
     """
     gpu_core: builtins.str
-    """How the compute share of a slot's GPUs is enforced. "visible-only": tasks find their GPUs in environment variables,
-    and nothing keeps them from others or from a larger share. "none": the GPUs are fake. Empty: the slot has none.
+    """How strictly the compute share of a slot's GPUs is enforced: the weakest of their levels ("kernel", "mps",
+    "visible-only"; docs/devices.md explains them). "none": the GPUs are fake. Empty: the slot has no GPUs.
     """
     gpu_memory: builtins.str
-    """The same for its share of the memory of GPUs."""
+    """The same for the slot's share of GPU memory; the level can also be "watch"."""
     devices: builtins.str
     """The same for devices of other types."""
     device_access: builtins.str
-    """Device files of the devices that the executor gives out. "cgroup": tasks can open only those of their slot. "none":
-    tasks can open those of other slots, too. Empty: the executor gives out no devices with files.
+    """Whether tasks can open the device files of other slots. "cgroup": tasks can open only the device files of their
+    slot. "none": tasks can open the device files of other slots, too. Empty: the executor gives out no devices with
+    files.
     """
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -298,8 +300,8 @@ class IsolationReport(google.protobuf.message.Message):
 
     @property
     def ports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Network ports of a slot that asked for the countable resource "ports", in ascending order. The executor has chosen
-        them from its range and gives them to no other slot. Nothing keeps tasks from other ports.
+        """Network ports of a slot that requested the countable resource "ports", in ascending order. The executor has chosen
+        them from its range and gives them to no other slot. It does not keep tasks from using other ports.
         """
 
     def __init__(
@@ -326,7 +328,7 @@ global___IsolationReport = IsolationReport
 
 @typing.final
 class DeviceIsolation(google.protobuf.message.Message):
-    """How strictly a slot is held to its share of one device."""
+    """How strictly a slot is kept to its share of one device."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -397,9 +399,9 @@ class HostTopology(google.protobuf.message.Message):
     memory_bytes: builtins.int
     """Memory of the machine in bytes."""
     device_partitions_only: builtins.bool
-    """Several whole GPUs are given out in these sets only."""
+    """True: a slot with several whole GPUs gets only one of these sets."""
     fake_devices: builtins.bool
-    """No real devices are behind those of this report."""
+    """True: the devices of this report are fake."""
     @property
     def cores(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Core]:
         """Physical cores. Every online cpu belongs to exactly one."""
@@ -422,7 +424,7 @@ class HostTopology(google.protobuf.message.Message):
 
     @property
     def device_partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DevicePartition]:
-        """Sets of GPUs that a slot with several whole GPUs is given; empty: any sets."""
+        """Sets of GPUs that a slot with several whole GPUs gets first; empty: no sets are preferred."""
 
     def __init__(
         self,
@@ -583,7 +585,9 @@ class Device(google.protobuf.message.Message):
     DRIVER_BYTES_FIELD_NUMBER: builtins.int
     LEVELS_FIELD_NUMBER: builtins.int
     kind: builtins.str
-    """Type of the device: "gpu", "rdma", "fpga", "mig-1g.10gb" and the like, or one that the operator configured."""
+    """Type of the device: "gpu", "rdma", "fpga", a MIG profile such as "mig-1g.10gb", or a type that the operator
+    configured.
+    """
     uuid: builtins.str
     """Identity that stays the same after a reboot and after a change of device order."""
     minor: builtins.int
@@ -605,14 +609,16 @@ class Device(google.protobuf.message.Message):
     pcie_group: builtins.str
     """Name of the PCIe switch or root port above it. Devices with equal names are near to each other. Empty: unknown."""
     parent_uuid: builtins.str
-    """The GPU that a MIG instance is a part of; empty: it is none."""
+    """For a MIG instance: its GPU; empty: the device is no MIG instance."""
     whole_only: builtins.bool
-    """The device is only given out whole."""
+    """True: the device is only given out whole."""
     driver_bytes: builtins.int
-    """Memory that the driver reserves, in bytes; no part of the capacity."""
+    """Memory that the driver reserves, in bytes; it is not part of the capacity."""
     @property
     def capacity(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """What slots can have of it when it is usable, by dimension. Devices without capacity are shown and never given out."""
+        """Capacity for slots when the device is usable, by dimension. A device without capacity is shown, but never given
+        out.
+        """
 
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
@@ -620,12 +626,12 @@ class Device(google.protobuf.message.Message):
 
     @property
     def functions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.VirtualFunction]:
-        """Virtual functions that slots can have for themselves."""
+        """Virtual functions; each can be dedicated to one slot."""
 
     @property
     def levels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Levels of enforcement that the executor has for it: by dimension for a share of the device, and under "whole" for
-        a slot that has all of it. The words are those of DeviceIsolation.
+        """Levels of enforcement that the executor has for the device, as in DeviceIsolation. By dimension: for a slot with a
+        share of the device. Under "whole": for a slot with the whole device.
         """
 
     def __init__(

@@ -5,8 +5,7 @@ Slot requests, slots, slot reports and offers: the messages that several service
 
 A slot request and the slot that serves it share one identity, the *allocation id*. The job master chooses it. The
 client library uses a UUIDv7; any string is allowed that has 1 to 128 characters out of [A-Za-z0-9._-] and starts
-with a letter or digit. If the same id with the same content is sent again, it is the same request, never a second
-one.
+with a letter or digit. If the same id with the same content is sent again, no second request is created.
 
 Every time the RM places a request, the request gets the next *generation* (1, 2, ...). A message with a lower
 generation is about an older slot and cannot change the newer one.
@@ -42,7 +41,7 @@ class _RequestStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     REQUEST_STATE_UNSPECIFIED: _RequestState.ValueType  # 0
     """Never sent."""
     REQUEST_STATE_PENDING: _RequestState.ValueType  # 1
-    """Acknowledged, durable and queued. It leaves the queue when capacity comes, or by cancellation."""
+    """Acknowledged, durable and queued. It leaves the queue when it is placed, or when it ends."""
     REQUEST_STATE_ALLOCATING: _RequestState.ValueType  # 2
     """Placed on an executor, which has not confirmed yet. Capacity is booked."""
     REQUEST_STATE_GRANTED: _RequestState.ValueType  # 3
@@ -50,7 +49,7 @@ class _RequestStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     REQUEST_STATE_CANCELLED: _RequestState.ValueType  # 4
     """Ended: the job master, or the end of its job, cancelled the request before it was granted."""
     REQUEST_STATE_REJECTED: _RequestState.ValueType  # 5
-    """Ended: it could not be served; the reason says why."""
+    """Ended: no executor could serve it; the reason says why."""
     REQUEST_STATE_RELEASED: _RequestState.ValueType  # 6
     """Ended: it had a slot and gave it back."""
     REQUEST_STATE_LOST: _RequestState.ValueType  # 7
@@ -62,7 +61,7 @@ class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper):
 REQUEST_STATE_UNSPECIFIED: RequestState.ValueType  # 0
 """Never sent."""
 REQUEST_STATE_PENDING: RequestState.ValueType  # 1
-"""Acknowledged, durable and queued. It leaves the queue when capacity comes, or by cancellation."""
+"""Acknowledged, durable and queued. It leaves the queue when it is placed, or when it ends."""
 REQUEST_STATE_ALLOCATING: RequestState.ValueType  # 2
 """Placed on an executor, which has not confirmed yet. Capacity is booked."""
 REQUEST_STATE_GRANTED: RequestState.ValueType  # 3
@@ -70,7 +69,7 @@ REQUEST_STATE_GRANTED: RequestState.ValueType  # 3
 REQUEST_STATE_CANCELLED: RequestState.ValueType  # 4
 """Ended: the job master, or the end of its job, cancelled the request before it was granted."""
 REQUEST_STATE_REJECTED: RequestState.ValueType  # 5
-"""Ended: it could not be served; the reason says why."""
+"""Ended: no executor could serve it; the reason says why."""
 REQUEST_STATE_RELEASED: RequestState.ValueType  # 6
 """Ended: it had a slot and gave it back."""
 REQUEST_STATE_LOST: RequestState.ValueType  # 7
@@ -90,7 +89,7 @@ class _SlotStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     SLOT_STATE_ALLOCATED: _SlotState.ValueType  # 2
     """Carved and enforced on its host."""
     SLOT_STATE_FREEING: _SlotState.ValueType  # 3
-    """The executor is taking it down. Its capacity stays booked until all its processes are gone."""
+    """The executor is removing it. Its capacity stays booked until all its processes have ended."""
 
 class SlotState(_SlotState, metaclass=_SlotStateEnumTypeWrapper):
     """State of a slot."""
@@ -102,7 +101,7 @@ SLOT_STATE_PENDING: SlotState.ValueType  # 1
 SLOT_STATE_ALLOCATED: SlotState.ValueType  # 2
 """Carved and enforced on its host."""
 SLOT_STATE_FREEING: SlotState.ValueType  # 3
-"""The executor is taking it down. Its capacity stays booked until all its processes are gone."""
+"""The executor is removing it. Its capacity stays booked until all its processes have ended."""
 global___SlotState = SlotState
 
 class _GangPlacement:
@@ -118,7 +117,7 @@ class _GangPlacementEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     GANG_PLACEMENT_SAME_EXECUTOR: _GangPlacement.ValueType  # 2
     """All on one executor."""
     GANG_PLACEMENT_SAME_LABEL: _GangPlacement.ValueType  # 3
-    """On executors that all have the same value of `label`. Any value will do (for example: all in one rack)."""
+    """On executors that all have the same value of `label`, for example all in one rack. The RM chooses the value."""
     GANG_PLACEMENT_SPREAD: _GangPlacement.ValueType  # 4
     """Each on a different executor."""
 
@@ -132,7 +131,7 @@ GANG_PLACEMENT_ANYWHERE: GangPlacement.ValueType  # 1
 GANG_PLACEMENT_SAME_EXECUTOR: GangPlacement.ValueType  # 2
 """All on one executor."""
 GANG_PLACEMENT_SAME_LABEL: GangPlacement.ValueType  # 3
-"""On executors that all have the same value of `label`. Any value will do (for example: all in one rack)."""
+"""On executors that all have the same value of `label`, for example all in one rack. The RM chooses the value."""
 GANG_PLACEMENT_SPREAD: GangPlacement.ValueType  # 4
 """Each on a different executor."""
 global___GangPlacement = GangPlacement
@@ -217,8 +216,8 @@ class SlotRequest(google.protobuf.message.Message):
     member of a gang has no `target_address`, because the RM never offers half a gang.
     """
     restart_on_device_loss: builtins.bool
-    """What the RM does if a device of the slot fails so that work with it cannot go on. True: it ends the slot, and queues
-    the request again at its old place. False: the slot stays. In both cases the job gets an event.
+    """What the RM does if a device of the slot fails so that tasks cannot use it any more. True: the RM ends the slot,
+    and queues the request again at its old place. False: the slot stays. In both cases the job gets an event.
     """
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
@@ -228,11 +227,11 @@ class SlotRequest(google.protobuf.message.Message):
 
     @property
     def required_labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Only executors that have all these labels with these values."""
+        """Labels that the executor must have, with these values."""
 
     @property
     def cpu_policy(self) -> finegrain.v1.cpus_pb2.CpuPolicy:
-        """Which cpus and NUMA nodes it wants; absent: the shared pool of any host."""
+        """Policies for its cpus and NUMA nodes; absent: the shared pool of any host."""
 
     def __init__(
         self,
@@ -260,8 +259,8 @@ class RequestRange(google.protobuf.message.Message):
 
     Member number `index` of a range is a separate slot request, with the allocation id `<range_id>.<index>`. This id is
     valid everywhere an allocation id is. The RM keeps waiting members and ended members as intervals, so a million of
-    them cost no more than a few. A range may come in parts: calls with the same `range_id` and other indexes. Parts do
-    not overlap. If a part is sent again, it is the same part.
+    members cost hardly more than a few. A range may be sent in parts: calls with the same `range_id` and other indexes.
+    Parts must not overlap. A repeated part has no further effect.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -280,7 +279,7 @@ class RequestRange(google.protobuf.message.Message):
     """Number of members, 1 to 1,000,000."""
     @property
     def request(self) -> global___SlotRequest:
-        """What each of them asks for, with an empty `allocation_id`. Gangs and target addresses are not allowed."""
+        """The request of each member, with an empty `allocation_id`. Gangs and target addresses are not allowed."""
 
     def __init__(
         self,
@@ -323,13 +322,14 @@ global___RangeMembers = RangeMembers
 
 @typing.final
 class Gang(google.protobuf.message.Message):
-    """Slot requests of which a job master needs all or none.
+    """Slot requests that are granted all together or not at all.
 
     A gang waits at the place of its first member. The RM places it as a whole, in one decision, or not at all. Its
-    members become GRANTED together, when the executors have confirmed all of them. If one cannot be carved, all return
-    to the queue. Once granted, each slot is given back separately. A member whose slot is lost ends alone, unless the
-    members asked for `restart_on_loss`. In that case all members that have not ended return to the queue together
-    (reason "GANG_BROKEN"). Cancelling one member of a gang that is not granted cancels all members.
+    members become GRANTED together, when the executors have confirmed all of them. If one slot cannot be carved, all
+    members return to the queue. Granted slots can be given back one by one. If a slot is lost and the members have
+    `restart_on_loss`, all members that have not ended return to the queue together (reason "GANG_BROKEN"). Without
+    `restart_on_loss`, only the member of the lost slot ends. Cancelling one member of a gang that is not granted cancels
+    all members.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -444,7 +444,7 @@ class SlotStatus(google.protobuf.message.Message):
     cpu_limit_milli: builtins.int
     """Hard CPU cap in thousandths of a core."""
     pids_max: builtins.int
-    """Most processes and threads."""
+    """Maximum number of processes and threads."""
     cpus: builtins.str
     """The dedicated cpus that it runs on, as a cpu list; empty: the executor's shared pool."""
     state: global___SlotState.ValueType
@@ -463,7 +463,7 @@ class SlotStatus(google.protobuf.message.Message):
 
     @property
     def isolation(self) -> finegrain.v1.resources_pb2.IsolationReport:
-        """What is really enforced. Output only; absent until the slot is carved."""
+        """The limits that the host really enforces. Output only; absent until the slot is carved."""
 
     @property
     def allocated_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -471,8 +471,8 @@ class SlotStatus(google.protobuf.message.Message):
 
     @property
     def resizes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotResize]:
-        """Changes of size in progress: an ordered one, and one that waits behind it. Set by the RM in lists and offers.
-        Until the executor confirms, `profile`, `memory_bytes` and `cpu_limit_milli` are what is enforced now.
+        """Changes of size in progress: an ordered one, and one that waits behind it. Set by the RM in lists and offers. Until
+        the executor confirms, `profile`, `memory_bytes` and `cpu_limit_milli` show the values that are enforced now.
         """
 
     @property
@@ -483,7 +483,7 @@ class SlotStatus(google.protobuf.message.Message):
 
     @property
     def device_conditions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceCondition]:
-        """Conditions of its devices that are not healthy, or that others use as well. Set by the RM in lists."""
+        """Conditions of those of its devices that are not healthy or have foreign uses. Set by the RM in lists."""
 
     def __init__(
         self,
@@ -513,7 +513,7 @@ global___SlotStatus = SlotStatus
 
 @typing.final
 class EndedSlot(google.protobuf.message.Message):
-    """A slot that ended at the executor without an order of the RM."""
+    """A slot that ended at the executor without a command of the RM."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -526,8 +526,8 @@ class EndedSlot(google.protobuf.message.Message):
     """Its generation."""
     reason: builtins.str
     """Why it ended: "OFFER_NOT_ACCEPTED" (the job master did not take it in time), "ORPHANED" (its job could not be
-    confirmed for `orphan_timeout`), "SLOT_BROKEN" (its group vanished or could not be restored), "TERMINATED"
-    (the executor was stopped with all its slots).
+    confirmed for `orphan_timeout`), "SLOT_BROKEN" (its cgroup vanished or could not be restored), "TERMINATED" (the
+    executor was stopped with all its slots).
     """
     def __init__(
         self,
@@ -545,9 +545,10 @@ class SlotReport(google.protobuf.message.Message):
     """Everything one executor has allocated plus what it has available, at one moment.
 
     An executor numbers every state that it sends, in registrations, reports and the answers to commands alike. The
-    `report_number` rises with each of them. It never falls as long as the instance exists, even over registrations. The
-    RM accepts a state only if its number is higher than the last one that the RM accepted. If the RM placed a slot with
-    a command later than `command_number`, the slot is not missing: it is not there yet.
+    `report_number` rises with each state. It never falls as long as the instance exists, also after a new registration.
+    The RM accepts a state only if its number is higher than the last number that the RM accepted. If a slot is not in
+    the report but its command is later than `command_number`, the slot is not missing: the report is older than the
+    command.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -569,8 +570,8 @@ class SlotReport(google.protobuf.message.Message):
     command_number: builtins.int
     """Last command of that epoch and registration that this state contains; 0: none."""
     unchanged: builtins.bool
-    """True: the slots are the same as in the last state that the RM accepted, and `slots` and `available` are left
-    empty. `base_report_number` names that state.
+    """True: the slots are the same as in the last state that the RM accepted, so `slots` and `available` are empty.
+    `base_report_number` names that state.
     """
     base_report_number: builtins.int
     """The state that this one is equal to; only with `unchanged`."""
@@ -584,7 +585,7 @@ class SlotReport(google.protobuf.message.Message):
 
     @property
     def ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EndedSlot]:
-        """Slots that ended without an order since the registration, and that the RM has not acknowledged yet."""
+        """Slots that ended without a command since the registration, and that the RM has not acknowledged yet."""
 
     @property
     def cpu_state(self) -> finegrain.v1.cpus_pb2.CpuState:
@@ -649,7 +650,7 @@ global___UsageReport = UsageReport
 
 @typing.final
 class ItemError(google.protobuf.message.Message):
-    """Why one item of a call with many items was not done. The call as a whole succeeded."""
+    """Why one item of a call with many items failed. The call as a whole succeeded."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -703,7 +704,7 @@ class ItemResult(google.protobuf.message.Message):
     """The allocation id, or other id, that the item named."""
     @property
     def error(self) -> global___ItemError:
-        """Absent: done, or (for commands that take time) begun."""
+        """Absent: the item succeeded, or (for commands that take time) has begun."""
 
     def __init__(
         self,

@@ -5,8 +5,7 @@ Slot requests, slots, slot reports and offers: the messages that several service
 
 A slot request and the slot that serves it share one identity, the *allocation id*. The job master chooses it. The
 client library uses a UUIDv7; any string is allowed that has 1 to 128 characters out of [A-Za-z0-9._-] and starts
-with a letter or digit. If the same id with the same content is sent again, it is the same request, never a second
-one.
+with a letter or digit. If the same id with the same content is sent again, no second request is created.
 
 Every time the RM places a request, the request gets the next *generation* (1, 2, ...). A message with a lower
 generation is about an older slot and cannot change the newer one.

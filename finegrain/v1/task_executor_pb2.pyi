@@ -37,7 +37,7 @@ class _TaskStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     TASK_STATE_RUNNING: _TaskState.ValueType  # 2
     """Its process runs."""
     TASK_STATE_EXITED: _TaskState.ValueType  # 3
-    """Its process and all its children are gone; `exit` says how it ended."""
+    """Its process and all its children have ended; `exit` says how."""
     TASK_STATE_FAILED: _TaskState.ValueType  # 4
     """It never ran; `error` says why."""
 
@@ -51,7 +51,7 @@ TASK_STATE_STARTING: TaskState.ValueType  # 1
 TASK_STATE_RUNNING: TaskState.ValueType  # 2
 """Its process runs."""
 TASK_STATE_EXITED: TaskState.ValueType  # 3
-"""Its process and all its children are gone; `exit` says how it ended."""
+"""Its process and all its children have ended; `exit` says how."""
 TASK_STATE_FAILED: TaskState.ValueType  # 4
 """It never ran; `error` says why."""
 global___TaskState = TaskState
@@ -65,23 +65,23 @@ class _QuotaEnforcementEnumTypeWrapper(google.protobuf.internal.enum_type_wrappe
     QUOTA_ENFORCEMENT_UNSPECIFIED: _QuotaEnforcement.ValueType  # 0
     """Never sent."""
     QUOTA_ENFORCEMENT_DECLARED: _QuotaEnforcement.ValueType  # 1
-    """The quota was returned to the operator. Nothing holds it to the quota."""
+    """Nothing: the operator only knows its quota."""
     QUOTA_ENFORCEMENT_POOL: _QuotaEnforcement.ValueType  # 2
-    """A memory pool of the client library in the task holds it to the quota."""
+    """A memory pool of the client library, in the task."""
     QUOTA_ENFORCEMENT_CGROUP: _QuotaEnforcement.ValueType  # 3
-    """The kernel holds its task to the task's memory limit, of which the quota is a part."""
+    """The kernel: it enforces the memory limit of the task, and the quota is a part of this limit."""
 
 class QuotaEnforcement(_QuotaEnforcement, metaclass=_QuotaEnforcementEnumTypeWrapper):
-    """How an executor holds an operator to its quota."""
+    """What keeps an operator to its quota."""
 
 QUOTA_ENFORCEMENT_UNSPECIFIED: QuotaEnforcement.ValueType  # 0
 """Never sent."""
 QUOTA_ENFORCEMENT_DECLARED: QuotaEnforcement.ValueType  # 1
-"""The quota was returned to the operator. Nothing holds it to the quota."""
+"""Nothing: the operator only knows its quota."""
 QUOTA_ENFORCEMENT_POOL: QuotaEnforcement.ValueType  # 2
-"""A memory pool of the client library in the task holds it to the quota."""
+"""A memory pool of the client library, in the task."""
 QUOTA_ENFORCEMENT_CGROUP: QuotaEnforcement.ValueType  # 3
-"""The kernel holds its task to the task's memory limit, of which the quota is a part."""
+"""The kernel: it enforces the memory limit of the task, and the quota is a part of this limit."""
 global___QuotaEnforcement = QuotaEnforcement
 
 @typing.final
@@ -180,7 +180,7 @@ global___AllocateSlotsResponse = AllocateSlotsResponse
 
 @typing.final
 class FreeSlotsRequest(google.protobuf.message.Message):
-    """Takes slots down."""
+    """Removes slots."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -201,7 +201,7 @@ class FreeSlotsRequest(google.protobuf.message.Message):
     """
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotFree]:
-        """1 to 10,000 slots. A slot that does not exist counts as done."""
+        """1 to 10,000 slots. A slot that does not exist is no error."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ global___FreeSlotsRequest = FreeSlotsRequest
 
 @typing.final
 class SlotFree(google.protobuf.message.Message):
-    """One slot to take down."""
+    """One slot to remove."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -402,8 +402,8 @@ class TaskSpec(google.protobuf.message.Message):
     stdin: builtins.bool
     """True: standard input is a pipe fed by WriteTaskInput; false: /dev/null."""
     output_limit_bytes: builtins.int
-    """Output kept on disk per stream, in bytes; 0: the executor's limit, which also is the maximum. Output beyond this is
-    counted and dropped.
+    """Output that is kept on disk per stream, in bytes; 0: the executor's limit, which is also the maximum. The executor
+    drops further output, and counts it.
     """
     @property
     def argv(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -454,8 +454,9 @@ class SubmitTaskRequest(google.protobuf.message.Message):
     generation: builtins.int
     """Generation of the slot."""
     memory_limit_bytes: builtins.int
-    """Memory limit of this task within that of its slot, in bytes; a multiple of 64 KiB, at most the slot's. 0: none but
-    the slot's. If the quotas of the task's operators change with the size of the slot, the limit changes by as much.
+    """Memory limit of this task, in bytes: a multiple of 64 KiB, and at most the limit of the slot. 0: only the limit of
+    the slot applies. If the quotas of the task's operators change with the size of the slot, the limit changes by the
+    same amount.
     """
     @property
     def spec(self) -> global___TaskSpec:
@@ -499,8 +500,8 @@ class OperatorTask(google.protobuf.message.Message):
     """Number of subtasks; more than `subtask_index`."""
     @property
     def operators(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskOperator]:
-        """The operators, in order along the edges; 1 to 1,000. They are registered before the task starts, all or none, and
-        their quotas are freed when it has ended. The errors are those of RegisterManagedMemory.
+        """The operators, in order along the edges; 1 to 1,000. The executor registers all of them or none before the task
+        starts. It frees their quotas when the task has ended. The errors are those of RegisterManagedMemory.
         """
 
     @property
@@ -535,8 +536,8 @@ class TaskOperator(google.protobuf.message.Message):
     operator_id: builtins.str
     """Name of the operator, unique in the slot. Letters, digits, ".", "_" and "-"; 128 characters at most."""
     fraction: builtins.str
-    """Its part of the slot's managed memory, exact: "3/4", "0.75" or "1". More than 0, at most 1; at most 40 digits in
-    numerator and denominator each. Empty: it uses no managed memory.
+    """Its exact part of the slot's managed memory: "3/4", "0.75" or "1". It is more than 0 and at most 1. Numerator and
+    denominator have at most 40 digits each. Empty: the operator uses no managed memory.
     """
     def __init__(
         self,
@@ -601,8 +602,8 @@ class OperatorStatus(google.protobuf.message.Message):
     quota_pages: builtins.int
     """Its quota in pages, rounded down."""
     used_bytes: builtins.int
-    """Memory in use, in bytes; 0: not known. POOL: what the pool reports. CGROUP: what the kernel counts for the whole
-    task.
+    """Memory in use, in bytes; 0: not known. With POOL, the pool reports it. With CGROUP, the kernel counts it for the
+    whole task.
     """
     enforcement: global___QuotaEnforcement.ValueType
     """How the quota is enforced."""
@@ -852,8 +853,8 @@ class TaskExit(google.protobuf.message.Message):
     dropped_bytes: builtins.int
     """Bytes of both that were dropped because the log was full."""
     end_reason: builtins.str
-    """The executor ended it for this reason: "GPU_MEMORY_EXCEEDED" (the tasks of its slot used more memory of a GPU than
-    the slot has). Empty: it did not.
+    """Why the executor ended the task: "GPU_MEMORY_EXCEEDED" (the tasks of its slot used more than the slot's share of
+    the memory of a GPU). Empty: the executor did not end it.
     """
     end_message: builtins.str
     """The reason as a sentence, with amounts; empty without a reason."""
@@ -986,7 +987,7 @@ global___WriteTaskInputRequest = WriteTaskInputRequest
 
 @typing.final
 class WriteTaskInputResponse(google.protobuf.message.Message):
-    """How much the executor accepted."""
+    """The number of accepted bytes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1034,7 +1035,7 @@ global___WatchTaskRequest = WatchTaskRequest
 
 @typing.final
 class WatchTaskResponse(google.protobuf.message.Message):
-    """A change of state, some output, or (all empty) a message that shows that the stream is alive."""
+    """A change of state, or some output. If both fields are empty, the message only shows that the stream is alive."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -29,17 +29,17 @@ class TaskExecutorServiceStub(object):
     """One host's slots and the tasks in them.
 
     The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
-    FreeSlots, ResizeSlot) share one sequence of numbers: strictly +1 within (`rm_epoch`, `registration_number`), with at
-    most one command in flight. If a number comes again with the same content, the executor repeats the recorded answer.
-    Errors have the code FAILED_PRECONDITION and one of these reasons:
+    FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
+    number after the last one, and at most one command is in flight. If a number comes again with the same content, the
+    executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
 
-    - "COMMAND_OUT_OF_ORDER": any other number at or below the last one, or a gap;
+    - "COMMAND_OUT_OF_ORDER": the number is not the next one, and is no repetition of the last command;
     - "STALE_EPOCH": a lower epoch;
     - "STALE_REGISTRATION": another registration.
 
     Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
-    secret of the job that owns the slot. An executor may not know the user token yet: it restarted without the token's
-    hash and has not registered since. It then answers UNAVAILABLE, reason "NOT_REGISTERED".
+    secret of the job that owns the slot. If an executor does not know the hash of the user token, because it has not
+    registered yet, it answers UNAVAILABLE, reason "NOT_REGISTERED".
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
     check every AllocateSlots item against your own table, number your states, and report.
@@ -112,24 +112,24 @@ class TaskExecutorServiceServicer(object):
     """One host's slots and the tasks in them.
 
     The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
-    FreeSlots, ResizeSlot) share one sequence of numbers: strictly +1 within (`rm_epoch`, `registration_number`), with at
-    most one command in flight. If a number comes again with the same content, the executor repeats the recorded answer.
-    Errors have the code FAILED_PRECONDITION and one of these reasons:
+    FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
+    number after the last one, and at most one command is in flight. If a number comes again with the same content, the
+    executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
 
-    - "COMMAND_OUT_OF_ORDER": any other number at or below the last one, or a gap;
+    - "COMMAND_OUT_OF_ORDER": the number is not the next one, and is no repetition of the last command;
     - "STALE_EPOCH": a lower epoch;
     - "STALE_REGISTRATION": another registration.
 
     Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
-    secret of the job that owns the slot. An executor may not know the user token yet: it restarted without the token's
-    hash and has not registered since. It then answers UNAVAILABLE, reason "NOT_REGISTERED".
+    secret of the job that owns the slot. If an executor does not know the hash of the user token, because it has not
+    registered yet, it answers UNAVAILABLE, reason "NOT_REGISTERED".
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
     check every AllocateSlots item against your own table, number your states, and report.
     """
 
     def AllocateSlots(self, request, context):
-        """Carves slots out of what is free. The executor refuses each item that conflicts with its own table (reason
+        """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
         "INSUFFICIENT_RESOURCES" with asked, available and total in the details). The answer contains the true state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -137,8 +137,9 @@ class TaskExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FreeSlots(self, request, context):
-        """Takes slots down: SIGTERM, the grace period, SIGKILL of the whole tree, and only then the capacity is available.
-        Answers when all are gone or after a short wait. The executor reports slots that are still FREEING later.
+        """Removes slots: SIGTERM, the grace period, SIGKILL of the whole process tree; after that the capacity is available.
+        The executor answers when all slots are removed, or after a short wait. It reports the end of the other slots
+        later.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,8 +150,8 @@ class TaskExecutorServiceServicer(object):
         the true state and one of these reasons:
 
         - "INSUFFICIENT_RESOURCES": the growth does not fit;
-        - "BELOW_USE": the slot uses more memory than its new size, even after the kernel gave back what it could. The
-        details contain asked and used;
+        - "BELOW_USE": the slot uses more memory than its new size, even after the kernel has reclaimed as much as
+        possible. The details contain asked and used;
         - "STALE_RESIZE": the executor knows a later change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -179,7 +180,7 @@ class TaskExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WriteTaskInput(self, request_iterator, context):
-        """Writes to a task's standard input at byte offsets, so that a resumed stream repeats nothing. The last message
+        """Writes to a task's standard input at byte offsets, so that a resumed stream writes no byte twice. The last message
         has `eof`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -187,7 +188,7 @@ class TaskExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchTask(self, request, context):
-        """Streams the state and the output of a task from given offsets until it has ended and all was sent.
+        """Streams the state and the output of a task from given offsets, until the task has ended and all output was sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -213,8 +214,8 @@ class TaskExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetTaskPeers(self, request, context):
-        """Replaces the peers of a task: what the task reads with GetPeers at the socket of its slot. Its environment, which
-        has the peers of SubmitTask, does not change.
+        """Replaces the peers of a task. The task reads them with GetPeers at the socket of its slot. The environment of the
+        task still has the peers of SubmitTask.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -290,17 +291,17 @@ class TaskExecutorService(object):
     """One host's slots and the tasks in them.
 
     The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
-    FreeSlots, ResizeSlot) share one sequence of numbers: strictly +1 within (`rm_epoch`, `registration_number`), with at
-    most one command in flight. If a number comes again with the same content, the executor repeats the recorded answer.
-    Errors have the code FAILED_PRECONDITION and one of these reasons:
+    FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
+    number after the last one, and at most one command is in flight. If a number comes again with the same content, the
+    executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
 
-    - "COMMAND_OUT_OF_ORDER": any other number at or below the last one, or a gap;
+    - "COMMAND_OUT_OF_ORDER": the number is not the next one, and is no repetition of the last command;
     - "STALE_EPOCH": a lower epoch;
     - "STALE_REGISTRATION": another registration.
 
     Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
-    secret of the job that owns the slot. An executor may not know the user token yet: it restarted without the token's
-    hash and has not registered since. It then answers UNAVAILABLE, reason "NOT_REGISTERED".
+    secret of the job that owns the slot. If an executor does not know the hash of the user token, because it has not
+    registered yet, it answers UNAVAILABLE, reason "NOT_REGISTERED".
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
     check every AllocateSlots item against your own table, number your states, and report.

@@ -21,17 +21,17 @@ class TaskExecutorServiceStub:
     """One host's slots and the tasks in them.
 
     The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
-    FreeSlots, ResizeSlot) share one sequence of numbers: strictly +1 within (`rm_epoch`, `registration_number`), with at
-    most one command in flight. If a number comes again with the same content, the executor repeats the recorded answer.
-    Errors have the code FAILED_PRECONDITION and one of these reasons:
+    FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
+    number after the last one, and at most one command is in flight. If a number comes again with the same content, the
+    executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
 
-    - "COMMAND_OUT_OF_ORDER": any other number at or below the last one, or a gap;
+    - "COMMAND_OUT_OF_ORDER": the number is not the next one, and is no repetition of the last command;
     - "STALE_EPOCH": a lower epoch;
     - "STALE_REGISTRATION": another registration.
 
     Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
-    secret of the job that owns the slot. An executor may not know the user token yet: it restarted without the token's
-    hash and has not registered since. It then answers UNAVAILABLE, reason "NOT_REGISTERED".
+    secret of the job that owns the slot. If an executor does not know the hash of the user token, because it has not
+    registered yet, it answers UNAVAILABLE, reason "NOT_REGISTERED".
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
     check every AllocateSlots item against your own table, number your states, and report.
@@ -42,7 +42,7 @@ class TaskExecutorServiceStub:
         finegrain.v1.task_executor_pb2.AllocateSlotsRequest,
         finegrain.v1.task_executor_pb2.AllocateSlotsResponse,
     ]
-    """Carves slots out of what is free. The executor refuses each item that conflicts with its own table (reason
+    """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
     "INSUFFICIENT_RESOURCES" with asked, available and total in the details). The answer contains the true state.
     """
 
@@ -50,8 +50,9 @@ class TaskExecutorServiceStub:
         finegrain.v1.task_executor_pb2.FreeSlotsRequest,
         finegrain.v1.task_executor_pb2.FreeSlotsResponse,
     ]
-    """Takes slots down: SIGTERM, the grace period, SIGKILL of the whole tree, and only then the capacity is available.
-    Answers when all are gone or after a short wait. The executor reports slots that are still FREEING later.
+    """Removes slots: SIGTERM, the grace period, SIGKILL of the whole process tree; after that the capacity is available.
+    The executor answers when all slots are removed, or after a short wait. It reports the end of the other slots
+    later.
     """
 
     ResizeSlot: grpc.UnaryUnaryMultiCallable[
@@ -62,8 +63,8 @@ class TaskExecutorServiceStub:
     the true state and one of these reasons:
 
     - "INSUFFICIENT_RESOURCES": the growth does not fit;
-    - "BELOW_USE": the slot uses more memory than its new size, even after the kernel gave back what it could. The
-      details contain asked and used;
+    - "BELOW_USE": the slot uses more memory than its new size, even after the kernel has reclaimed as much as
+      possible. The details contain asked and used;
     - "STALE_RESIZE": the executor knows a later change.
     """
 
@@ -89,7 +90,7 @@ class TaskExecutorServiceStub:
         finegrain.v1.task_executor_pb2.WriteTaskInputRequest,
         finegrain.v1.task_executor_pb2.WriteTaskInputResponse,
     ]
-    """Writes to a task's standard input at byte offsets, so that a resumed stream repeats nothing. The last message
+    """Writes to a task's standard input at byte offsets, so that a resumed stream writes no byte twice. The last message
     has `eof`.
     """
 
@@ -97,7 +98,7 @@ class TaskExecutorServiceStub:
         finegrain.v1.task_executor_pb2.WatchTaskRequest,
         finegrain.v1.task_executor_pb2.WatchTaskResponse,
     ]
-    """Streams the state and the output of a task from given offsets until it has ended and all was sent."""
+    """Streams the state and the output of a task from given offsets, until the task has ended and all output was sent."""
 
     ListTasks: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.task_executor_pb2.ListTasksRequest,
@@ -121,25 +122,25 @@ class TaskExecutorServiceStub:
         finegrain.v1.task_executor_pb2.SetTaskPeersRequest,
         finegrain.v1.task_executor_pb2.SetTaskPeersResponse,
     ]
-    """Replaces the peers of a task: what the task reads with GetPeers at the socket of its slot. Its environment, which
-    has the peers of SubmitTask, does not change.
+    """Replaces the peers of a task. The task reads them with GetPeers at the socket of its slot. The environment of the
+    task still has the peers of SubmitTask.
     """
 
 class TaskExecutorServiceAsyncStub:
     """One host's slots and the tasks in them.
 
     The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
-    FreeSlots, ResizeSlot) share one sequence of numbers: strictly +1 within (`rm_epoch`, `registration_number`), with at
-    most one command in flight. If a number comes again with the same content, the executor repeats the recorded answer.
-    Errors have the code FAILED_PRECONDITION and one of these reasons:
+    FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
+    number after the last one, and at most one command is in flight. If a number comes again with the same content, the
+    executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
 
-    - "COMMAND_OUT_OF_ORDER": any other number at or below the last one, or a gap;
+    - "COMMAND_OUT_OF_ORDER": the number is not the next one, and is no repetition of the last command;
     - "STALE_EPOCH": a lower epoch;
     - "STALE_REGISTRATION": another registration.
 
     Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
-    secret of the job that owns the slot. An executor may not know the user token yet: it restarted without the token's
-    hash and has not registered since. It then answers UNAVAILABLE, reason "NOT_REGISTERED".
+    secret of the job that owns the slot. If an executor does not know the hash of the user token, because it has not
+    registered yet, it answers UNAVAILABLE, reason "NOT_REGISTERED".
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
     check every AllocateSlots item against your own table, number your states, and report.
@@ -149,7 +150,7 @@ class TaskExecutorServiceAsyncStub:
         finegrain.v1.task_executor_pb2.AllocateSlotsRequest,
         finegrain.v1.task_executor_pb2.AllocateSlotsResponse,
     ]
-    """Carves slots out of what is free. The executor refuses each item that conflicts with its own table (reason
+    """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
     "INSUFFICIENT_RESOURCES" with asked, available and total in the details). The answer contains the true state.
     """
 
@@ -157,8 +158,9 @@ class TaskExecutorServiceAsyncStub:
         finegrain.v1.task_executor_pb2.FreeSlotsRequest,
         finegrain.v1.task_executor_pb2.FreeSlotsResponse,
     ]
-    """Takes slots down: SIGTERM, the grace period, SIGKILL of the whole tree, and only then the capacity is available.
-    Answers when all are gone or after a short wait. The executor reports slots that are still FREEING later.
+    """Removes slots: SIGTERM, the grace period, SIGKILL of the whole process tree; after that the capacity is available.
+    The executor answers when all slots are removed, or after a short wait. It reports the end of the other slots
+    later.
     """
 
     ResizeSlot: grpc.aio.UnaryUnaryMultiCallable[
@@ -169,8 +171,8 @@ class TaskExecutorServiceAsyncStub:
     the true state and one of these reasons:
 
     - "INSUFFICIENT_RESOURCES": the growth does not fit;
-    - "BELOW_USE": the slot uses more memory than its new size, even after the kernel gave back what it could. The
-      details contain asked and used;
+    - "BELOW_USE": the slot uses more memory than its new size, even after the kernel has reclaimed as much as
+      possible. The details contain asked and used;
     - "STALE_RESIZE": the executor knows a later change.
     """
 
@@ -196,7 +198,7 @@ class TaskExecutorServiceAsyncStub:
         finegrain.v1.task_executor_pb2.WriteTaskInputRequest,
         finegrain.v1.task_executor_pb2.WriteTaskInputResponse,
     ]
-    """Writes to a task's standard input at byte offsets, so that a resumed stream repeats nothing. The last message
+    """Writes to a task's standard input at byte offsets, so that a resumed stream writes no byte twice. The last message
     has `eof`.
     """
 
@@ -204,7 +206,7 @@ class TaskExecutorServiceAsyncStub:
         finegrain.v1.task_executor_pb2.WatchTaskRequest,
         finegrain.v1.task_executor_pb2.WatchTaskResponse,
     ]
-    """Streams the state and the output of a task from given offsets until it has ended and all was sent."""
+    """Streams the state and the output of a task from given offsets, until the task has ended and all output was sent."""
 
     ListTasks: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.task_executor_pb2.ListTasksRequest,
@@ -228,25 +230,25 @@ class TaskExecutorServiceAsyncStub:
         finegrain.v1.task_executor_pb2.SetTaskPeersRequest,
         finegrain.v1.task_executor_pb2.SetTaskPeersResponse,
     ]
-    """Replaces the peers of a task: what the task reads with GetPeers at the socket of its slot. Its environment, which
-    has the peers of SubmitTask, does not change.
+    """Replaces the peers of a task. The task reads them with GetPeers at the socket of its slot. The environment of the
+    task still has the peers of SubmitTask.
     """
 
 class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
     """One host's slots and the tasks in them.
 
     The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
-    FreeSlots, ResizeSlot) share one sequence of numbers: strictly +1 within (`rm_epoch`, `registration_number`), with at
-    most one command in flight. If a number comes again with the same content, the executor repeats the recorded answer.
-    Errors have the code FAILED_PRECONDITION and one of these reasons:
+    FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
+    number after the last one, and at most one command is in flight. If a number comes again with the same content, the
+    executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
 
-    - "COMMAND_OUT_OF_ORDER": any other number at or below the last one, or a gap;
+    - "COMMAND_OUT_OF_ORDER": the number is not the next one, and is no repetition of the last command;
     - "STALE_EPOCH": a lower epoch;
     - "STALE_REGISTRATION": another registration.
 
     Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
-    secret of the job that owns the slot. An executor may not know the user token yet: it restarted without the token's
-    hash and has not registered since. It then answers UNAVAILABLE, reason "NOT_REGISTERED".
+    secret of the job that owns the slot. If an executor does not know the hash of the user token, because it has not
+    registered yet, it answers UNAVAILABLE, reason "NOT_REGISTERED".
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
     check every AllocateSlots item against your own table, number your states, and report.
@@ -258,7 +260,7 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.task_executor_pb2.AllocateSlotsRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.task_executor_pb2.AllocateSlotsResponse, collections.abc.Awaitable[finegrain.v1.task_executor_pb2.AllocateSlotsResponse]]:
-        """Carves slots out of what is free. The executor refuses each item that conflicts with its own table (reason
+        """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
         "INSUFFICIENT_RESOURCES" with asked, available and total in the details). The answer contains the true state.
         """
 
@@ -268,8 +270,9 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.task_executor_pb2.FreeSlotsRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.task_executor_pb2.FreeSlotsResponse, collections.abc.Awaitable[finegrain.v1.task_executor_pb2.FreeSlotsResponse]]:
-        """Takes slots down: SIGTERM, the grace period, SIGKILL of the whole tree, and only then the capacity is available.
-        Answers when all are gone or after a short wait. The executor reports slots that are still FREEING later.
+        """Removes slots: SIGTERM, the grace period, SIGKILL of the whole process tree; after that the capacity is available.
+        The executor answers when all slots are removed, or after a short wait. It reports the end of the other slots
+        later.
         """
 
     @abc.abstractmethod
@@ -282,8 +285,8 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
         the true state and one of these reasons:
 
         - "INSUFFICIENT_RESOURCES": the growth does not fit;
-        - "BELOW_USE": the slot uses more memory than its new size, even after the kernel gave back what it could. The
-          details contain asked and used;
+        - "BELOW_USE": the slot uses more memory than its new size, even after the kernel has reclaimed as much as
+          possible. The details contain asked and used;
         - "STALE_RESIZE": the executor knows a later change.
         """
 
@@ -317,7 +320,7 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[finegrain.v1.task_executor_pb2.WriteTaskInputRequest],
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.task_executor_pb2.WriteTaskInputResponse, collections.abc.Awaitable[finegrain.v1.task_executor_pb2.WriteTaskInputResponse]]:
-        """Writes to a task's standard input at byte offsets, so that a resumed stream repeats nothing. The last message
+        """Writes to a task's standard input at byte offsets, so that a resumed stream writes no byte twice. The last message
         has `eof`.
         """
 
@@ -327,7 +330,7 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.task_executor_pb2.WatchTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[finegrain.v1.task_executor_pb2.WatchTaskResponse], collections.abc.AsyncIterator[finegrain.v1.task_executor_pb2.WatchTaskResponse]]:
-        """Streams the state and the output of a task from given offsets until it has ended and all was sent."""
+        """Streams the state and the output of a task from given offsets, until the task has ended and all output was sent."""
 
     @abc.abstractmethod
     def ListTasks(
@@ -357,8 +360,8 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.task_executor_pb2.SetTaskPeersRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.task_executor_pb2.SetTaskPeersResponse, collections.abc.Awaitable[finegrain.v1.task_executor_pb2.SetTaskPeersResponse]]:
-        """Replaces the peers of a task: what the task reads with GetPeers at the socket of its slot. Its environment, which
-        has the peers of SubmitTask, does not change.
+        """Replaces the peers of a task. The task reads them with GetPeers at the socket of its slot. The environment of the
+        task still has the peers of SubmitTask.
         """
 
 def add_TaskExecutorServiceServicer_to_server(servicer: TaskExecutorServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
