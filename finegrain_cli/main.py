@@ -31,7 +31,8 @@ from finegrain_cli.text.output import ColorChoice, choose_colour
 app = typer.Typer(
     name="finegrain",
     help="Run tasks in slots of any size on a cluster, and see why a request waits.",
-    epilog="\b\nExamples:\n  finegrain up\n  finegrain run --cpu 0.5 -- hostname    (in another terminal)",
+    epilog="\b\nExamples:\n  finegrain up\n  finegrain run --cpu 0.5 -- hostname    (in another "
+    "terminal)",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

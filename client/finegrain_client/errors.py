@@ -1,7 +1,7 @@
-"""Errors that only a job master can meet; all others are in `finegrain.errors`.
+"""Errors that only a job master can get; all other errors are in `finegrain.errors`.
 
-They say how a request, a slot or a task ended. gRPC statuses are converted to `finegrain.errors`
-classes before they get here.
+They say how a request, a slot or a task ended. gRPC statuses are converted to the classes of
+`finegrain.errors` in other modules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def reason_of(text: str, otherwise: Reason) -> Reason:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why one slot request was rejected: a stable code, a sentence, and the numbers in it."""
+    """Why one slot request was rejected: a stable code, a sentence, and its variable parts."""
 
     allocation_id: str
     reason: str
@@ -44,7 +44,8 @@ class RequestRejected(FinegrainError):
 
     def __init__(self, rejections: Sequence[Rejection]) -> None:
         self.rejections = tuple(rejections)
-        # Members that were rejected only because of another member of their gang explain nothing.
+        # If a member was rejected only because of another member of its gang, its message does not
+        # help.
         culprits = [each for each in rejections if each.reason != Reason.GANG_REFUSED]
         first = (culprits or self.rejections)[0]
         super().__init__(
@@ -107,9 +108,11 @@ class StillWaiting(FinegrainError, TimeoutError):
 
 
 class ResizeRefused(FailedPrecondition):
-    """The slot did not get the requested size. It has its old size, or that of another change.
+    """The slot did not get the requested size.
 
-    `status` is the state of the slot after that.
+    It keeps its size, or another change has replaced this one.
+
+    `status` is the state of the slot after the refusal.
     """
 
     default_reason = Reason.RESIZE_REFUSED
@@ -143,7 +146,7 @@ class StillResizing(FinegrainError, TimeoutError):
 class SlotLost(FinegrainError):
     """The slot has ended: its executor was lost, or the slot was released.
 
-    What its tasks did until then is unknown.
+    It is unknown how far the tasks of the slot got.
     """
 
     default_reason = Reason.EXECUTOR_LOST
@@ -152,7 +155,7 @@ class SlotLost(FinegrainError):
         self, allocation_id: str, generation: int, executor_id: str, reason: str, message: str
     ) -> None:
         super().__init__(
-            f"slot {allocation_id} (generation {generation}) on {executor_id} is gone: "
+            f"slot {allocation_id} (generation {generation}) on {executor_id} has ended: "
             f"{message or reason or 'no reason given'}",
             reason=reason_of(reason, self.default_reason),
             details={

@@ -1,7 +1,6 @@
-"""Slot specifications, and how many of them fit into one call.
+"""Slot specifications with their defaults, and the limits of one call.
 
-This module has the defaults of a specification. Only the resource manager knows whether a request
-fits.
+Only the resource manager knows whether a request fits.
 """
 
 from __future__ import annotations
@@ -47,11 +46,14 @@ class DeviceHint:
         model: words that the name of their model must contain, such as "H100"; empty: any model.
         labels: labels that the devices must have.
         every: if true, the slot gets the requested amount of each such device of its host.
-        near: type of other devices of the slot that these should be near to; empty: none.
-        near_required: these devices must be at the same PCIe switches as those.
-        per_group: one of these devices at each PCIe switch of those, as far as possible.
+        near: type of other devices of the slot, such as "gpu". These devices should be near the
+            other ones. Empty: no such condition.
+        near_required: if true, each of these devices must be at a PCIe switch of the devices that
+            `near` names.
+        per_group: if true, one of these devices is chosen at each PCIe switch of the devices that
+            `near` names, as far as possible.
         scope: all GPUs must be at one NUMA node ("numa") or PCIe switch ("pcie"); empty: anywhere.
-        virtual_function: the slot gets a virtual function of each device for itself.
+        virtual_function: if true, the slot gets a dedicated virtual function of each device.
     """
 
     type: str
@@ -88,10 +90,10 @@ class DeviceHint:
 class SlotSpec:
     """One slot request, `count` times.
 
-    If no amount is given at all, the request is *unknown*: its slot gets the default slot profile
-    of the executor. If at least one amount is given, missing CPU becomes 1000 milli and missing
-    memory becomes 256 MiB, unless another part of memory is given. Within one job, either all
-    requests are specified or none is.
+    If neither an amount nor `require_isolation` is given, the request is *unknown*: its slot gets
+    the default slot profile of the executor. Otherwise the request is *specified*: missing CPU
+    becomes 1000 milli, and missing memory becomes 256 MiB, unless another part of memory is given.
+    Within one job, either all requests are specified or all are unknown.
 
     Attributes:
         cpu_milli: guaranteed CPU in thousandths of a core; also the hard limit, unless
@@ -107,25 +109,27 @@ class SlotSpec:
             names.
         device_hints: how these devices are chosen; at most one hint for each type.
         require_isolation: lowest level of enforcement that the slot accepts, by dimension:
-            {"memory": "kernel", "gpu-memory": "mps"}. docs/devices.md has the levels. Hosts that
-            enforce less are not used.
-        cpu_limit_milli: CPU limit above the guaranteed CPU, in thousandths of a core; 0: the same.
+            {"memory": "kernel", "gpu-memory": "mps"}. Hosts with a lower level are not used.
+            docs/devices.md has the levels.
+        cpu_limit_milli: CPU limit in thousandths of a core, if it is higher than `cpu_milli`; 0:
+            `cpu_milli` is the limit.
         pids_max: largest number of processes and threads; 0: the executor's default.
         labels: only executors with all of these labels are used.
         target_address: address to which executors also offer the slot directly
             (`Job.serve_offers`).
-        allow_pending: wait for a future executor if no known one could ever host the slot.
+        allow_pending: if no known executor could ever host the slot, wait for a new executor.
         restart_on_loss: if the slot is lost, queue the request again at its old position.
-        restart_on_device_loss: if a device of the slot fails so that work cannot go on, end the
-            slot, and queue the request again at its old position.
-        qos: how exclusive its cpus are: "LSE" (dedicated), "LSR" (dedicated, but best-effort slots
-            may use them), "LS" (shared), "BE" (shared, best effort). LSE and LSR need `cpu_milli`
-            in multiples of 1000.
-        cpu_bind: which cpus it gets: "FullPCPUs", "SpreadByPCPUs", "ConstrainedBurst" or "None";
-            empty: as configured for the host. The policy is preferred; with ":required", hosts that
-            cannot satisfy it are not used.
-        cpu_exclusive: what it does not share with slots of the same policy: "PCPULevel" (cores),
-            "NUMANodeLevel" or "None". Empty and ":required" as for `cpu_bind`.
+        restart_on_device_loss: if a device of the slot fails so that tasks cannot use it any more,
+            end the slot, and queue the request again at its old position.
+        qos: how exclusive the slot's cpus are: "LSE" (dedicated), "LSR" (dedicated, but best-effort
+            slots may also use them), "LS" (shared), "BE" (shared, best effort). LSE and LSR need
+            `cpu_milli` in multiples of 1000.
+        cpu_bind: which cpus the slot gets: "FullPCPUs", "SpreadByPCPUs", "ConstrainedBurst" or
+            "None"; empty: the setting of the host. The policy is preferred. If ":required" is
+            appended, hosts that cannot satisfy the policy are not used.
+        cpu_exclusive: what the slot does not share with slots of the same policy: "PCPULevel"
+            (cores), "NUMANodeLevel" or "None". Empty and ":required" have the same meaning as for
+            `cpu_bind`.
         numa: placement on NUMA nodes: "SingleNUMANode" or "Restricted" (both required, unless
             ":preferred" is appended), "BestEffort" or "None"; empty: as configured for the host.
         count: number of such slots.
@@ -165,7 +169,8 @@ class SlotSpec:
         object.__setattr__(self, "device_hints", tuple(self.device_hints))
         for name, amount in self.devices.items():
             _check_amount(f"devices[{name!r}]", amount)
-        # The dataclass is frozen. Stored in the normal form, so that equal specs compare equal.
+        # Policies are stored in their normal form, so that equal specs compare equal. The dataclass
+        # is frozen, so this needs `object.__setattr__`.
         object.__setattr__(self, "qos", read_word("qos", _text("qos", self.qos), QosClass))
         for name, kind in _POLICIES.items():
             object.__setattr__(self, name, _policy(name, getattr(self, name), kind))
@@ -178,7 +183,10 @@ class SlotSpec:
 
     @property
     def is_unknown(self) -> bool:
-        """True if no amount is given, so that the slot gets the executor's default slot profile."""
+        """True if neither an amount nor `require_isolation` is given.
+
+        The slot then gets the executor's default slot profile.
+        """
         parts = self.task_off_heap_memory_bytes, self.managed_memory_bytes, self.ports
         return (
             self.cpu_milli is None
@@ -239,7 +247,7 @@ class SlotSpec:
         )
         heap = self.memory_bytes
         if heap is None:
-            # A caller that gives another part of memory has said how much it needs.
+            # If the caller gives another part of memory, that part is all the memory it needs.
             heap = 0 if other_than_heap else MEMORY_BYTES_DEFAULT
         profile.task_heap_memory_bytes = heap
         amounts = {**self.extended, **({PORTS: self.ports} if self.ports else {})}
@@ -283,6 +291,9 @@ def _check_amount(name: str, value: object, most: int = AMOUNT_MAX) -> None:
 
 
 def id_batches(ids: Sequence[str], *, items_max: int = BATCH_ITEMS_MAX) -> Iterator[Sequence[str]]:
-    """Splits ids, in order, into batches for one call each (10,000 ids are less than 2 MiB)."""
+    """Splits ids, in order, into groups that fit into one call each.
+
+    10,000 ids are less than 2 MiB.
+    """
     for start in range(0, len(ids), items_max):
         yield ids[start : start + items_max]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from finegrain_client.cluster import Cluster
 
 LEASE_DEFAULT_S = 300.0
-"""Time in which another runner can take over the slots and tasks of a killed one."""
+"""Time in seconds within which another runner can take over slots and tasks of a killed runner."""
 
 
 class BatchJob:
@@ -35,12 +35,12 @@ class BatchJob:
 
     The command of a thread runs *at least once*. It runs again if its slot was lost, if it failed
     and is retried, or as a second run of a straggler. A thread has *exactly one* result, which is
-    on disk before its slot is used for anything else. Commands that must not run twice need their
-    own protection.
+    on disk before its slot is reused or released. If a command must not run twice, it must check
+    this itself.
 
-    A killed runner leaves its slots and tasks behind, until the job's lease (`lease_s`) ends. A
-    runner that starts within that time takes them over, with all output since then. A later one
-    runs the threads without a result again, under a new job.
+    If a runner is killed, its slots and tasks continue until the job's lease (`lease_s`) expires. A
+    runner that starts within this time takes them over, with all output. A runner that starts later
+    registers a new job, and runs the threads without a result again.
 
     Attributes:
         state_file: the file with the state of the batch, readable only by its owner, on a local
@@ -81,7 +81,7 @@ class BatchJob:
         self._results_dir = Path(results_dir).absolute() if results_dir is not None else None
         self._lease_s = lease_s
         self._runner: Runner | None = None
-        self._stop_mode = ""  # requested before there is a runner
+        self._stop_mode = ""  # set before there is a runner
         self._running: asyncio.Task[BatchOutcome] | None = None
         name = spec.name if spec is not None else ""
         self.state_file = Path(state_file) if state_file else default_state_file(name)
@@ -121,12 +121,12 @@ class BatchJob:
     ) -> BatchOutcome:
         """Works on the batch until every thread has its result, or the batch is stopped.
 
-        Cancelling this does what `cancel` does, and then raises. If it fails, it leaves slots and
-        tasks as they are, for the next runner.
+        If this call is cancelled, it first does the same as `cancel`. If it raises another error,
+        slots and tasks stay for the next runner.
 
         Args:
             on_progress: called at most five times a second; it must not block.
-            retry_failed: if true, threads that have failed for good run again.
+            retry_failed: if true, threads that have failed and had no retries left run again.
 
         Returns:
             How the batch ended.
@@ -149,7 +149,7 @@ class BatchJob:
             self._wake("cancel")
             try:
                 await self._running
-            except asyncio.CancelledError:  # cancelled a second time: do not clean up, just end
+            except asyncio.CancelledError:  # cancelled a second time: end without cleaning up
                 self._running.cancel()
                 await asyncio.gather(self._running, return_exceptions=True)
             raise
@@ -226,7 +226,7 @@ class BatchJob:
     def _open(self) -> StateFile:
         if self._spec is None or self.state_file.exists():
             state = StateFile.open(self.state_file)
-            # Results of different commands must not be mixed in one batch.
+            # A batch must not have results of different commands.
             if self._spec is not None and state.spec.to_json() != self._spec.to_json():
                 state.close()
                 raise InvalidArgument(

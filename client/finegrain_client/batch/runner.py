@@ -1,8 +1,8 @@
-"""The runner of a batch: one job after another, until every thread has its result.
+"""The runner of a batch: it works with one job after another, until every thread has its result.
 
 It takes over the job of an earlier runner, or registers a new one. It ends the job when the batch
-is done, stopped or cancelled. It leaves the job to the next runner if it fails or is asked to
-leave.
+is done, stopped or cancelled. If the runner fails, or `BatchJob.leave` is called, the job stays for
+the next runner.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ENDING = "ending"
 """Key in the state file for the job that a runner has started to end."""
 
 ENDING_S = 20.0
-"""Longest time in seconds to try to end the job; after that its lease ends it."""
+"""How long the runner tries to end the job, in seconds. After that, the job ends with its lease."""
 
 
 class _StopRequested(Exception):
@@ -78,7 +78,7 @@ class Runner:
         """Works until the batch is done or stopped, and returns the outcome.
 
         Raises:
-            FinegrainError, OSError: this runner cannot continue; a new one may.
+            FinegrainError, OSError: this runner cannot continue, but a new runner may be able to.
         """
         watching = asyncio.create_task(self.report.watch_cluster())
         try:
@@ -87,13 +87,13 @@ class Runner:
             while stop_reason is None:
                 known = await self._on_disk(self._state.known)
                 if len(known.final) == self._state.spec.threads:
-                    # The last runner may have been killed between the last result and the end of
-                    # its job.
+                    # The last runner may have been killed after the last result, and before it
+                    # ended its job.
                     await self._end_leftover_job(known)
                     stop_reason = ""
                 elif self._stop_mode:
                     if self._stop_mode == "cancel":
-                        await self._end_leftover_job(known)  # of the last runner
+                        await self._end_leftover_job(known)
                     stop_reason = ""
                 else:
                     stop_reason = await self._run_job(known)
@@ -104,7 +104,12 @@ class Runner:
             self._disk.shutdown()
 
     def wake(self, stop_mode: str) -> None:
-        """Ends `run` soon: "cancel" releases everything, "leave" leaves everything as it is."""
+        """Makes `run` return soon.
+
+        Args:
+            stop_mode: "cancel": release all slots and end the job. "leave": keep slots, tasks and
+                the job for the next runner.
+        """
         # The first request to stop counts.
         self._stop_mode = self._stop_mode or stop_mode
         self._stop_requested.set()
@@ -112,9 +117,10 @@ class Runner:
             self._session.wake(stop_mode)
 
     async def _run_job(self, known: Known) -> str | None:
-        """Works with one job until that ends.
+        """Works with one job until this job or the batch ends.
 
-        Returns why to stop, or None: continue with another job.
+        Returns:
+            Why the batch stops ("" if it is done), or None if another job must continue it.
         """
         async with AsyncExitStack() as stack:
             try:
@@ -140,7 +146,8 @@ class Runner:
                 return await self._why_job_ended(ended.error, row)
             finally:
                 self._session = None
-            # An error of the session does not get here: then the next runner takes the job over.
+            # After an error of the session, the code below does not run: the job stays for the next
+            # runner.
             if session.stop_mode != "leave":
                 await self._end_job(job, row)
             return scheduler.stopping
@@ -162,23 +169,23 @@ class Runner:
             return await stack.enter_async_context(job)
 
         job = await retry_until_answered(register, "registering the batch's job")
-        job.detached = True  # from here on only the runner ends it: leaving the context does not
+        job.detached = True  # from now on, only the runner ends the job, not the end of the context
         return job, await self._on_disk(partial(self._state.add_job, job.job_id, job.secret))
 
     async def _why_job_ended(self, error: FinegrainError, row: JobRow) -> str | None:
         if not isinstance(error, JobEnded):
-            # `run` then attaches to the same job again.
-            return None  # its watch stream failed; the job may still exist
+            # The watch stream has failed, but the job may still exist. `run` attaches to it again.
+            return None
         await self._on_disk(partial(self._state.end_job, row.number))
         reason = error.details.get("end_reason", "")
-        # If a runner had started to end the job, it was not ended by an operator.
+        # If a runner had begun to end the job, no operator ended it.
         ours = await self._on_disk(partial(self._state.meta, ENDING)) == str(row.number)
         if reason in (Reason.TERMINATED, Reason.ENDED) and not ours:
             return f"its job was ended from outside the batch: {error.message}"
         return None
 
     async def end_left_job(self) -> None:
-        """Ends the job that a runner has left, and marks the batch as cancelled.
+        """Ends the job of a runner that no longer works, and marks the batch as cancelled.
 
         Raises:
             FinegrainError: the state file cannot be used.
@@ -196,19 +203,19 @@ class Runner:
             await self._end_job(self._cluster.attach_job(row.job_id, row.secret), row)
 
     async def _end_job(self, job: Job, row: JobRow) -> None:
-        # Written first: if this runner is killed in between, the next one knows that a runner ended
-        # the job.
+        # Written before the call: if this runner is killed now, the next runner knows that no
+        # operator ended the job.
         ending = Changes(meta={ENDING: str(row.number)})
         await self._on_disk(partial(self._state.write, row.number, ending))
         try:
             async with asyncio.timeout(ENDING_S):
                 await retry_until_answered(job.end, "ending the batch's job")
         except (FinegrainError, TimeoutError):
-            return  # its lease ends it; until then a new runner may take it over
+            return  # the job ends with its lease; until then a new runner may take it over
         await self._on_disk(partial(self._state.end_job, row.number))
 
     async def _conclude(self, stop_reason: str) -> BatchOutcome:
-        # Attempts that were cut off have left their partial files.
+        # Attempts that did not end may have left partial files.
         await self._on_disk(partial(sweep, self._state.results_dir))
         known = await self._on_disk(self._state.known)
         done = sum(each is ThreadState.DONE for each in known.final.values())
@@ -219,7 +226,7 @@ class Runner:
             state = {"cancel": BatchState.CANCELLED, "leave": BatchState.OPEN}.get(
                 self._stop_mode, BatchState.STOPPED
             )
-        # The counts come from the file, since only what is on disk survives this runner.
+        # The counts come from the file, because only stored results survive this runner.
         changes = self.report.conclude(state, done, failed, stop_reason)
         await self._on_disk(partial(self._state.write, 0, changes))
         failures = await self._on_disk(

@@ -1,10 +1,9 @@
 """The scheduler of a batch: the state of each thread of work, and what to do next.
 
-It decides which thread a slot runs, what the end of an attempt means, how many requests are queued,
-and when a thread runs a second time. It keeps the number of requests and free slots equal to the
-number of threads that need a slot; no request belongs to a certain thread. It is pure: the session
-tells it what happened, and carries out the `Actions` that it returns, after writing
-`Actions.changes` to disk.
+It decides which thread runs in a slot, what to do after an attempt, how many slots to request, and
+when a thread runs a second time. It keeps the number of waiting requests plus free slots equal to
+the number of threads that need a slot; a request does not belong to a certain thread. It is pure:
+the session reports events to it, writes `Actions.changes` to disk, and then carries out `Actions`.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from finegrain_client.batch.threads import DELAYED, DONE, ENDED, FAILED, RUNNING
 from finegrain_client.batch.values import ThreadResult, ThreadState, unknown_result
 
 LOSSES_MAX = 20
-"""A thread that loses this many slots fails: it may itself be what brings its hosts down."""
+"""A thread that loses this many slots fails, because the thread itself may crash its hosts."""
 
 REFUSALS_MAX = 3
-"""This many commands that cannot be executed, and none that could, stop a batch."""
+"""A batch stops after this many attempts that could not execute the command, if none could."""
 
 USES_MAX = 100
 """Number of threads that one slot runs before it is released.
@@ -50,7 +49,7 @@ class BatchScheduler:
     """The threads of one batch, during the lifetime of one job.
 
     Attributes:
-        stopping: why nothing more is started; empty if nothing is wrong.
+        stopping: why no more threads are started; empty: threads are started.
         threads: the state of each thread.
         held_slots: slots of the job, by allocation id.
         waiting: queued members of the job's range.
@@ -75,7 +74,9 @@ class BatchScheduler:
             (each.first_index + each.count for each in known.submitted), default=0
         )
         self._by_phase: dict[Phase, dict[str, HeldSlot]] = {phase: {} for phase in Phase}
-        self._reuse_members: dict[int, bool] = {}  # being asked for reuse; True: ended meanwhile
+        self._reuse_members: dict[
+            int, bool
+        ] = {}  # waiting for the answer to a reuse; True: it has ended in the meantime
         self._given_up = IntervalSet()
         self._lost_attempts: dict[SlotKey, tuple[AttemptKey, float]] = {}  # attempt, start time
         self._used: set[SlotKey] = set()
@@ -98,8 +99,8 @@ class BatchScheduler:
 
         Args:
             unknown: attempts whose outcome is unknown.
-            lost: attempts that were given up as lost.
-            used: slots that have run something.
+            lost: attempts that were recorded as lost.
+            used: slots that have run a thread before.
         """
         for each in (*lost, *unknown):
             key = each.allocation_id, each.generation
@@ -112,7 +113,7 @@ class BatchScheduler:
         for (thread, attempt), _ in list(self._lost_attempts.values()):
             if (thread, attempt) in self._unknown:
                 self._attempt_lost(
-                    thread, attempt, "its slot was gone when the runner was started again"
+                    thread, attempt, "its slot had ended when the runner was started again"
                 )
         self._unknown = set()
         self._used.clear()
@@ -130,27 +131,27 @@ class BatchScheduler:
         allocation_id, generation = key
         self._not_waiting(member)
         if (known := self.held_slots.get(allocation_id)) is not None:
-            # The event was repeated, or is older than what is known.
+            # The event was repeated, or is about an older slot.
             if known.generation >= generation:
                 return
             self._drop(allocation_id)
         held = HeldSlot(allocation_id, generation, member, executor_id)
         self.held_slots[allocation_id] = self._by_phase[held.phase][allocation_id] = held
-        # The slot may still run an attempt: of an earlier runner, or from before its executor was
-        # lost.
+        # The slot may still run an attempt: an attempt of an earlier runner, or one from before its
+        # executor was lost.
         lost_attempt, start_time = self._lost_attempts.pop(key, (None, 0.0))
-        # The cancellation and the grant have crossed.
+        # The slot was granted while the cancellation of its request was under way.
         if member in self._given_up:
             self._set_phase(held, Phase.RELEASING)  # it is being cancelled
         elif lost_attempt is None:
             self._set_phase(held, Phase.USED if key in self._used else Phase.FREE)
         elif self.threads[lost_attempt[0]] == TODO and not self.stopping:
-            # The attempt was recorded as ended when its slot was lost, but its task has gone on.
+            # The attempt was recorded as ended when its slot was lost, but its task has continued.
             self._actions.changes.reopened.append(lost_attempt)
             self._start_attempt(held, lost_attempt, start_time, again=True)
         else:
             self._close(lost_attempt, "cancelled", "its thread is done, or runs elsewhere")
-            self._set_phase(held, Phase.SPENT)  # no thread needs what runs in it
+            self._set_phase(held, Phase.SPENT)  # no thread needs the task that runs in it
 
     def requeued(self, allocation_id: str, member: int) -> None:
         """Records that a slot was lost, and that its request waits for the next one."""
@@ -174,7 +175,7 @@ class BatchScheduler:
             self._reuse_members[each] = True
 
     def queued(self, first: int, count: int) -> None:
-        """Records that requests wait, according to the resource manager."""
+        """Records that members of the range wait in the queue."""
         self.waiting.add_run(first, first + count)
 
     def submission_refused(self, first: int, count: int) -> None:
@@ -201,7 +202,7 @@ class BatchScheduler:
     # Events of attempts.
 
     def command_started(self) -> None:
-        """Records that a command was executed, so the batch's command is not wrong as such."""
+        """Records that a command was executed, so the command of the batch can be executed."""
         self._anything_started = True
 
     def attempt_ended(self, key: AttemptKey, outcome: AttemptOutcome, now: float) -> None:
@@ -218,7 +219,7 @@ class BatchScheduler:
             return
         self._running_of[key[0]].discard(key)
         self._leave_slot(run, key, outcome)
-        # A second run of the thread was faster; exactly one result counts.
+        # Another attempt at the thread was faster; only one result counts.
         if self.threads[key[0]] in ENDED:
             self._close(key, "cancelled", "another attempt of its thread finished first")
             self._actions.discard.append(key)
@@ -228,19 +229,19 @@ class BatchScheduler:
         elif outcome.ending in (Ending.FAILED, Ending.REFUSED) and outcome.result is not None:
             self._failed(key, outcome, outcome.result, now)
         else:
-            self._lost_attempts[run.slot] = key, run.start_time  # its slot may come back
+            self._lost_attempts[run.slot] = key, run.start_time  # its slot may be granted again
             self._actions.discard.append(key)
             self._attempt_lost(*key, outcome.message)
 
     def stop(self, why: str) -> None:
-        """Starts nothing more; running attempts continue to their end."""
+        """Starts no more attempts; running attempts continue to their end."""
         self.stopping = self.stopping or why
 
     # Queries.
 
     @property
     def is_over(self) -> bool:
-        """True if nothing runs and nothing more will."""
+        """True if no attempt runs, and no further one will start."""
         return not self.running and (bool(self.stopping) or not self.threads.left)
 
     @property
@@ -260,15 +261,15 @@ class BatchScheduler:
     # Decisions.
 
     def decide(self, now: float) -> Actions:
-        """Returns everything to do now. The scheduler then treats it as done.
+        """Returns all actions to take now. The scheduler then assumes that they are done.
 
         Example: 10 threads remain, 3 slots are free, 2 are used, and 6 requests wait. Three
         attempts start, so 7 threads need a slot. Both used slots ask for reuse, each for one
         waiting request. That leaves 4 waiting requests and 2 possible reuses, so 1 more request is
         submitted.
         """
-        # The order matters: delayed threads count as work before slots, reuse and requests are
-        # decided.
+        # This comes first, so that threads whose delay is over count when slots are assigned,
+        # reused and requested.
         self.threads.wake(now)
         stragglers = [] if self.stopping else self._stragglers(now)
         self._start_attempts(stragglers, now)
@@ -283,7 +284,7 @@ class BatchScheduler:
             thread = self._thread_for(held, stragglers)
             if thread is None:
                 return
-            # Each start has a new number, so its task id cannot meet the task of an earlier start.
+            # Each start has a new number, so its task id differs from those of earlier starts.
             attempt = self._attempt_counts.get(thread, 0) + 1
             self._attempt_counts[thread] = attempt
             self._actions.changes.begun.append(
@@ -310,8 +311,7 @@ class BatchScheduler:
     def _reuse(self, need: int) -> None:
         awaiting = self._by_phase[Phase.AWAITING_REUSE]
         for held in list(self._by_phase[Phase.USED].values()):
-            # Each agreed reuse serves one thread, so there is no point in more of them than
-            # threads.
+            # Each reused slot serves one thread, so more reuses than threads would be useless.
             wanted = need > len(awaiting) and len(awaiting) < REUSES_AT_ONCE_MAX
             if not (wanted and self.waiting):
                 self._set_phase(held, Phase.SPENT)
@@ -329,7 +329,8 @@ class BatchScheduler:
         """Makes queued requests plus free slots equal to the number of threads that need a slot."""
         free, awaiting = self._by_phase[Phase.FREE], self._by_phase[Phase.AWAITING_REUSE]
         have = len(self.waiting) + len(free) + len(awaiting)
-        # Slots are given back before requests: an idle slot keeps capacity from others.
+        # Free slots are released before requests are cancelled, because a free slot keeps capacity
+        # from other jobs.
         for held in list(free.values())[: max(0, have - need)]:
             self._release(held)
             have -= 1
@@ -390,7 +391,8 @@ class BatchScheduler:
         self, key: AttemptKey, outcome: AttemptOutcome, result: ThreadResult, now: float
     ) -> None:
         thread = key[0]
-        # A command that no host can execute would fail once per thread; a few tries are enough.
+        # If no host can execute the command, every thread would fail. So the batch stops after a
+        # few tries.
         if outcome.ending is Ending.REFUSED and not self._anything_started:
             self._refusals += 1
             if self._refusals >= min(REFUSALS_MAX, self.spec.threads):
@@ -400,7 +402,7 @@ class BatchScheduler:
             self._delay(thread, 1, now)
             return
         failures = self._failures[thread] = self._failures.get(thread, 0) + 1
-        # While another attempt at the thread runs, this failure decides nothing.
+        # Another attempt at the thread still runs, and may succeed.
         if self._running_of[thread] or failures <= self.spec.retries:
             self.retried += 1
             self._actions.discard.append(key)
@@ -420,7 +422,7 @@ class BatchScheduler:
         losses = self._lost[thread] = self._lost.get(thread, 0) + 1
         if self.threads[thread] in ENDED or self._running_of.get(thread):
             return
-        # Without delay: usually the loss of a slot is no fault of the command.
+        # There is no delay, because usually the command did not cause the loss of its slot.
         if losses < LOSSES_MAX:
             self.threads.to_do(thread)
             return
@@ -435,7 +437,7 @@ class BatchScheduler:
         self._close(key, "ok" if result.ok else "failed", "" if result.ok else result.message)
         self._actions.publish.append(key)
         self.threads.set(thread, DONE if result.ok else FAILED)
-        # At most one, the second run that was slower.
+        # There is at most one other attempt: the slower run of the same thread.
         for other in self._running_of.get(thread, ()):
             self._actions.cancel.append(other)
         most = 0 if self.spec.on_failure == "stop" else self.spec.failures_max

@@ -1,8 +1,8 @@
 """The main loop of a batch during one job: handle messages, save decisions, carry them out.
 
-The order matters. Every decision of the scheduler is on disk before it is carried out, and output
-files are in place before the result that refers to them is recorded. This loop is the only writer.
-Slow work runs beside it and puts its outcome into the inbox.
+The order matters: each decision of the scheduler is on disk before it is carried out, and output
+files are in place before the result is recorded. Only this loop writes. Slow work runs in
+background tasks, which put their results into the inbox.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from finegrain_client.errors import RequestRejected
 T = TypeVar("T")
 
 RELEASE_WAIT_S = 5.0
-"""Longest time in seconds that the end of a batch waits for the release of its last slots."""
+"""How long a batch waits for the release of its last slots when it ends, in seconds."""
 
 WAKE_INTERVAL_S = 1.0
-"""The loop wakes at least this often, to look for stragglers and report progress."""
+"""The loop runs at least this often, to find stragglers and to report progress."""
 
 
 RESUBMIT_DELAY_S = 1.0
-"""Delay between two tries to request slots; each try already has its own retries."""
+"""Delay in seconds before slots are requested again; each try already has its own retries."""
 
 
 class SessionEnded(Exception):
-    """The job has ended; `error` says why."""
+    """The job or its watch stream has ended; `error` says why."""
 
     def __init__(self, error: FinegrainError) -> None:
         super().__init__(error.message)
@@ -69,7 +69,14 @@ class SessionEnded(Exception):
 
 
 class Session:
-    """The work on a batch during the lifetime of one job."""
+    """The work on a batch during the lifetime of one job.
+
+    Attributes:
+        scheduler: decides which thread runs in which slot.
+        slots: the requests and slots of the job.
+        row: the job, as the state file has it.
+        stop_mode: "cancel" or "leave", once `wake` was called; else empty.
+    """
 
     def __init__(
         self,
@@ -81,10 +88,20 @@ class Session:
         disk: Executor,
         notify: Callable[[Session, Changes], None],
     ) -> None:
+        """Stores its arguments; `run` does the work.
+
+        Args:
+            state: the state file of the batch.
+            scheduler: the scheduler of the batch, for this job.
+            slots: the requests and slots of the job.
+            row: the job, as the state file has it.
+            disk: runs the writes to disk, one after another.
+            notify: called before each write; it may add its own changes to the write.
+        """
         self.scheduler = scheduler
         self.slots = slots
         self.row = row
-        self.stop_mode = ""  # "cancel" or "leave"
+        self.stop_mode = ""
         self._state = state
         self._disk = disk
         self._notify = notify
@@ -103,15 +120,16 @@ class Session:
             FinegrainError, OSError: the state file or the output cannot be written.
         """
         try:
-            # Before listening: events since then wait in the stream, and repeats change nothing.
+            # First restore the present state, then listen: the stream has all events since its
+            # creation, and repeated events change nothing.
             self._restore()
             self._run_in_background(self.slots.listen(self._inbox.put_nowait))
             while True:
-                # Also before the end, so that the last decisions are written and slots are
-                # released.
+                # This also runs a last time before the end, so that the last decisions are written
+                # and the slots are released.
                 actions = self.scheduler.decide(self.now())
-                # On disk first: a runner that is killed in between leaves a record of all that it
-                # may have done.
+                # Written first: if the runner is killed now, the file has a record of everything
+                # that it may have done.
                 await self._write(actions)
                 self._carry_out(actions)
                 if self.stop_mode:
@@ -128,8 +146,9 @@ class Session:
     async def _await_releases(self) -> None:
         """Waits until the last slots are released.
 
-        The resource manager measures a thread from the grant of its slot to its release. A slot
-        that ends with its job is not measured, and the last thread is often the longest one.
+        The resource manager measures a thread from the grant of its slot to the release of the
+        slot. If a slot ends together with its job, its thread is not measured. The last thread is
+        often the longest one.
         """
         if self._releases:
             await asyncio.wait(self._releases, timeout=RELEASE_WAIT_S)
@@ -137,13 +156,17 @@ class Session:
     def now(self) -> float:
         """Returns seconds since 1970 by a monotonic clock.
 
-        If the system clock were set, all attempts could become stragglers at once, or a retry could
-        wait for an hour.
+        With the system clock, a change of the clock could make all attempts stragglers at once, or
+        delay a retry by an hour.
         """
         return self._clock_offset_s + time.monotonic()
 
     def wake(self, stop_mode: str) -> None:
-        """Ends the loop after it has written what it knows."""
+        """Ends the loop after the next write.
+
+        Args:
+            stop_mode: "cancel" or "leave"; the first call counts.
+        """
         self.stop_mode = self.stop_mode or stop_mode
         self._inbox.put_nowait(WakeUp())
 
@@ -167,7 +190,7 @@ class Session:
                 self._handle(await self._inbox.get())
         except TimeoutError:
             return
-        # All that waits is handled before one decision and one write to disk.
+        # All waiting messages are handled first, so that they need only one decision and one write.
         while not self._inbox.empty():
             self._handle(self._inbox.get_nowait())
 
@@ -177,7 +200,7 @@ class Session:
             case Granted() | Requeued() | RequestFinished():
                 self._handle_request(message)
             case AttemptEnded(key, outcome):
-                # The handle is only needed to cancel the attempt.
+                # The attempt is only kept so that it can be cancelled.
                 self._attempts.pop(key, None)
                 scheduler.attempt_ended(key, outcome, self.now())
             case CommandStarted():
@@ -185,7 +208,7 @@ class Session:
             case SubmissionFailed():
                 scheduler.submission_refused(message.first, message.count)
                 if message.error is not None:
-                    scheduler.stop(f"its requests were refused: {why_refused(message.error)}")
+                    scheduler.stop(f"its slot requests were refused: {why_refused(message.error)}")
             case ReuseAnswered(answers):
                 for slot, member, agreed in answers:
                     scheduler.reuse_answered(slot, member, agreed=agreed)
@@ -206,7 +229,7 @@ class Session:
                 self.scheduler.request_ended(message.allocation_id, message.member, message.count)
                 if message.state is RequestState.REJECTED:
                     self.scheduler.stop(
-                        f"its requests were rejected: {message.message or message.reason}"
+                        f"its slot requests were rejected: {message.message or message.reason}"
                     )
 
     # Decisions.
@@ -223,7 +246,7 @@ class Session:
                 output.discard()
 
     def _write_now(self, changes: Changes, outputs: list[Output]) -> None:
-        # Files first: a recorded result must never refer to missing output.
+        # Output files first: a recorded result must never refer to missing output.
         publish_all(self._state.results_dir, outputs)
         if changes:
             self._state.write(self.row.number, changes)
@@ -254,10 +277,10 @@ class Session:
         slot = self.slots.slot(start.slot)
         if slot is None:
             lost = AttemptOutcome(
-                Ending.LOST, message="its slot was gone before its task was started"
+                Ending.LOST, message="its slot had ended before its task was started"
             )
-            # Through the inbox, because the scheduler must not be called while its actions are
-            # carried out.
+            # Sent through the inbox, because the scheduler must not be called while its actions
+            # are carried out.
             self._inbox.put_nowait(AttemptEnded(key, lost))
             return
         attempt = Attempt(self._state.spec, self._state.batch_id, *key, slot, output)
@@ -273,8 +296,8 @@ class Session:
         try:
             await self.slots.ask(first, count)
         except Unavailable:
-            # The scheduler then requests other members, because these may have been submitted after
-            # all.
+            # These members may have been submitted although no answer came, so the scheduler then
+            # requests other members.
             await asyncio.sleep(RESUBMIT_DELAY_S)
         except FinegrainError as refusal:
             if is_over(refusal):
@@ -315,7 +338,10 @@ class Session:
 
 
 def is_over(error: FinegrainError) -> bool:
-    """True if the error says that the job has ended, which the watch stream reports, too."""
+    """Returns True if the error says that the job has ended.
+
+    The watch stream reports this as well.
+    """
     return error.reason in (Reason.JOB_ENDED, Reason.JOB_UNKNOWN)
 
 

@@ -1,7 +1,7 @@
-"""The slots of a batch: the part of the runner that talks to the resource manager.
+"""The slots of a batch: the part of the runner that calls the resource manager.
 
-All requests of a job are members of one range, `<range id>.<index>`. Calls are repeated until the
-resource manager answers, because a runner can wait.
+All requests of a job are members of one range, `<range id>.<index>`. A call is repeated until the
+resource manager answers it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """A request has ended, and with `count` above 1 the members that follow it, too."""
+    """A request has ended; with `count` above 1, also the members with the next indexes."""
 
     allocation_id: str
     member: int
@@ -143,15 +143,18 @@ class BatchSlots:
         """Requests members of the range.
 
         Raises:
-            RequestRejected: they can never be served.
-            Unavailable: no answer came; members that were accepted are cancelled.
-            FinegrainError: another refusal.
+            RequestRejected: the requests can never be served.
+            Unavailable: no answer came; accepted members are cancelled.
+            FinegrainError: the resource manager refused the call for another reason.
         """
         spec = replace(self._spec, count=count)
         await self._job.request_range(spec, range_id=self._range_id, first_index=first)
 
     async def give_up(self, runs: Sequence[tuple[int, int]]) -> None:
-        """Cancels waiting members; slots granted in the meantime are released."""
+        """Cancels waiting members.
+
+        If a member was granted in the meantime, its slot is released.
+        """
         for start in range(0, len(runs), RANGES_MAX):
             message = rm.CancelRequestsRequest(
                 job_id=self._job.job_id,
@@ -178,7 +181,8 @@ class BatchSlots:
 
     async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
         """Returns whether each slot may be reused for its member; the others are released."""
-        # A slot that is lost by now counts as not agreed; the call must not name it.
+        # A slot may have been lost in the meantime: it counts as not reusable, and the call must
+        # not name it.
         there = {key: slot for key, _ in pairs if (slot := self.slot(key)) is not None}
         reuses = [(there[key], self._id(member)) for key, member in pairs if key in there]
         if not reuses:
@@ -209,14 +213,14 @@ class BatchSlots:
         return None
 
     def _take(self, event: JobEvent, status: SlotStatus) -> bool:
-        """Remembers the slot of an event.
+        """Stores the slot of an event.
 
-        Returns False if the slot has ended; a later event says so.
+        Returns False if the slot has ended; a later event reports this.
         """
         request = self._job._watch.requests.get(event.allocation_id)
         if request is None:
-            # The submission seemed to fail, so the job dropped its handle, but the resource manager
-            # had accepted it. Keep a handle here, so that the slot is used or released.
+            # The submission got no answer, so the job deleted its handle. But the resource manager
+            # had accepted the request. This handle is kept so that the slot is used or released.
             known = self._slots.get(event.allocation_id)
             if known is None or known.generation < status.generation:
                 self._slots[event.allocation_id] = Slot(self._job._context, status)
@@ -229,7 +233,7 @@ class BatchSlots:
 
     def _forget(self, event: JobEvent) -> None:
         slot = self._slots.pop(event.allocation_id, None)
-        if slot is not None and not slot.has_ended:  # no Request will end it
+        if slot is not None and not slot.has_ended:  # no `Request` object ends it
             slot.end(
                 SlotLost(
                     slot.allocation_id,

@@ -1,6 +1,6 @@
-"""The specification of a batch: the command, the slots it needs, and when to give up.
+"""The specification of a batch: command, slots, retries, and when to stop.
 
-It is checked before the resource manager is called. It also gives the command and environment of
+It is checked before the resource manager is called. It also returns the command and environment of
 each attempt.
 """
 
@@ -37,27 +37,26 @@ class BatchSpec:
     Attributes:
         threads: number of threads of work, 1 to 1,000,000.
         command: program and arguments; no shell is involved.
-        slot: what each thread needs, with count 1 and no `target_address`. The request of a lost
-            slot is always queued again, whatever `restart_on_loss` and `restart_on_device_loss`
-            say.
+        slot: slot of each thread, with count 1 and no `target_address`. `restart_on_loss` and
+            `restart_on_device_loss` are ignored: the request of a lost slot is always queued again.
         name: name for people to read, 1 to 200 printable characters.
         group: resource group; empty: "default".
         env: the whole environment (PATH and HOME get defaults).
         cwd: absolute working directory; empty: a scratch directory of the task.
-        user: user to run as; empty: the executor's.
-        timeout_s: a thread that takes longer is ended and has failed; None: no limit.
-        retries: how often a failed thread is tried again. A lost slot is not a failure.
+        user: user to run as; empty: the executor's task user.
+        timeout_s: a thread that takes longer is ended and fails; None: no limit.
+        retries: number of times that a failed thread is tried again. A lost slot is not a failure.
         retry_delay_s: delay before the first retry of a thread; doubled for each further one, up to
             60 s.
-        on_failure: what to do when a thread has failed for good: "continue" with the others, or
-            "stop": start nothing more, and let running threads finish.
-        failures_max: also stop when more than this many threads have failed for good; None: no
-            limit.
+        on_failure: what to do when a thread has failed and has no retries left: "continue" with the
+            other threads, or "stop": start no more threads, and let running threads finish.
+        failures_max: also stop when more than this number of threads have failed and have no
+            retries left; None: no limit.
         speculate: run a thread a second time if it takes far longer than the others and no thread
-            waits. The first run to finish counts, and the other is cancelled.
+            waits. The first run that succeeds counts, and the other one is cancelled.
         straggler_factor: "far longer" is this multiple of the 95th percentile of the finished
             threads.
-        slots_max: largest number of slots at one time; 0: as many as the cluster gives.
+        slots_max: largest number of slots at one time; 0: no limit.
         output_limit_bytes: bytes that are kept of each of the two output streams of a thread.
     """
 
@@ -128,8 +127,8 @@ class BatchSpec:
 
     def retry_after_s(self, failures: int) -> float:
         """Returns the delay before the next try of a thread that has failed this many times."""
-        # The exponent is capped because a float overflows; the delay never falls below the given
-        # one.
+        # The exponent is limited, because a float would overflow. The delay is never below
+        # `retry_delay_s`.
         return min(self.retry_delay_s * 2.0 ** min(failures - 1, 30), max(60.0, self.retry_delay_s))
 
     def to_json(self) -> str:
@@ -138,7 +137,7 @@ class BatchSpec:
 
     @classmethod
     def from_json(cls, text: str) -> BatchSpec:
-        """Reads what `to_json` wrote; ignores fields that only a later version knows."""
+        """Reads the output of `to_json`; ignores fields that only a later version knows."""
         data: dict[str, Any] = json.loads(text)
         slot = SlotSpec(**_known(SlotSpec, data.pop("slot")))
         return cls(slot=slot, **_known(cls, data))
@@ -148,7 +147,7 @@ class BatchSpec:
 
         def fill(found: re.Match[str]) -> str:
             literal, name = found.groups()
-            # One pass over the text: what was filled in is not read as a place again.
+            # One pass over the text: a filled-in value is not replaced again.
             return f"{{{literal}}}" if literal else str(values[name])
 
         return _PLACE.sub(fill, text)

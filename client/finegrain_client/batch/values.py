@@ -14,22 +14,22 @@ class ThreadState(StrEnum):
     """The final state of a thread of work."""
 
     DONE = "DONE"  # its command ended by itself with exit code 0
-    FAILED = "FAILED"  # it did not, and is not tried again
+    FAILED = "FAILED"  # its command did not, and is not tried again
 
 
 class BatchState(StrEnum):
     """The state of a batch."""
 
     OPEN = "OPEN"  # in progress, by the current runner or by the next one
-    STOPPING = "STOPPING"  # starts nothing more; running threads finish
-    STOPPED = "STOPPED"  # by its policy, or it could not continue; a new runner resumes it
+    STOPPING = "STOPPING"  # no more threads are started; running threads finish
+    STOPPED = "STOPPED"  # by its policy, or because it could not continue; a new runner resumes it
     CANCELLED = "CANCELLED"  # by its owner; a new runner resumes it
     ENDED = "ENDED"  # every thread has its result
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadResult(Value):
-    """The result of one thread of work; exactly one per thread, whatever ran twice."""
+    """The result of one thread of work. A thread has exactly one result, even if it ran twice."""
 
     index: int
     state: ThreadState
@@ -39,7 +39,7 @@ class ThreadResult(Value):
     signal: int
     oom_killed: bool
     timed_out: bool
-    reason: str  # why it never ran (COMMAND_NOT_FOUND, ...), was ended or given up; else empty
+    reason: str  # why it never ran (COMMAND_NOT_FOUND, ...) or was ended; else empty
     message: str  # how it ended, for people
     executor_id: str
     start_time: datetime | None
@@ -50,7 +50,7 @@ class ThreadResult(Value):
     stdout_bytes: int  # written, including bytes that were not kept
     stderr_bytes: int
     dropped_bytes: int
-    stdout_tail: bytes = b""  # the end of what it wrote
+    stdout_tail: bytes = b""  # the last bytes of its output
     stderr_tail: bytes = b""
 
     @property
@@ -60,11 +60,11 @@ class ThreadResult(Value):
 
 
 def unknown_result(thread: int, message: str, reason: str = "") -> ThreadResult:
-    """Returns the result of a thread that was given up, of which nothing else is known.
+    """Returns the result of a thread that is not tried again, and whose outcome is unknown.
 
     Args:
         thread: index of the thread.
-        message: why it was given up, for people.
+        message: why it is not tried again, for people.
         reason: stable code of the reason, or empty.
     """
     return ThreadResult(
@@ -106,18 +106,18 @@ class Progress(Value):
     state: BatchState
     threads: int
     done: int
-    failed: int  # for good
+    failed: int  # without retries left
     running: int
-    queued: int  # waiting for a slot, or (`delayed` of them) for their next try
+    queued: int  # waiting for a slot, or for the next try (`delayed` of them)
     delayed: int = 0
-    slots: int = 0  # that the batch has now
+    slots: int = 0  # number of slots that the batch has now
     requests_waiting: int = 0  # queued at the resource manager
     retries: int = 0  # failed attempts that were, or will be, tried again
     lost: int = 0  # attempts whose slot was lost
     speculative: int = 0  # second runs in progress
-    share: float | None = None  # of the cluster in its slots, 0 to 1; None: unknown
+    share: float | None = None  # of the cluster, that its slots have; 0 to 1; None: unknown
     elapsed_s: float = 0.0  # since the batch was first started
-    estimate: Estimate | None = None  # None: too little is known yet
+    estimate: Estimate | None = None  # None: there is too little data yet
     message: str = ""  # why it stopped, or what it waits for
     update_time: datetime | None = None
 
@@ -135,7 +135,7 @@ class BatchOutcome(Value):
     threads: int
     done: int
     failed: int
-    left: int  # without a result, because the batch was stopped or cancelled
+    left: int  # threads without a result, because the batch was stopped or cancelled
     elapsed_s: float
     message: str = ""
     failures: tuple[ThreadResult, ...] = ()  # the first ones, by index

@@ -1,8 +1,8 @@
 """One attempt at one thread of work in one slot: submit the task, watch it, and return its outcome.
 
-The task id depends only on batch, thread and attempt, and the command only on the spec. So a runner
-that was killed and restarted submits the same task again, which is idempotent, and still gets its
-outcome, even if the task ended long ago.
+The task id depends only on batch, thread and attempt, and the command only on the spec. So a
+restarted runner can submit the same task again: the executor does not start it twice, and the
+runner gets its outcome, even if the task has ended.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HOPELESS = (
     Reason.USER_NOT_ALLOWED,
     Reason.LIMIT_TOO_SMALL,
 )
-"""Reasons why a command did not start that another try on the same host would not change."""
+"""Reasons why a command did not start. On the same host, another try would fail again."""
 
 GONE = (
     SlotLost,
@@ -49,9 +49,9 @@ GONE = (
     Unavailable,
     ResourceExhausted,
 )
-"""After these errors it is unknown how the attempt ended, or it never started.
+"""After these errors, the attempt never started, or it is unknown how it ended.
 
-The thread runs again elsewhere.
+The thread runs again in another slot.
 """
 
 
@@ -99,8 +99,7 @@ class Attempt:
                 cancel_on_interrupt=False,  # a later runner takes the task over
             )
             on_start()
-            # `cancel` was called while the task was being submitted, when there was nothing to
-            # cancel.
+            # `cancel` may have been called before the task was submitted.
             if self.cancelled:
                 await self.task.cancel()
             return self._ended(self.task, await self.task.wait(), began)
@@ -122,7 +121,7 @@ class Attempt:
                 return  # the task or its slot has ended
 
     def _ended(self, task: Task, result: TaskResult, began: float) -> AttemptOutcome:
-        # Its slot was released or its job ended; the exit code says nothing about the command.
+        # Its slot was released or its job ended, so the exit code is not a result of the command.
         if result.cancelled:
             return AttemptOutcome(
                 Ending.CANCELLED, message="its task was ended together with its slot"
@@ -145,7 +144,7 @@ class Attempt:
                 executor_id=self.slot.executor_id,
                 start_time=start,
                 end_time=end,
-                # Both times may come from clocks that differ or were set.
+                # The times may come from different clocks, or the clock may have been set.
                 duration_s=max(0.0, (end - start).total_seconds()),
                 cpu_time_s=result.cpu_time_s,
                 peak_memory_bytes=result.peak_memory_bytes,

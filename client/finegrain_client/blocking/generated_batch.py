@@ -21,12 +21,12 @@ class BatchJob(Handle[AsyncBatchJob]):
 
     The command of a thread runs *at least once*. It runs again if its slot was lost, if it failed
     and is retried, or as a second run of a straggler. A thread has *exactly one* result, which is
-    on disk before its slot is used for anything else. Commands that must not run twice need their
-    own protection.
+    on disk before its slot is reused or released. If a command must not run twice, it must check
+    this itself.
 
-    A killed runner leaves its slots and tasks behind, until the job's lease (`lease_s`) ends. A
-    runner that starts within that time takes them over, with all output since then. A later one
-    runs the threads without a result again, under a new job.
+    If a runner is killed, its slots and tasks continue until the job's lease (`lease_s`) expires. A
+    runner that starts within this time takes them over, with all output. A runner that starts later
+    registers a new job, and runs the threads without a result again.
 
     Attributes:
         state_file: the file with the state of the batch, readable only by its owner, on a local
@@ -89,12 +89,12 @@ class BatchJob(Handle[AsyncBatchJob]):
     ) -> BatchOutcome:
         """Works on the batch until every thread has its result, or the batch is stopped.
 
-        Interrupting this does what `cancel` does, and then raises. If it fails, it leaves slots and
-        tasks as they are, for the next runner.
+        If this call is cancelled, it first does the same as `cancel`. If it raises another error,
+        slots and tasks stay for the next runner.
 
         Args:
             on_progress: called at most five times a second; it must not block.
-            retry_failed: if true, threads that have failed for good run again.
+            retry_failed: if true, threads that have failed and had no retries left run again.
 
         Returns:
             How the batch ended.

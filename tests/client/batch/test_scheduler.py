@@ -354,7 +354,7 @@ def test_a_runner_that_comes_back_takes_up_what_runs_and_repeats_what_is_lost() 
     actions = scenario.decide()
     assert actions.start == [Start(slot(1), 1, 1, again=True)]
     assert actions.changes.ended == [
-        (2, 1, "lost", "its slot was gone when the runner was started again")
+        (2, 1, "lost", "its slot had ended when the runner was started again")
     ]
     assert (
         scenario.scheduler.held_slots["r.0"].phase is Phase.RELEASING
