@@ -247,7 +247,7 @@ def _restore_request(state: State, request: Request) -> None:
         return  # live requests of a range are counted with its part
     # The id may have the form of a range member's id. It is reserved, so that no range takes it.
     state.ranges.reserve(request.allocation_id)
-    state.requests.by_arrival[request.arrival_number] = request
+    state.requests.by_arrival.add(request)
     state.gangs.restore_member(request)
     job.arrivals.append(request.arrival_number)
     _count_live(state, job, request.state not in ENDED_REQUEST_STATES)

@@ -75,9 +75,9 @@ def refused_request_goes_to_the_end_of_the_line(patch: Patch) -> None:
     def requeue(
         moves: RequestMoves, request: Request, slot: Slot, reason: str, message: str
     ) -> None:
-        del moves.requests.by_arrival[request.arrival_number]
+        moves.requests.by_arrival.pop(request.arrival_number)
         request.arrival_number = moves.numbers.next_arrival()
-        moves.requests.by_arrival[request.arrival_number] = request
+        moves.requests.by_arrival.add(request)
         real(moves, request, slot, reason, message)
 
     patch.setattr(RequestMoves, "requeue", requeue)

@@ -97,8 +97,8 @@ def _others(
                 if (request := requests.by_arrival.get(number)) is not None:
                     yield request
         return
-    for number, request in requests.by_arrival.items():
-        if number > after:
+    for request in requests.by_arrival:
+        if request.arrival_number > after:
             yield request
 
 

@@ -228,7 +228,7 @@ def retention_timer_fired(state: State, job_id: str) -> None:
         state.changes.delete_range(part.row)
     while job.arrivals and not state.journal.is_full:
         request = state.requests.by_arrival.pop(job.arrivals.pop())
-        del state.requests[request.spec.allocation_id]
+        state.requests.discard(request.spec.allocation_id)
         state.ranges.give_back(request.spec.allocation_id)
         state.changes.delete_request(request)
         if (gang := state.gangs.forget(request)) is not None:

@@ -79,7 +79,7 @@ class MemberRows:
         part.end_run(index, index + 1, _how(part, request))
         # The object of an ended member is dropped, so that long jobs do not fill the memory.
         self.ranges.members.pop(request.arrival_number, None)
-        self.requests.pop(request.spec.allocation_id, None)
+        self.requests.discard(request.spec.allocation_id)
         self.changes.request_range(part.row)
 
     def keep_end_of_many(self, part: Part, first: Request, count: int) -> None:

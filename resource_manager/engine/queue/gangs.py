@@ -32,6 +32,7 @@ from resource_manager.engine.model.scheduling_key import (
 )
 from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable, NonBatchables
+from resource_manager.engine.queue.requests import Requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +249,7 @@ class GangLedger:
         if gang_id:
             self.by_id[gang_id].members.append(request.allocation_id)
 
-    def sort_out(
-        self, requests: dict[str, Request], transitions: Transitions, now: Instant
-    ) -> list[Gang]:
+    def sort_out(self, requests: Requests, transitions: Transitions, now: Instant) -> list[Gang]:
         """Derives the states of restored gangs from those of their members.
 
         A gang is granted if the slots of all its remaining members were carved. Otherwise members
@@ -309,7 +308,7 @@ def _state_of(members: list[Request]) -> GangState:
             return GangState.WAITING
 
 
-def living(requests: dict[str, Request], gang: Gang) -> Iterator[Request]:
+def living(requests: Requests, gang: Gang) -> Iterator[Request]:
     """Yields the members that have not ended, in order of arrival."""
     for allocation_id in gang.members:
         request = requests[allocation_id]

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from heapq import merge
+from operator import attrgetter
 
 from finegrain.errors import InvariantBroken
 from finegrain.values.states import RequestState
 from resource_manager.engine.model.entities import Job, Request, Slot
 from resource_manager.engine.queue.ranges import RangeLedger
+from resource_manager.engine.queue.split_maps import ByArrival, ByName
+
+_ARRIVAL = attrgetter("arrival_number")
 
 
-class Requests(dict[str, Request]):
-    """Requests by allocation id, including materialized members of ranges.
+class Requests(ByName):
+    """Requests by allocation id, including materialized members of ranges. They are iterated in
+    order of arrival.
 
     Attributes:
         by_arrival: by arrival number, in order; without members of ranges.
@@ -22,9 +28,22 @@ class Requests(dict[str, Request]):
 
     def __init__(self, ranges: RangeLedger) -> None:
         super().__init__()
-        self.by_arrival: dict[int, Request] = {}
+        self.by_arrival = ByArrival()
         self.ranges = ranges
         self.live = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.items())
+
+    def values(self) -> Iterator[Request]:
+        """Yields all requests, in order of arrival."""
+        return merge(
+            self.by_arrival, sorted(self.ranges.members.values(), key=_ARRIVAL), key=_ARRIVAL
+        )
+
+    def items(self) -> Iterator[tuple[str, Request]]:
+        """Yields all requests with their ids, in order of arrival."""
+        return ((request.allocation_id, request) for request in self.values())
 
     def of_job(self, job: Job, after: int = 0) -> Iterator[Request]:
         """Yields the job's requests with arrival numbers above `after`, in order. Members of ranges

@@ -179,7 +179,7 @@ def _submit(
         create_time_ms=state.journal.at.time_ms,
     )
     state.requests[spec.allocation_id] = request
-    state.requests.by_arrival[request.arrival_number] = request
+    state.requests.by_arrival.add(request)
     # A range that is submitted later must not have a member with this id.
     state.ranges.reserve(spec.allocation_id)
     if spec.gang_id:

@@ -168,7 +168,7 @@ def test_ended_ids_are_kept_for_a_day_and_then_forgotten() -> None:
     cluster.restart_rm()
     assert "r1" in cluster.state.requests
     cluster.wait(DAY_MS // 2)
-    assert cluster.state.requests == {}
+    assert not cluster.state.requests
     assert cluster.store.requests == {}
     assert "job" not in cluster.store.job_events
     with pytest.raises(NotFound):

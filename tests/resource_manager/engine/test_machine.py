@@ -406,7 +406,7 @@ class BooksStaySound(RuleBasedStateMachine):
 
     @invariant()
     def acknowledged_requests_are_never_forgotten(self) -> None:
-        assert self.acknowledged <= self.state.requests.keys()
+        assert self.acknowledged <= set(self.state.requests)
 
     @invariant()
     def job_logs_have_no_gaps(self) -> None:

@@ -1,0 +1,90 @@
+"""Requests by name and by arrival number, each in many small dictionaries.
+
+A dictionary that grows moves all its entries, so that one insertion would take 25 ms with a million
+requests. The small dictionaries grow at different times, and each of them quickly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from resource_manager.engine.model.entities import Request
+
+_NUMBER_BITS = 12
+"""One dictionary has the requests of 2 ** 12 consecutive arrival numbers."""
+
+_NAME_PARTS = 256
+"""Number of dictionaries for names. It is a power of 2."""
+
+_HASH_SHIFT = 48
+"""Bits of a name's hash that do not choose its dictionary: the dictionary itself uses the lowest
+ones, which must differ between its names.
+"""
+
+
+class ByArrival:
+    """Requests by arrival number, in order. A new number must be higher than all before it."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, dict[int, Request]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Request]:
+        for part in self._parts.values():
+            yield from part.values()
+
+    def __getitem__(self, number: int) -> Request:
+        return self._parts[number >> _NUMBER_BITS][number]
+
+    def get(self, number: int) -> Request | None:
+        """Returns the request with this number; None: there is none."""
+        part = self._parts.get(number >> _NUMBER_BITS)
+        return part.get(number) if part is not None else None
+
+    def add(self, request: Request) -> None:
+        """Adds a request."""
+        number = request.arrival_number
+        part = self._parts.get(number >> _NUMBER_BITS)
+        if part is None:
+            part = self._parts[number >> _NUMBER_BITS] = {}
+        part[number] = request
+        self._count += 1
+
+    def pop(self, number: int) -> Request:
+        """Removes a request and returns it."""
+        part = self._parts[number >> _NUMBER_BITS]
+        request = part.pop(number)
+        if not part:
+            del self._parts[number >> _NUMBER_BITS]
+        self._count -= 1
+        return request
+
+
+class ByName:
+    """Requests by allocation id, in no order."""
+
+    def __init__(self) -> None:
+        self._parts: tuple[dict[str, Request], ...] = tuple({} for _ in range(_NAME_PARTS))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts[hash(name) >> _HASH_SHIFT & _NAME_PARTS - 1]
+
+    def __getitem__(self, name: str) -> Request:
+        return self._parts[hash(name) >> _HASH_SHIFT & _NAME_PARTS - 1][name]
+
+    def __setitem__(self, name: str, request: Request) -> None:
+        self._parts[hash(name) >> _HASH_SHIFT & _NAME_PARTS - 1][name] = request
+
+    def get(self, name: str) -> Request | None:
+        """Returns the request with this name; None: there is none."""
+        return self._parts[hash(name) >> _HASH_SHIFT & _NAME_PARTS - 1].get(name)
+
+    def discard(self, name: str) -> None:
+        """Removes the request with this name, if there is one."""
+        self._parts[hash(name) >> _HASH_SHIFT & _NAME_PARTS - 1].pop(name, None)
