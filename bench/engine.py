@@ -36,7 +36,8 @@ from typing import Any
 from finegrain.resources import MIB, Amounts, ResourceProfile, booking, subtract, total_of
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import SlotState
-from resource_manager.engine.explain.lists import cluster_view
+from resource_manager.engine.explain.cluster import cluster_view
+from resource_manager.engine.explain.paused import at_once
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.model.effects import Effect, SendAllocate, SendFree
 from resource_manager.engine.model.entities import Instant, Registration, RequestSpec
@@ -342,7 +343,7 @@ def run_questions(bench: Bench) -> None:
     )
     for what, ask in (
         ("explain why a request waits", lambda: explain(bench.state, "whole-host")),
-        ("sums of the cluster", lambda: cluster_view(bench.state)),
+        ("sums of the cluster", lambda: at_once(cluster_view(bench.state))),
     ):
         seconds = []
         for _ in range(3):

@@ -25,13 +25,14 @@ from typing import Any
 from bench.engine import Bench, gen_workload
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.states import GangPlacement
+from resource_manager.engine.explain.cluster import cluster_view
 from resource_manager.engine.explain.lists import (
-    cluster_view,
     list_executors,
     list_jobs,
     list_requests,
     list_slots,
 )
+from resource_manager.engine.explain.paused import Paused
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.invariants.all import findings
 from resource_manager.engine.model.effects import Effect
@@ -58,9 +59,11 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.reported import Report
 from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.state import State
 from resource_manager.engine.step import step
 from resource_manager.service.lanes import LaneLimits
 from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.partial_read import PartialRead
 from resource_manager.service.state_metrics import HOSTS_AT_ONCE, observe_cluster, observe_hosts
 from resource_manager.service.submission import CHUNK_ITEMS_MAX, Submission, submission_events
 
@@ -234,6 +237,11 @@ class Life(Bench):
     def read(self, kind: str, fn: Callable[[], object]) -> None:
         self.clock.timed(f"read: {kind}", fn)
 
+    def read_in_slices(self, kind: str, begin: Callable[[State], Paused[object]]) -> None:
+        partial = PartialRead(begin, time.process_time)
+        while not self.clock.timed(f"read: {kind}", lambda: partial.run_slice(self.state)):
+            pass
+
 
 def specs_of(prefix: str, count: int, classes: int, *, cpu_milli: int) -> list[RequestSpec]:
     """Returns requests of several scheduling classes in rotation."""
@@ -350,10 +358,12 @@ def reads(life: Life, job: str) -> None:
     life.read("list 100 slots", lambda: list_slots(state, limit=100))
     life.read("list 100 slots of a job", lambda: list_slots(state, job_id="base", limit=100))
     life.read("list 100 executors", lambda: list_executors(state, limit=100))
-    life.read("sums of the cluster", lambda: cluster_view(state))
+    life.read_in_slices("sums of the cluster", cluster_view)
     life.read("explain", lambda: explain(state, f"{job}-0"))
     metrics = ResourceManagerMetrics("bench")
-    life.read("gauges of the cluster", lambda: observe_cluster(metrics, state, life.at))
+    life.read_in_slices(
+        "gauges of the cluster", lambda state: observe_cluster(metrics, state, lambda: life.at)
+    )
     some = list(state.hosts)[:HOSTS_AT_ONCE]
     life.read("gauges of hosts", lambda: observe_hosts(metrics, some, lambda: life.at, state))
     sweep = findings(state)

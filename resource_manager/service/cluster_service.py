@@ -17,7 +17,9 @@ from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1.cluster_pb2_grpc import ClusterServiceServicer
 from finegrain.values.states import RequestState
 from resource_manager.engine.explain import lists
+from resource_manager.engine.explain.cluster import cluster_view
 from resource_manager.engine.explain.groups import job_flow
+from resource_manager.engine.explain.paused import Paused
 from resource_manager.engine.explain.provisions import providers_view
 from resource_manager.engine.explain.topology import topology_view
 from resource_manager.engine.explain.waiting_reasons import jobs_waiting_since
@@ -72,7 +74,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         self, request: cluster_pb2.GetClusterRequest, context: Any
     ) -> cluster_pb2.GetClusterResponse:
         """See the protocol."""
-        return await self._read(self._cluster)
+        return await self._runner.read_in_slices(self._cluster, owner=current_caller().peer)
 
     async def ListExecutors(
         self, request: cluster_pb2.ListExecutorsRequest, context: Any
@@ -311,10 +313,11 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         """See the protocol."""
         return await self._read(advice_wanted(request, now().monotonic_ms))
 
-    def _cluster(self, state: State) -> cluster_pb2.GetClusterResponse:
+    def _cluster(self, state: State) -> Paused[cluster_pb2.GetClusterResponse]:
+        view = yield from cluster_view(state)
         return encoding.write(
             cluster_pb2.GetClusterResponse,
-            lists.cluster_view(state),
+            view,
             rm_epoch=state.rm_epoch,
             software_version=self._about.software_version,
             start_time=timestamp_ms_to_proto(self._about.start_time_ms),

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from finegrain.rpc.access import current_caller
 from finegrain.v1 import cluster_pb2
 from resource_manager.engine.explain.groups import GroupView, group_views
+from resource_manager.engine.explain.paused import Paused
 from resource_manager.engine.explain.reservations import reservation_views
 from resource_manager.engine.explain.waiting_reasons import groups_waiting_since
 from resource_manager.engine.jobs.groups import known_group
@@ -34,11 +35,12 @@ class GroupCalls:
         self, request: cluster_pb2.ListGroupsRequest, context: Any
     ) -> cluster_pb2.ListGroupsResponse:
         """See the protocol."""
-        return await self._read(
-            lambda state: groups_message(
-                views_at(state, now()), reservation_views(state), state.settings.fairness
-            )
-        )
+
+        def read(state: State) -> Paused[cluster_pb2.ListGroupsResponse]:
+            views = yield from views_at(state, now)
+            return groups_message(views, reservation_views(state), state.settings.fairness)
+
+        return await self._read_groups(read)
 
     async def SetGroup(
         self, request: cluster_pb2.SetGroupRequest, context: Any
@@ -56,25 +58,25 @@ class GroupCalls:
         return cluster_pb2.DeleteGroupResponse()
 
     async def _group(self, name: str) -> cluster_pb2.GroupStatus:
-        def read(state: State) -> cluster_pb2.GroupStatus:
+        def read(state: State) -> Paused[cluster_pb2.GroupStatus]:
+            views = yield from views_at(state, now)
             known_group(state.groups, name)  # raises if it was deleted in between
             return next(
-                write(cluster_pb2.GroupStatus, view)
-                for view in views_at(state, now())
-                if view.group.name == name
+                write(cluster_pb2.GroupStatus, view) for view in views if view.group.name == name
             )
 
-        return await self._read(read)
+        return await self._read_groups(read)
 
-    async def _read(self, read: Callable[[State], T]) -> T:
+    async def _read_groups(self, read: Callable[[State], Paused[T]]) -> T:
         owner = current_caller().peer
-        return await self._runner.read(read, owner=owner, items=READ_ITEMS)
+        return await self._runner.read_in_slices(read, owner=owner, items=READ_ITEMS)
 
 
-def views_at(state: State, at: Instant) -> list[GroupView]:
-    """Returns all groups as of a moment. Advances the fairness tree's clock to it."""
-    state.flows.advance(at.monotonic_ms)
-    return group_views(state.flows, state.groups, groups_waiting_since(state))
+def views_at(state: State, clock: Callable[[], Instant]) -> Paused[list[GroupView]]:
+    """Returns all groups as of the last pause. Advances the fairness tree's clock to it."""
+    since = yield from groups_waiting_since(state)
+    state.flows.advance(clock().monotonic_ms)
+    return group_views(state.flows, state.groups, since)
 
 
 def _nothing(_answer: Group | None) -> None:

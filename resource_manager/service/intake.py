@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from finegrain.errors import FinegrainError, ResourceExhausted
+from resource_manager.engine.explain.paused import Paused
 from resource_manager.engine.state import State
 from resource_manager.service.engine_driver import Item, MakeEvent
 from resource_manager.service.lanes import LaneLimits, Lanes
 from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.partial_read import PartialRead
 
 T = TypeVar("T")
 
@@ -128,6 +130,27 @@ class Intake(ABC):
         item = Item(self._future(), read=fn, items=items)
         result: T = await self._enqueue(item, owner)
         return result
+
+    async def read_in_slices(
+        self, begin: Callable[[State], Paused[T]], *, owner: str | None = None, items: int = 1
+    ) -> T:
+        """Runs a long read over the state in slices, with other batches in between.
+
+        Args:
+            begin: begins the read, which pauses between its slices. If the state is read again from
+                the database meanwhile, it begins again.
+            owner: see `read`; for each slice.
+            items: see `read`; for each slice.
+
+        Returns:
+            The result of the read.
+
+        Raises the errors of `read`.
+        """
+        partial = PartialRead(begin)
+        while (done := await self.read(partial.run_slice, owner=owner, items=items)) is None:
+            pass
+        return done[0]
 
     def _refuse_all(self, error: FinegrainError) -> None:
         fail(self._lanes.drain(), error)

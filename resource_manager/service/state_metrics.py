@@ -8,7 +8,8 @@ from functools import partial
 
 from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
 from finegrain.values.states import ExecutorState
-from resource_manager.engine.explain.lists import cluster_view
+from resource_manager.engine.explain.cluster import cluster_view
+from resource_manager.engine.explain.paused import Paused
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.state import State
@@ -34,25 +35,31 @@ async def observe_state(
         runner: reads the state.
         clock: returns this moment.
     """
-    names = await runner.read(lambda state: observe_cluster(metrics, state, clock()))
+    names = await runner.read_in_slices(lambda state: observe_cluster(metrics, state, clock))
     # In small reads, so that a scrape of a large cluster does not hold up the writer.
     for start in range(0, len(names), HOSTS_AT_ONCE):
         some = names[start : start + HOSTS_AT_ONCE]
         await runner.read(partial(observe_hosts, metrics, some, clock))
 
 
-def observe_cluster(metrics: ResourceManagerMetrics, state: State, at: Instant) -> list[str]:
+def observe_cluster(
+    metrics: ResourceManagerMetrics, state: State, clock: Callable[[], Instant]
+) -> Paused[list[str]]:
     """Sets the gauges of the cluster and clears those of the executors.
 
     Args:
         metrics: the gauges.
         state: the engine's state.
-        at: this moment.
+        clock: returns this moment.
 
     Returns:
         All executors, for `observe_hosts`.
     """
-    view = cluster_view(state)
+    view = yield from cluster_view(state)
+    groups = yield from views_at(state, clock)
+    yield
+    # From here on without a pause, so that a scrape sees no gauge that was cleared and not set.
+    at = clock()
     metrics.jobs.set(view.jobs)
     metrics.executors.clear()
     for name, count in view.executors.items():
@@ -62,7 +69,7 @@ def observe_cluster(metrics: ResourceManagerMetrics, state: State, at: Instant) 
         metrics.pending.labels(reason).set(count)
     metrics.oldest_pending.set(_oldest_pending_s(state, at))
     _observe_reservations(metrics, state, at)
-    observe_groups(metrics, views_at(state, at), at.time_ms)
+    observe_groups(metrics, groups, at.time_ms)
     metrics.provided_executors.clear()
     provided = Counter((each.shape, each.state.lower()) for each in state.provisions.values())
     for (shape, name), count in provided.items():

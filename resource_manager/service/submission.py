@@ -15,6 +15,7 @@ from finegrain.v1 import slots_pb2
 from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.model.entities import GangSpec, Instant, RangeSpec, RequestSpec, Slot
 from resource_manager.engine.model.events import RequestsSubmitted
+from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
 from resource_manager.service.engine_driver import MakeEvent
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire import decoding
@@ -25,6 +26,11 @@ from resource_manager.service.wire.resizes import ResizeMessage, resize_event
 ItemT = TypeVar("ItemT")
 
 CHUNK_ITEMS_MAX = 500  # per event of a large call
+
+NEW_COST = 4
+"""Further items that a request counts if it differs from all before it in its event: it may need a
+new scheduling class, and a search for a host that could serve it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +219,15 @@ def _rendered(slot: Slot) -> slots_pb2.SlotStatus:
 
 def _chunks(specs: Sequence[RequestSpec]) -> Iterator[tuple[RequestSpec, ...]]:
     chunk: list[RequestSpec] = []
+    cost, seen = 0, set[SchedulingKey]()
     for piece in _indivisible(specs):
-        if chunk and len(chunk) + len(piece) > CHUNK_ITEMS_MAX:
+        keys = {scheduling_key(spec) for spec in piece}
+        if chunk and cost + len(piece) + NEW_COST * len(keys - seen) > CHUNK_ITEMS_MAX:
             yield tuple(chunk)
-            chunk = []
+            chunk, cost, seen = [], 0, set()
+        cost += len(piece) + NEW_COST * len(keys - seen)
         chunk += piece
+        seen |= keys
     # Also if it is empty: a call with nothing but ranges needs one event.
     yield tuple(chunk)
 

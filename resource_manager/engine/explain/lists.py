@@ -1,4 +1,4 @@
-"""Builds the lists and sums that operators and job masters see, in a stable order.
+"""Builds the lists that operators and job masters see, in a stable order.
 
 Every list function takes the key after which to start and the maximum number of entries, and
 returns a `Page`. The key of the next page is plain data that the caller may encode. Callers must
@@ -8,16 +8,13 @@ call these functions between batches of events, never inside one.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
 
 from finegrain.devices.condition import DeviceCondition
-from finegrain.resources import total_of
-from finegrain.values.states import ExecutorState, RequestState
-from finegrain.values.usage import Usage
+from finegrain.values.states import RequestState
 from resource_manager.engine.explain.intervals import (
     RequestInterval,
     intervals,
@@ -25,7 +22,7 @@ from resource_manager.engine.explain.intervals import (
     members_of,
 )
 from resource_manager.engine.explain.resizes import explain_resizes
-from resource_manager.engine.explain.waiting_reasons import pending_by_reason, pending_reason
+from resource_manager.engine.explain.waiting_reasons import pending_reason
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host, known_job
 from resource_manager.engine.model.entities import (
@@ -115,47 +112,6 @@ class JobView:
     pending_requests: int
     slots: int
     allocated: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterView:
-    """Counts, and sums over all executors that are not lost."""
-
-    total: dict[str, int]
-    reserved: dict[str, int]
-    allocated: dict[str, int]
-    available: dict[str, int]
-    used: Usage
-    executors: dict[str, int]  # by "active", "unconfirmed", "lost", "draining", "unreachable"
-    pending_requests: dict[str, int]  # by primary reason
-    slots: int
-    jobs: int  # that have not ended
-
-
-def cluster_view(state: State) -> ClusterView:
-    """Returns the sums of the cluster."""
-    hosts = state.hosts.values()
-    states = Counter(host.executor.state for host in hosts)
-    counts = {each.value.lower(): states[each] for each in ExecutorState}
-    counts["draining"] = sum(host.executor.draining for host in hosts)
-    counts["unreachable"] = sum(host.reach.unreachable for host in hosts)
-    here = [host for host in hosts if host.executor.state is not ExecutorState.LOST]
-    used = [host.executor.used for host in here]
-    return ClusterView(
-        total=total_of(host.total for host in here),
-        reserved=total_of(host.executor.registration.reserved for host in here),
-        allocated=total_of(host.booked for host in here),
-        available=total_of(host.free() for host in here if host.eligible),
-        used=Usage(
-            sum(usage.cpu_milli for usage in used),
-            sum(usage.memory_bytes for usage in used),
-            sum(usage.tasks for usage in used),
-        ),
-        executors=counts,
-        pending_requests=pending_by_reason(state),
-        slots=len(state.slots),
-        jobs=state.live_jobs,
-    )
 
 
 def executor_view(state: State, executor_id: str) -> ExecutorView:

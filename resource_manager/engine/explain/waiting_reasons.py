@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 
 from finegrain.errors import Reason
 from finegrain.values.states import ExecutorState, RequestState
+from resource_manager.engine.explain.paused import PART, Paused
 from resource_manager.engine.explain.provisions import clock_at, planned_count, planned_on
 from resource_manager.engine.fairness.flows import Flow
 from resource_manager.engine.fairness.quotas import QuotaBlock
@@ -24,22 +25,24 @@ from resource_manager.engine.scheduling.rejecting import is_infeasible
 from resource_manager.engine.state import State
 
 
-def pending_by_reason(state: State) -> dict[str, int]:
+def pending_by_reason(state: State) -> Paused[dict[str, int]]:
     """Returns the number of queued requests by primary reason."""
     counts: dict[str, int] = {}
-    # Both are asked once, since there may be 10,000 classes. Without newer requests, none is new.
-    newer = state.considered_arrival < state.numbers.arrival
+    # Asked once, since there may be 10,000 classes.
     limits = any(flow.maximum for flow in state.flows.groups.values())
-    for scheduling_class in state.queue.classes():
+    for at, scheduling_class in enumerate(state.queue.classes(), start=1):
+        if at % PART == 0:
+            yield
         new = 0
-        if newer:
+        # Without newer requests, none is new.
+        if state.considered_arrival < state.numbers.arrival:
             new = scheduling_class.waiting - scheduling_class.count_before(
                 state.considered_arrival + 1
             )
         if new:
             reason = str(Reason.NOT_YET_CONSIDERED)
             counts[reason] = counts.get(reason, 0) + new
-        blocked = _blocked_by_quota(state, scheduling_class) if limits else 0
+        blocked = (yield from _blocked_by_quota(state, scheduling_class)) if limits else 0
         if blocked:
             reason = str(Reason.WAITING_GROUP_LIMIT)
             counts[reason] = counts.get(reason, 0) + blocked
@@ -52,9 +55,12 @@ def pending_by_reason(state: State) -> dict[str, int]:
         if considered:
             reason = str(state.waiting_reasons.waiting_reason(scheduling_class))
             counts[reason] = counts.get(reason, 0) + considered
-    for waiting in state.gangs.waiting.values():
-        for reason, count in _gang_reasons(state, waiting):
-            counts[reason] = counts.get(reason, 0) + count
+    for at, name in enumerate(list(state.gangs.waiting), start=1):
+        if at % PART == 0:
+            yield
+        if (waiting := state.gangs.waiting.get(name)) is not None:
+            for reason, count in _gang_reasons(state, waiting):
+                counts[reason] = counts.get(reason, 0) + count
     return counts
 
 
@@ -91,13 +97,17 @@ def waiting_block(
     return quotas.request_block(queue.class_of(request.spec), request.job_id)
 
 
-def _blocked_by_quota(state: State, scheduling_class: SchedulingClass) -> int:
+def _blocked_by_quota(state: State, scheduling_class: SchedulingClass) -> Paused[int]:
     """Returns how many queued requests of a class are blocked by the maximum of a group."""
     # by the group of the job: all jobs of a group have the same limits
     blocked: dict[Flow | None, bool] = {}
     count = 0
-    for job_queue in scheduling_class.job_queues.values():
-        group = state.flows.jobs[job_queue.job_id].parent
+    for at, job_queue in enumerate(list(scheduling_class.job_queues.values()), start=1):
+        if at % PART == 0:
+            yield
+        if (flow := state.flows.jobs.get(job_queue.job_id)) is None:
+            continue  # the job has ended during a pause
+        group = flow.parent
         if group not in blocked:
             blocked[group] = (
                 state.quotas.request_block(scheduling_class, job_queue.job_id) is not None
@@ -154,30 +164,42 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
         if job_id in wanted and number < first.get(job_id, number + 1):
             first[job_id] = number
     return {
-        job_id: _created_ms(state.requests, state.ranges, number)
+        job_id: created_ms
         # Requests are looked up only here: one for each job, not one for each queue.
         for job_id, number in first.items()
+        if (created_ms := _created_ms(state.requests, state.ranges, number)) is not None
     }
 
 
-def groups_waiting_since(state: State) -> dict[str, int]:
+def groups_waiting_since(state: State) -> Paused[dict[str, int]]:
     """Returns the submission time of the oldest queued request of each group.
 
     Only the group's own jobs count, not jobs of groups below it. Times are as above.
     """
     first: dict[str, int] = {}
-    jobs = state.jobs
+    jobs, looked_at = state.jobs, 0
     for scheduling_class in state.queue.classes():
-        for job_id, job_queue in scheduling_class.job_queues.items():
-            number, group = job_queue.numbers.first, jobs[job_id].group
-            if number < first.get(group, number + 1):
-                first[group] = number
-    for waiting in state.gangs.waiting.values():
-        number, group = waiting.gang.arrival_number, jobs[waiting.gang.job_id].group
-        if number < first.get(group, number + 1):
-            first[group] = number
+        for job_id, job_queue in list(scheduling_class.job_queues.items()):
+            looked_at += 1
+            if looked_at % PART == 0:
+                yield
+            # The job may have ended, or its requests may have been placed, during a pause.
+            if job_queue.numbers and (job := jobs.get(job_id)) is not None:
+                number = job_queue.numbers.first
+                if number < first.get(job.group, number + 1):
+                    first[job.group] = number
+    for waiting in list(state.gangs.waiting.values()):
+        looked_at += 1
+        if looked_at % PART == 0:
+            yield
+        if (job := jobs.get(waiting.gang.job_id)) is not None:
+            number = waiting.gang.arrival_number
+            if number < first.get(job.group, number + 1):
+                first[job.group] = number
     return {
-        group: _created_ms(state.requests, state.ranges, number) for group, number in first.items()
+        group: created_ms
+        for group, number in first.items()
+        if (created_ms := _created_ms(state.requests, state.ranges, number)) is not None
     }
 
 
@@ -193,8 +215,9 @@ def _queues_of(queue: WaitingQueue, job_ids: Collection[str]) -> Iterable[JobQue
             yield from (job_queues[job_id] for job_id in job_ids if job_id in job_queues)
 
 
-def _created_ms(requests: Requests, ranges: RangeLedger, number: int) -> int:
+def _created_ms(requests: Requests, ranges: RangeLedger, number: int) -> int | None:
     part = ranges.at(number)
-    return (
-        part.row.create_time_ms if part is not None else requests.by_arrival[number].create_time_ms
-    )
+    if part is not None:
+        return part.row.create_time_ms
+    request = requests.by_arrival.get(number)
+    return request.create_time_ms if request is not None else None

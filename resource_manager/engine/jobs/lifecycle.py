@@ -23,7 +23,7 @@ from resource_manager.engine.model.timers import Timer, Timers
 from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.state import State
 
-DEQUEUED_AT_ONCE = 500
+DEQUEUED_AT_ONCE = 250
 """How many job queues and gangs of ended jobs one step removes from the queue."""
 
 LOOKED_AT_AT_ONCE = 10_000

@@ -16,9 +16,9 @@ from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.usage import Usage, Zone
 from resource_manager.engine.executors.host_settings import HostPolicyView
+from resource_manager.engine.explain.cluster import ClusterView
 from resource_manager.engine.explain.groups import GroupView
 from resource_manager.engine.explain.lists import (
-    ClusterView,
     ExecutorView,
     JobView,
     RequestView,

@@ -19,6 +19,7 @@ from finegrain.errors import Reason
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.states import RequestState
 from resource_manager.engine.cpus.request import CpuBlocker
+from resource_manager.engine.explain.paused import at_once
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import RequestSpec
@@ -78,7 +79,7 @@ def test_amounts_that_suffice_are_not_enough_where_threads_are_scattered() -> No
     assert cluster.free_cpu() == 8_000
     cluster.submit("whole", cpu_milli=2_000, policy=WHOLE_CORES)
     assert cluster.waiting_reason("whole") == Reason.WAITING_TOPOLOGY
-    assert pending_by_reason(cluster.state) == {Reason.WAITING_TOPOLOGY: 1}
+    assert at_once(pending_by_reason(cluster.state)) == {Reason.WAITING_TOPOLOGY: 1}
     judged = Fit(cluster.state.queue.classes()[0]).verdict(
         HostView.now(cluster.state.hosts["host-a"])
     )

@@ -12,15 +12,16 @@ from finegrain.errors import InvalidArgument, NotFound
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import RequestState
 from resource_manager.engine.explain import lists
+from resource_manager.engine.explain.cluster import cluster_view
 from resource_manager.engine.explain.lists import (
     Page,
-    cluster_view,
     list_executors,
     list_jobs,
     list_requests,
     list_slots,
     request_view,
 )
+from resource_manager.engine.explain.paused import at_once
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import (
@@ -139,7 +140,7 @@ def test_executors_and_jobs_are_paged(cluster: EngineCluster) -> None:
 
 
 def test_the_sums_of_the_cluster_add_up(cluster: EngineCluster) -> None:
-    view = cluster_view(cluster.state)
+    view = at_once(cluster_view(cluster.state))
     assert view.total == {"cpu_milli": 8_000, "memory_bytes": 8 * GIB}
     assert view.allocated == {"cpu_milli": 8_000, "memory_bytes": 2 * GIB}
     assert view.available == {"memory_bytes": 6 * GIB}
@@ -175,7 +176,7 @@ def test_a_slot_counts_until_it_is_really_gone(cluster: EngineCluster) -> None:
     cluster.release("job-1.0", job="job-1")
     view = request_view(cluster.state, cluster.state.requests["job-1.0"])
     assert (view.request.state, view.slot) == (RequestState.RELEASED, None)
-    assert cluster_view(cluster.state).slots == 8
+    assert at_once(cluster_view(cluster.state)).slots == 8
 
 
 def test_what_came_after_the_last_decision_was_not_considered_yet(cluster: EngineCluster) -> None:
@@ -183,7 +184,7 @@ def test_what_came_after_the_last_decision_was_not_considered_yet(cluster: Engin
     step(cluster.state, RequestsSubmitted(cluster.at, "job-1", (spec,)))
     late = cluster.state.requests["late"]
     assert request_view(cluster.state, late).reason == "NOT_YET_CONSIDERED"
-    assert cluster_view(cluster.state).pending_requests == {
+    assert at_once(cluster_view(cluster.state)).pending_requests == {
         "WAITING_CAPACITY": 2,
         "NOT_YET_CONSIDERED": 1,
     }

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from finegrain.resources import GIB, MIB, ResourceProfile, fits
 from finegrain.values.states import RequestState, SlotState
+from resource_manager.engine.explain.paused import at_once
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason
 from resource_manager.engine.fairness.choice import RUN_PART
 from resource_manager.engine.fairness.flows import Flow
@@ -249,7 +250,7 @@ def test_a_group_that_is_full_has_no_turn_and_nobody_in_it_is_stopped_one_by_one
     assert len(life.granted()) == 2
     assert not state.queue.quota_blocked
     assert state.flows.groups["one"].active == 29  # the first job has all that it requested
-    assert pending_by_reason(state) == {"WAITING_GROUP_LIMIT": 58}
+    assert at_once(pending_by_reason(state)) == {"WAITING_GROUP_LIMIT": 58}
     first, job_id = life.granted()[0]
     life.batch(SlotsReleased(life.cluster.at, job_id, ((first, 0),)))
     assert len(life.granted()) == 2

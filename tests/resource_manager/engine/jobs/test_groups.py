@@ -9,6 +9,7 @@ import pytest
 from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, NotFound, Reason
 from finegrain.resources import GIB, ResourceProfile
 from resource_manager.engine.explain.groups import group_views
+from resource_manager.engine.explain.paused import at_once
 from resource_manager.engine.explain.waiting_reasons import groups_waiting_since, jobs_waiting_since
 from resource_manager.engine.fairness.groups import in_order
 from resource_manager.engine.jobs import groups
@@ -227,7 +228,7 @@ def test_a_group_sums_up_what_is_below_it() -> None:
     ask(cluster, "far", "low", 1)
     cluster.job("idle", group="outer")
     state = cluster.state
-    since = groups_waiting_since(state)
+    since = at_once(groups_waiting_since(state))
     assert since == {"inner": first_ms, "outer": first_ms + 1_000, "low": first_ms + 1_000}
     views = {v.group.name: v for v in group_views(state.flows, state.groups, since)}
     assert {name: view.jobs for name, view in views.items() if view.jobs} == {

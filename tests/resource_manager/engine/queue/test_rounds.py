@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import RequestState
+from resource_manager.engine.explain.paused import at_once
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason
 from resource_manager.engine.model.entities import RequestSpec
@@ -94,11 +95,13 @@ def test_who_comes_during_a_round_has_a_turn_in_the_next_one() -> None:
     cluster.submit("small", profile=SMALL, job="other")
     assert cluster.waiting() >= {"small"}
     assert explain(cluster.state, "small").primary_reason == "NOT_YET_CONSIDERED"
-    assert pending_by_reason(cluster.state)["NOT_YET_CONSIDERED"] == 2  # and the last huge one
+    assert (
+        at_once(pending_by_reason(cluster.state))["NOT_YET_CONSIDERED"] == 2
+    )  # and the last huge one
     cluster.batch()  # ends the pass, and has one try left for the next
     assert cluster.running() == ["small"]
     assert not unfinished(cluster)
-    assert "NOT_YET_CONSIDERED" not in pending_by_reason(cluster.state)
+    assert "NOT_YET_CONSIDERED" not in at_once(pending_by_reason(cluster.state))
 
 
 def test_those_who_wake_again_and_again_do_not_starve_those_behind_them() -> None:
@@ -182,7 +185,7 @@ def test_one_that_is_only_held_back_by_its_older_slot_is_not_work_left_over() ->
     cluster.submit(huge(0), huge(1), huge(2), job="flood")
     assert decide(cluster) == 3  # two that do not fit, and then again the delayed one
     assert cluster.waiting() == {"r", "huge0", "huge1", "huge2"}
-    assert pending_by_reason(cluster.state).get("NOT_YET_CONSIDERED") is None
+    assert at_once(pending_by_reason(cluster.state)).get("NOT_YET_CONSIDERED") is None
     cluster.deliver_all()
     decide(cluster)
     cluster.deliver_all()

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from finegrain.errors import InvalidArgument, ResourceExhausted
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import GangPlacement, RequestState
-from resource_manager.engine.explain.lists import cluster_view
+from resource_manager.engine.explain.cluster import cluster_view
+from resource_manager.engine.explain.paused import at_once
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.lifecycle import journal
 from resource_manager.engine.model.entities import GangSpec, RequestSpec
@@ -206,7 +207,7 @@ def test_gangs_that_wait_are_iterated_in_line_with_their_living_members() -> Non
     cluster.submit(*call, GangSpec("g"), GangSpec("h"), GangSpec("i"))
     found = [(each.gang.gang_id, len(each.members)) for each in cluster.state.gangs.in_order()]
     assert found == [("h", 1), ("g", 3), ("i", 2)]
-    assert cluster_view(cluster.state).pending_requests == {"WAITING_CAPACITY": 6}
+    assert at_once(cluster_view(cluster.state)).pending_requests == {"WAITING_CAPACITY": 6}
 
 
 def test_a_gang_that_is_declined_before_it_was_granted_is_placed_anew() -> None:
