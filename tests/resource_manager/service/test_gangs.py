@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finegrain.errors import InvalidArgument, Reason
+from finegrain.resources import MIB, ResourceProfile
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.values.outcomes import ItemOutcome
@@ -19,6 +20,7 @@ from finegrain.values.states import GangPlacement
 from resource_manager.engine.model.entities import GangSpec, Instant, RequestSpec
 from resource_manager.service.submission import (
     CHUNK_ITEMS_MAX,
+    NEW_COST,
     Submission,
     make_submission,
     submission_events,
@@ -251,6 +253,18 @@ def test_outcomes_come_in_the_order_sent_wherever_members_stand(ids: list[str]) 
     call = call_of(ids)
     outcomes = call.outcomes([ItemOutcome(spec.allocation_id) for spec in call.specs])
     assert [each.id for each in outcomes] == [f"r{n}" for n in range(len(ids))]
+
+
+def test_an_event_has_fewer_requests_if_they_differ() -> None:
+    def sizes(kinds: int) -> list[int]:
+        profiles = [ResourceProfile(100 + n, 16 * MIB) for n in range(kinds)]
+        specs = [RequestSpec(f"r{n}", profiles[n % kinds]) for n in range(CHUNK_ITEMS_MAX)]
+        events = submission_events("job", make_submission(specs, [], members_max=1_000))
+        return [len(make(Instant(0, 0)).requests) for make in events]
+
+    most = CHUNK_ITEMS_MAX // (1 + NEW_COST)
+    assert sizes(CHUNK_ITEMS_MAX) == [most] * (1 + NEW_COST)
+    assert sizes(10) == [CHUNK_ITEMS_MAX - 10 * NEW_COST, 10 * NEW_COST]
 
 
 @given(

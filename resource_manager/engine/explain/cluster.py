@@ -1,0 +1,75 @@
+"""The sums of the cluster that operators and gauges show.
+
+To add up all executors and classes takes longer than one step of the writer may take. So these
+functions are generators that pause (`Paused`), and other events are handled in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finegrain.resources import increase
+from finegrain.values.states import ExecutorState
+from finegrain.values.usage import Usage
+from resource_manager.engine.explain.paused import PART, Paused
+from resource_manager.engine.explain.waiting_reasons import pending_by_reason
+from resource_manager.engine.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Counts, and sums over all executors that are not lost."""
+
+    total: dict[str, int]
+    reserved: dict[str, int]
+    allocated: dict[str, int]
+    available: dict[str, int]
+    used: Usage
+    executors: dict[str, int]  # by "active", "unconfirmed", "lost", "draining", "unreachable"
+    pending_requests: dict[str, int]  # by primary reason
+    slots: int
+    jobs: int  # that have not ended
+
+
+def cluster_view(state: State) -> Paused[ClusterView]:
+    """Returns the sums of the cluster. Each executor is counted as it is when its part is added."""
+    total: dict[str, int] = {}
+    reserved: dict[str, int] = {}
+    allocated: dict[str, int] = {}
+    available: dict[str, int] = {}
+    cpu_milli = memory_bytes = tasks = 0
+    counts = dict.fromkeys([*(each.value.lower() for each in ExecutorState)], 0)
+    counts |= {"draining": 0, "unreachable": 0}
+    # A copy, because executors may register or be forgotten during a pause.
+    for at, host in enumerate(list(state.hosts.values()), start=1):
+        executor = host.executor
+        counts[executor.state.value.lower()] += 1
+        counts["draining"] += executor.draining
+        counts["unreachable"] += host.reach.unreachable
+        if executor.state is not ExecutorState.LOST:
+            increase(total, host.total)
+            increase(reserved, executor.registration.reserved)
+            increase(allocated, host.booked)
+            if host.eligible:
+                increase(available, host.free())
+            cpu_milli += executor.used.cpu_milli
+            memory_bytes += executor.used.memory_bytes
+            tasks += executor.used.tasks
+        if at % PART == 0:
+            yield
+    pending = yield from pending_by_reason(state)
+    return ClusterView(
+        total=_without_zeros(total),
+        reserved=_without_zeros(reserved),
+        allocated=_without_zeros(allocated),
+        available=_without_zeros(available),
+        used=Usage(cpu_milli, memory_bytes, tasks),
+        executors=counts,
+        pending_requests=pending,
+        slots=len(state.slots),
+        jobs=state.live_jobs,
+    )
+
+
+def _without_zeros(amounts: dict[str, int]) -> dict[str, int]:
+    return {name: amount for name, amount in amounts.items() if amount}
