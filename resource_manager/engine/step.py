@@ -85,7 +85,6 @@ from resource_manager.engine.scaling.provider_answers import (
 from resource_manager.engine.scheduling.commands import (
     command_answered,
     command_refused,
-    command_timer_fired,
     command_undelivered,
 )
 from resource_manager.engine.scheduling.cycle import decide
@@ -214,7 +213,7 @@ def _fire(state: State, timer: Timer, entity_id: str) -> None:  # noqa: C901, PL
         case Timer.DRAIN:
             drain_timer_fired(state, entity_id)
         case Timer.COMMAND:
-            command_timer_fired(state, entity_id)
+            state.outbox[entity_id] = None  # `dispatch` repeats the command
         case Timer.PROBE:
             probe_timer_fired(state, entity_id)
         case Timer.REFUSAL:

@@ -25,7 +25,6 @@ from resource_manager.engine.model.events import Event, GroupSet, SlotsReuseAske
 from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.scheduling import reservations, slot_reuse
 from resource_manager.engine.scheduling.next_in_order import NextInOrder
-from resource_manager.engine.scheduling.reservations import still_waits
 from resource_manager.engine.state import State
 from tests.simulation.manager import Batch, Item, Manager
 
@@ -134,7 +133,7 @@ def hosts_are_held_for_whoever_is_gone(patch: Patch) -> None:
     real = reservations._void
 
     def void(state: State, each: Reservation) -> str:
-        return real(state, each) if still_waits(state, each.owner) else ""
+        return real(state, each) if each.owner.waits_in(state.queue) else ""
 
     patch.setattr(reservations, "_void", void)
     patch.setattr(reservations, "has_room", lambda *_: False)

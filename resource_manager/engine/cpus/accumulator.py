@@ -87,7 +87,7 @@ class Accumulator:
             return self._taken
         # Each attempt keeps what the stricter ones took, and adds what is still missing.
         for barred in self._barred_anywhere():
-            self._take_in_order(self._spread_anywhere(barred))
+            self._take_in_order(self.spread_anywhere(barred))
             if not self._need:
                 break
         return self._taken
@@ -100,10 +100,6 @@ class Accumulator:
             core for group in self._packages_of_whole_cores() for core in _largest_first(group)
         ]
         return whole_cores_of(cores, need)
-
-    def spread_anywhere(self) -> Iterator[int]:
-        """Yields all free cpus in the order in which list E takes them."""
-        return self._spread_anywhere(0)
 
     # Lists A and B: whole cores.
 
@@ -259,7 +255,7 @@ class Accumulator:
             yield self._claimed_cores()
         yield 0
 
-    def _spread_anywhere(self, barred: int) -> Iterator[int]:
+    def spread_anywhere(self, barred: int) -> Iterator[int]:
         free = self._free & ~barred
         cores = self._cores_in_order(free)
         if free.bit_count() <= self._layout.per_core:

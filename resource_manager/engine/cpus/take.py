@@ -24,9 +24,8 @@ from enum import StrEnum
 
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaStrategy
 from resource_manager.engine.cpus.accumulator import Accumulator
-from resource_manager.engine.cpus.distributed import NodeShare, even_shares, take_share
 from resource_manager.engine.cpus.layout import CpuLayout
-from resource_manager.engine.cpus.packed import take_packed
+from resource_manager.engine.cpus.packed import NodeShare, even_shares, take_packed, take_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,18 +260,6 @@ def reached(
         return ExclusivePolicy.NONE
     apart = not layout.cores_touched(cpus) & cores
     return ExclusivePolicy.PCPU_LEVEL if apart else ExclusivePolicy.NONE
-
-
-def spread_order(layout: CpuLayout, available: int, strategy: NumaStrategy) -> list[int]:
-    """Returns the numbers of the available cpus in the order in which spreading takes them.
-
-    Args:
-        layout: the host.
-        available: the cpus, as bits.
-        strategy: the host's NUMA strategy.
-    """
-    accumulator = Accumulator(layout, available & layout.pinnable, strategy=strategy)
-    return [cpu.bit_length() - 1 for cpu in accumulator.spread_anywhere()]
 
 
 def _preferred_first(

@@ -74,15 +74,6 @@ def device_score(
     return sum(score for score, _ in scores) // heaviness if heaviness else 0
 
 
-def total_over(devices: Iterable[Amounts]) -> dict[str, int]:
-    """Returns the sums over several devices by dimension."""
-    sums: dict[str, int] = {}
-    for amounts in devices:
-        for name, amount in amounts.items():
-            sums[name] = sums.get(name, 0) + amount
-    return sums
-
-
 _PACK_WEIGHTS = {8: 10_000, 4: 100, 2: 1}
 """Weight of an untouched partition by its size: large ones are kept free first."""
 

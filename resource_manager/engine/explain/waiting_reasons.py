@@ -21,7 +21,6 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.ranges import RangeLedger
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
-from resource_manager.engine.scheduling.rejecting import is_infeasible
 from resource_manager.engine.state import State
 
 
@@ -133,7 +132,7 @@ def rejection_notice(state: State, request: Request) -> str:
 
     The indexes must be up to date.
     """
-    if not is_infeasible(state, request):
+    if not state.waiting_reasons.is_infeasible(request):
         return ""
     clock = state.rejection_clock
     states = {host.executor.state for host in state.hosts.values()}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from resource_manager.engine.hosts.notes import ReservedCapacity
 from resource_manager.engine.placement.reserved import Reservation
-from resource_manager.engine.scheduling.reservations import has_room, still_waits
+from resource_manager.engine.scheduling.reservations import has_room
 from resource_manager.engine.state import State
 
 
@@ -38,7 +38,7 @@ def reservations(state: State) -> Iterator[str]:
 def _one(state: State, each: Reservation) -> Iterator[str]:
     """Compares one reservation with its owner and its hosts."""
     title = f"the reservation for {each.owner.title}"
-    if not still_waits(state, each.owner):
+    if not each.owner.waits_in(state.queue):
         yield f"{title} is for an owner that does not wait"
         return
     for name, kept in each.hosts.items():

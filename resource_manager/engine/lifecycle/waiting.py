@@ -6,14 +6,15 @@ refresh the indexes first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from finegrain.errors import Reason
 from finegrain.resources import shared_booking
 from finegrain.values.outcomes import ItemOutcome
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.lifecycle.journal import Journal
-from resource_manager.engine.model.entities import Provision, Request, RequestSpec
+from resource_manager.engine.model.entities import GangSpec, Provision, Request, RequestSpec
 from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.texts import amounts_text
@@ -41,6 +42,7 @@ from resource_manager.engine.queue.gangs import (
     MemberRequest,
     WaitingGang,
     Where,
+    member_requests_for,
 )
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
@@ -248,6 +250,51 @@ class WaitingReasons:
             tuple((name, str(amount)) for name, amount in amounts.items()),
         )
 
+    def gang_refusals(
+        self, gang: GangSpec, members: Sequence[RequestSpec], problems: list[ItemOutcome]
+    ) -> list[ItemOutcome]:
+        """Returns why a gang cannot be accepted, or can never be placed: an outcome for each
+        member, members that cause the problem first; empty if the gang may wait.
+
+        Args:
+            gang: the gang.
+            members: its live members.
+            problems: the outcomes of members that have a problem of their own.
+        """
+        if problems:
+            return problems + _others(gang, members, problems)
+        # The gang may wait for new executors only if all its members have `allow_pending`.
+        if all(spec.allow_pending for spec in members):
+            return []
+        verdict = self.gang_feasibility(Where.of(gang), member_requests_for(members))
+        # OFFLINE means that absent executors could host it, so such a gang may wait for them.
+        return _impossible(gang, members) if verdict is Feasibility.NEVER else []
+
+    def infeasible_members(self, waiting: WaitingGang) -> list[ItemOutcome]:
+        """Returns why a queued gang can never be placed, by the same rules as for a new gang."""
+        # The members are checked one by one only if the gang as a whole, or a kind of them, fails.
+        if not waiting.may_reject or not (
+            any(
+                feasibility(self.hosts, self.elastic, self.queue.class_for(each.key)) in INFEASIBLE
+                for each in waiting.kind.member_requests
+            )
+            or self.kind_feasibility(waiting.kind) in INFEASIBLE
+        ):
+            return []
+        specs = [member.spec for member in waiting.members]
+        problems = [each for spec in specs if (each := self.rejection(spec)) is not None]
+        return self.gang_refusals(waiting.gang.spec, specs, problems)
+
+    def is_infeasible(self, request: Request) -> bool:
+        """Returns True if a pending request would be rejected by a check now."""
+        waiting = self.gangs.waiting.get(request.spec.gang_id)
+        if waiting is not None:
+            return bool(self.infeasible_members(waiting))
+        if request.spec.allow_pending or request.spec.gang_id:
+            return False
+        scheduling_class = self.queue.class_of(request.spec)
+        return feasibility(self.hosts, self.elastic, scheduling_class) in INFEASIBLE
+
 
 def _invalid(settings: EngineSettings, spec: RequestSpec) -> ItemOutcome | None:
     """Returns the error of a request that is invalid on any host; None if it is valid."""
@@ -270,3 +317,42 @@ def _below(spec: RequestSpec, field: str, value: int, least: int) -> ItemOutcome
         f"{field} is {value}; expected at least {least}, or no profile at all for a default slot",
         (("field", field), ("value", str(value)), ("least", str(least))),
     )
+
+
+def _others(
+    gang: GangSpec, members: Sequence[RequestSpec], problems: list[ItemOutcome]
+) -> list[ItemOutcome]:
+    """Returns the outcomes of members without a problem, which are rejected because of another
+    one.
+    """
+    culprits = {problem.id for problem in problems}
+    culprit = problems[0]
+    message = (
+        f"gang {gang.gang_id} is refused as a whole, because of {culprit.id}:"
+        f" {culprit.reason}: {culprit.message}"
+    )
+    details = (("gang_id", gang.gang_id), ("allocation_id", culprit.id))
+    return [
+        ItemOutcome(spec.allocation_id, Reason.GANG_REFUSED, message, details)
+        for spec in members
+        if spec.allocation_id not in culprits
+    ]
+
+
+def _impossible(gang: GangSpec, members: Sequence[RequestSpec]) -> list[ItemOutcome]:
+    where = {
+        GangPlacement.ANYWHERE: "together",
+        GangPlacement.SAME_EXECUTOR: "on one executor",
+        GangPlacement.SAME_LABEL: f"on executors with one value of the label {gang.label}",
+        GangPlacement.SPREAD: "on an executor each",
+    }[gang.placement]
+    message = (
+        f"the {len(members)} members of gang {gang.gang_id} could not be placed {where}, even if"
+        " all executors were empty; ask for less, or set allow_pending (--allow-pending) to"
+        " wait for executors that may come"
+    )
+    details = (("gang_id", gang.gang_id), ("members", str(len(members))))
+    return [
+        ItemOutcome(spec.allocation_id, Reason.INFEASIBLE_NEVER, message, details)
+        for spec in members
+    ]

@@ -106,9 +106,7 @@ class Placer:
                 count -= share
             # A later level is less suited, so it gets only what the earlier ones could not take.
             # Where devices are chosen, that is known only when these slots are booked.
-            if not count or (
-                taken and found.is_ranked(level) and found.searches(level)[0].topology
-            ):
+            if not count or (taken and found.one_host_at_a_time(level)):
                 break
         return runs
 

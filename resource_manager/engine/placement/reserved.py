@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from resource_manager.engine.hosts.notes import ReservedCapacity
 from resource_manager.engine.model.entities import SlotKey
 from resource_manager.engine.queue.gangs import MemberRequest, Share
+from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.starvation import Mark, Waiter
 
 
@@ -40,6 +41,14 @@ class ReservationOwner:
         if self.gang_id:
             return f"gang {self.gang_id}"
         return f"the growth of {self.allocation_id}" if self.slot else self.allocation_id
+
+    def waits_in(self, queue: WaitingQueue) -> bool:
+        """Returns True if the owner is still queued."""
+        if isinstance(self.waiter, int):
+            return self.number in queue.non_batchables
+        scheduling_class, job_id = self.waiter
+        job_queue = scheduling_class.job_queues.get(job_id)
+        return job_queue is not None and self.number in job_queue.numbers
 
 
 @dataclass(slots=True, eq=False)

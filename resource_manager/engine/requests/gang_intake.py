@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 
 from finegrain.errors import InvalidArgument, Reason
 from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import GangPlacement
 from resource_manager.engine.lifecycle.known import taken
 from resource_manager.engine.lifecycle.waiting import WaitingReasons
 from resource_manager.engine.model.entities import (
@@ -24,11 +23,8 @@ from resource_manager.engine.model.entities import (
     Request,
     RequestSpec,
 )
-from resource_manager.engine.placement.feasibility import Feasibility
 from resource_manager.engine.queue.gangs import (
     GangLedger,
-    Where,
-    member_requests_for,
 )
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
@@ -79,29 +75,6 @@ def refused_members(
             message = f"gang_id is {gang_id}; expected a gang that the same call declares"
             refused[name] = _invalid(name, "gang_id", gang_id, message)
     return refused
-
-
-def infeasible_members(
-    waiting_reasons: WaitingReasons, gang: GangSpec, members: list[RequestSpec]
-) -> list[ItemOutcome]:
-    """Returns why a queued gang can never be placed, by the same rules as for a new gang.
-
-    Args:
-        waiting_reasons: makes the checks of single members.
-        gang: the gang.
-        members: its live members.
-
-    Returns:
-        An outcome for each member, members that cause the problem first; empty if the gang may
-        wait.
-    """
-    problems = [each for spec in members if (each := waiting_reasons.rejection(spec)) is not None]
-    if problems:
-        return problems + _others(gang, members, problems)
-    # The gang may wait for new executors only if all its members have `allow_pending`.
-    if all(spec.allow_pending for spec in members):
-        return []
-    return _impossible(waiting_reasons, gang, members)
 
 
 def join(ledger: GangLedger, request: Request, gangs: Iterable[GangSpec], *, time_ms: int) -> None:
@@ -166,12 +139,7 @@ def _refused(
         )
         is not None
     ]
-    if problems:
-        return problems + _others(gang, members, problems)
-    if all(spec.allow_pending for spec in members):
-        # If all members may wait for new executors, it does not matter whether the gang fits.
-        return []
-    return _impossible(state.waiting_reasons, gang, members)
+    return state.waiting_reasons.gang_refusals(gang, members, problems)
 
 
 def _same(
@@ -222,54 +190,6 @@ def _problem(
             )
             return _invalid(name, flag, str(value), message)
     return waiting_reasons.refusal(spec)
-
-
-def _others(
-    gang: GangSpec, members: list[RequestSpec], problems: list[ItemOutcome]
-) -> list[ItemOutcome]:
-    """Returns the outcomes of members without a problem, which are rejected because of another
-    one.
-    """
-    culprits = {problem.id for problem in problems}
-    culprit = problems[0]
-    message = (
-        f"gang {gang.gang_id} is refused as a whole, because of {culprit.id}:"
-        f" {culprit.reason}: {culprit.message}"
-    )
-    details = (("gang_id", gang.gang_id), ("allocation_id", culprit.id))
-    return [
-        ItemOutcome(spec.allocation_id, Reason.GANG_REFUSED, message, details)
-        for spec in members
-        if spec.allocation_id not in culprits
-    ]
-
-
-def _impossible(
-    waiting_reasons: WaitingReasons, gang: GangSpec, members: list[RequestSpec]
-) -> list[ItemOutcome]:
-    """Returns an outcome for each member if the gang could never be placed as a whole; else an
-    empty list.
-    """
-    verdict = waiting_reasons.gang_feasibility(Where.of(gang), member_requests_for(members))
-    # OFFLINE means that absent executors could host it, so such a gang may wait for them.
-    if verdict is not Feasibility.NEVER:
-        return []
-    where = {
-        GangPlacement.ANYWHERE: "together",
-        GangPlacement.SAME_EXECUTOR: "on one executor",
-        GangPlacement.SAME_LABEL: f"on executors with one value of the label {gang.label}",
-        GangPlacement.SPREAD: "on an executor each",
-    }[gang.placement]
-    message = (
-        f"the {len(members)} members of gang {gang.gang_id} could not be placed {where}, even if"
-        " all executors were empty; ask for less, or set allow_pending (--allow-pending) to"
-        " wait for executors that may come"
-    )
-    details = (("gang_id", gang.gang_id), ("members", str(len(members))))
-    return [
-        ItemOutcome(spec.allocation_id, Reason.INFEASIBLE_NEVER, message, details)
-        for spec in members
-    ]
 
 
 def _invalid(name: str, field: str, value: str, message: str) -> ItemOutcome:

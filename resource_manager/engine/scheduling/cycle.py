@@ -32,7 +32,7 @@ from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 from resource_manager.engine.scaling.arrival import hand_over
 from resource_manager.engine.scaling.passes import provide
-from resource_manager.engine.scheduling.commands import dispatch
+from resource_manager.engine.scheduling.dispatch import dispatch
 from resource_manager.engine.scheduling.reservations import (
     end_served,
     reserve_for_starved,

@@ -17,11 +17,9 @@ from resource_manager.engine.model.entities import Request
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.feasibility import INFEASIBLE, feasibility
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.queue.gangs import WaitingGang
 from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
-from resource_manager.engine.requests.gang_intake import infeasible_members
 from resource_manager.engine.state import State
 
 STEPS_MAX = 1_000
@@ -166,45 +164,9 @@ def _look_at_gang(state: State, gang_id: str) -> int:
     """Rejects a gang if it or one of its members is infeasible; returns the steps taken."""
     del state.rejection_clock.gangs[gang_id]
     waiting = state.gangs.waiting.get(gang_id)
-    if waiting is None or not _gang_fails(state, waiting):
-        return 1
-    outcomes = _gang_outcomes(state, waiting)
-    if outcomes:
+    outcomes = state.waiting_reasons.infeasible_members(waiting) if waiting is not None else []
+    if waiting is not None and outcomes:
         state.gang_moves.reject_gang(
             waiting, {each.id: (each.reason, each.message) for each in outcomes}
         )
     return 1 + len(outcomes)
-
-
-def _gang_fails(state: State, waiting: WaitingGang) -> bool:
-    """Returns True if the gang is infeasible as a whole, or one of its member requests is.
-
-    Each member must then be checked.
-    """
-    if not waiting.may_reject:
-        return False
-    scheduling_classes = (state.queue.class_for(each.key) for each in waiting.kind.member_requests)
-    if any(
-        feasibility(state.hosts, state.elastic, scheduling_class) in INFEASIBLE
-        for scheduling_class in scheduling_classes
-    ):
-        return True
-    return state.waiting_reasons.kind_feasibility(waiting.kind) in INFEASIBLE
-
-
-def _gang_outcomes(state: State, waiting: WaitingGang) -> list[ItemOutcome]:
-    """Returns why each member of a gang is rejected, the members that cause it first. Empty: the
-    gang is not rejected.
-    """
-    spec, specs = waiting.gang.spec, [member.spec for member in waiting.members]
-    return infeasible_members(state.waiting_reasons, spec, specs)
-
-
-def is_infeasible(state: State, request: Request) -> bool:
-    """Returns True if a pending request would be rejected by a check now."""
-    waiting = state.gangs.waiting.get(request.spec.gang_id)
-    if waiting is not None:
-        return _gang_fails(state, waiting) and bool(_gang_outcomes(state, waiting))
-    if request.spec.allow_pending or request.spec.gang_id:
-        return False
-    return feasibility(state.hosts, state.elastic, state.queue.class_of(request.spec)) in INFEASIBLE

@@ -94,7 +94,7 @@ def end_served(state: State) -> bool:
     more capacity is free for others.
     """
     reservations = state.reservations.by_number.values()
-    served = [each for each in reservations if not still_waits(state, each.owner)]
+    served = [each for each in reservations if not each.owner.waits_in(state.queue)]
     for each in served:
         _end(state, each, "placed elsewhere")
     return bool(served)
@@ -308,7 +308,7 @@ def _record(state: State, kind: str, about: Reservation, message: str) -> None:
 
 def _void(state: State, each: Reservation) -> str:
     """Returns why a reservation is no longer valid; empty: it is valid."""
-    if not still_waits(state, each.owner):
+    if not each.owner.waits_in(state.queue):
         return "it waits no more"
     # While `hosts.version` is the same, all hosts would suit when empty. Refusals and reports do
     # not change the version, so hosts that refused and the lacking one are always checked.
@@ -398,12 +398,3 @@ def _quota_block_of(state: State, waiter: Waiter) -> QuotaBlock | None:
         return state.quotas.request_block(*waiter)
     item = state.queue.non_batchables.get(waiter)
     return state.quotas.non_batchable_block(item) if item is not None else None
-
-
-def still_waits(state: State, owner: ReservationOwner) -> bool:
-    """Returns True if the owner is still queued."""
-    if isinstance(owner.waiter, int):
-        return owner.number in state.queue.non_batchables
-    scheduling_class, job_id = owner.waiter
-    job_queue = scheduling_class.job_queues.get(job_id)
-    return job_queue is not None and owner.number in job_queue.numbers

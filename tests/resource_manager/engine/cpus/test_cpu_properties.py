@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaStrategy
 from finegrain.cpuset import CpuSet
-from resource_manager.engine.cpus.distributed import even_shares
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of
+from resource_manager.engine.cpus.packed import even_shares
 from resource_manager.engine.cpus.resize_cpus import grow, shrink
 from resource_manager.engine.cpus.take import (
     CpuDemand,

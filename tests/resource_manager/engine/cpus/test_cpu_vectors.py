@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaStrategy
-from resource_manager.engine.cpus.distributed import take_distributed
+from resource_manager.engine.cpus.accumulator import Accumulator
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of_rows
-from resource_manager.engine.cpus.packed import take_packed
-from resource_manager.engine.cpus.take import CpuDemand, ExclusiveClaims, Taken, spread_order, take
+from resource_manager.engine.cpus.packed import even_shares, take_packed, take_share
+from resource_manager.engine.cpus.take import CpuDemand, ExclusiveClaims, Taken, take
 from tests.support.cpu_layouts import cpus, listed, machine
 
 VECTORS = Path(__file__).parents[3] / "data" / "vectors"
@@ -76,9 +76,10 @@ def test_only_counts_of_holders_are_left_out() -> None:
 
 @cases(ACCUMULATOR["spread_order"])
 def test_cpus_are_spread_in_koordinators_order(case: dict[str, Any]) -> None:
-    strategy = NumaStrategy(case["numa_strategy"])
-    order = spread_order(layout_of(ACCUMULATOR, case), cpus(case["available"]), strategy)
-    assert order == case["expect"]["order"]
+    layout, strategy = layout_of(ACCUMULATOR, case), NumaStrategy(case["numa_strategy"])
+    available = cpus(case["available"]) & layout.pinnable
+    order = Accumulator(layout, available, strategy=strategy).spread_anywhere(0)
+    assert [cpu.bit_length() - 1 for cpu in order] == case["expect"]["order"]
 
 
 def test_a_node_of_its_own_falls_back_to_cores_of_its_own() -> None:
@@ -105,6 +106,16 @@ def test_cpus_are_packed_like_the_kubelet_does(case: dict[str, Any]) -> None:
     expected = case["expect"]
     assert (packed is None) == ("error" in expected)
     assert packed is None or listed(packed) == expected["cpuset"]
+
+
+def take_distributed(layout: CpuLayout, free: int, need: int, group: int) -> int | None:
+    """Takes `need` free cpus, evenly over NUMA nodes where possible, else packed."""
+    free &= layout.cpus
+    shares = even_shares(layout, free, need, group) or ()
+    taken = 0
+    for share in shares:
+        taken |= take_share(layout, free, share)
+    return taken if shares else take_packed(layout, free, need)
 
 
 @cases(DISTRIBUTED["take"])

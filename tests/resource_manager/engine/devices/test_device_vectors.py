@@ -24,12 +24,12 @@ from finegrain.devices.device import (
 )
 from finegrain.devices.names import device_requests
 from finegrain.devices.request import DeviceRequest, LabelRule
+from finegrain.resources import total_of
 from resource_manager.engine.devices.choose import (
     Preference,
     choose_devices,
     completed,
     device_score,
-    total_over,
 )
 from resource_manager.engine.devices.layout import DeviceLayout
 from resource_manager.engine.devices.ledger import DeviceLedger
@@ -250,9 +250,7 @@ def test_devices_have_the_recorded_score(case: dict[str, Any]) -> None:
 @cases(SCORING["score_node"])
 def test_the_sums_of_a_host_have_the_recorded_score(case: dict[str, Any]) -> None:
     scorer = case["scorer"]
-    total, free = (
-        total_over(each["resources"] for each in case[name]) for name in ("total", "free")
-    )
+    total, free = (total_of(each["resources"] for each in case[name]) for name in ("total", "free"))
     pack = scorer["strategy"] == "MostAllocated"
     found = device_score(case["request"], total, free, pack=pack, weights=scorer["weights"])
     assert found == case["expect"]

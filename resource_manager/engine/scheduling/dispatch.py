@@ -1,0 +1,125 @@
+"""Sends numbered commands to executors.
+
+An executor has at most one command in flight. A command frees many slots, allocates many slots, or
+resizes one.
+
+- Frees are sent first, because they make room. They cannot delay other commands without end,
+  because only allocated slots are freed.
+- Resizes and allocations alternate. A long series of one kind delays the other kind by one
+  command only. All of them are booked already, so their order does not change what fits.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from finegrain.errors import InvariantBroken
+from finegrain.mapping.copies import copier
+from finegrain.values.states import ExecutorState
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.notes import Command
+from resource_manager.engine.lifecycle.journal import Journal
+from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize, SlotOrder
+from resource_manager.engine.model.entities import Executor, Job, Slot
+from resource_manager.engine.queue.requests import Requests
+from resource_manager.engine.state import State
+
+
+def dispatch(state: State) -> None:
+    """Sends the next command to each executor in the outbox that has none in flight, and repeats
+    commands whose retry is due.
+    """
+    executor_ids = sorted(state.outbox)
+    # An executor with a command in flight comes back with the answer or the retry timer.
+    state.outbox.clear()
+    for executor_id in executor_ids:
+        host = state.hosts.get(executor_id)
+        if host is None or host.executor.state is not ExecutorState.ACTIVE:
+            continue  # its orders are queued again when it registers
+        if host.reach.unreachable:
+            continue  # its commands are queued again when it can be dialled
+        command = host.in_flight
+        if command is None:
+            _send_next(state, host)
+        elif command.retry_at_ms is not None and command.retry_at_ms <= state.journal.now_ms:
+            command.retry_at_ms = None
+            # The same number and content, so the executor recognises a repetition.
+            state.journal.effects.append(command.effect)
+
+
+def _send_next(state: State, host: Host) -> None:
+    most = state.settings.command_items_max
+    executor = host.executor
+    if host.to_free and host.frees_paused_until_ms <= state.journal.now_ms:
+        keys = tuple(islice(host.to_free, most))
+        executor.command_number += 1
+        free = SendFree(
+            executor_id=host.host_id,
+            address=executor.registration.address,
+            registration_number=executor.registration_number,
+            command_number=executor.command_number,
+            slots=tuple((key[0], key[1], host.slots[key].grace_ms) for key in keys),
+        )
+        host.in_flight = Command(free, keys)
+        state.journal.effects.append(free)
+        # They are in flight now; those that fail are put back (`_free_failed`).
+        for key in keys:
+            del host.to_free[key]
+    elif host.to_resize and not (host.resized_last and host.to_allocate):
+        host.resized_last = True
+        _send_resize(state.journal, host)
+    elif host.to_allocate:
+        host.resized_last = False
+        _send_allocate(state.journal, state.requests, state.jobs, host, most)
+
+
+def _send_allocate(
+    journal: Journal, requests: Requests, jobs: dict[str, Job], host: Host, most: int
+) -> None:
+    executor = host.executor
+    keys = tuple(islice(host.to_allocate, most))
+    executor.command_number += 1
+    allocate = SendAllocate(
+        executor_id=host.host_id,
+        address=executor.registration.address,
+        registration_number=executor.registration_number,
+        command_number=executor.command_number,
+        orders=tuple(_order(requests, jobs, host.slots[key], executor) for key in keys),
+    )
+    host.in_flight = Command(allocate, keys)
+    journal.effects.append(allocate)
+    for key in keys:
+        del host.to_allocate[key]
+
+
+def _send_resize(journal: Journal, host: Host) -> None:
+    executor, key = host.executor, next(iter(host.to_resize))
+    del host.to_resize[key]
+    ordered = host.slots[key].ordered
+    if ordered is None:
+        raise InvariantBroken(f"slot {key} is queued for a resize, and no size is ordered")
+    executor.command_number += 1
+    resize = SendResize(
+        executor_id=host.host_id,
+        address=executor.registration.address,
+        registration_number=executor.registration_number,
+        command_number=executor.command_number,
+        allocation_id=key[0],
+        generation=key[1],
+        resize=ordered,
+    )
+    host.in_flight = Command(resize, (key,))
+    journal.effects.append(resize)
+
+
+_copy = copier(Slot, Slot)
+
+
+def _order(requests: Requests, jobs: dict[str, Job], slot: Slot, executor: Executor) -> SlotOrder:
+    slot.placed_with_command = executor.command_number
+    return SlotOrder(
+        # Copied, because the slot may change before the effect is sent.
+        slot=_copy(slot),
+        job_secret_sha256=jobs[slot.job_id].secret_sha256,
+        target_address=requests[slot.allocation_id].spec.target_address,
+    )
