@@ -43,6 +43,7 @@ class CpuAssignment(Value):
     pools: tuple[PoolName, ...] = ()  # the pools that it runs in; empty: all of its class
     notes: tuple[str, ...] = ()  # preferences that could not be satisfied, a sentence each
     devices: tuple[DeviceShare, ...] = ()  # by type and minor
+    parked_devices: tuple[DeviceShare, ...] = ()  # GPUs that it had before it was parked
 
     @property
     def nodes(self) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ amounts are integers: shares in hundredths of a device, memory in bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -67,6 +68,8 @@ class Device:
         local_cpus: cpus close to it, as a cpu list.
         levels: how strictly its executor can hold a slot to a share of it, by dimension, and to the
             whole device ("whole"); see `finegrain/devices/levels.py`.
+        parking: how slots that have it can be parked: "same-gpu" or "any-gpu"; empty: not at all.
+            See `finegrain/devices/parking.py`.
     """
 
     type: str
@@ -87,6 +90,7 @@ class Device:
     driver_bytes: int = 0
     local_cpus: str = ""
     levels: Labels = ()
+    parking: str = ""
 
     @property
     def name(self) -> str:
@@ -157,6 +161,25 @@ class DeviceShare:
     minor: int
     amounts: Pairs
     functions: tuple[str, ...] = ()
+
+
+def shares_together(
+    before: Iterable[DeviceShare], after: Iterable[DeviceShare]
+) -> tuple[DeviceShare, ...]:
+    """Returns what a slot has while either of two sets of shares may be in force: of each device
+    the larger amount in each dimension.
+    """
+    found: dict[tuple[str, str], DeviceShare] = {}
+    for share in (*before, *after):
+        key = (share.type, share.uuid)
+        if (known := found.get(key)) is not None and known != share:
+            most = dict(known.amounts)
+            for name, amount in share.amounts:
+                most[name] = max(amount, most.get(name, 0))
+            functions = tuple(dict.fromkeys((*known.functions, *share.functions)))
+            share = replace(share, amounts=pairs(most), functions=functions)  # noqa: PLW2901
+        found[key] = share
+    return tuple(found.values())
 
 
 def ratio_to_bytes(ratio: int, total_bytes: int) -> int:

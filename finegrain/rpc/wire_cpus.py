@@ -159,6 +159,7 @@ def _checked_assignment(message: pb.CpuAssignment, field: str) -> CpuAssignment:
         pools=pools,
         notes=notes_from_proto(message.notes, f"{field}.notes"),
         devices=shares_from_proto(message.devices, f"{field}.devices"),
+        parked_devices=shares_from_proto(message.parked_devices, f"{field}.parked_devices"),
     )
 
 

@@ -192,6 +192,7 @@ def device_to_proto(device: Device) -> resources_pb2.Device:
         whole_only=device.whole_only,
         driver_bytes=device.driver_bytes,
         levels=dict(device.levels),
+        parking=device.parking,
     )
 
 
@@ -472,6 +473,7 @@ def device_from_proto(message: resources_pb2.Device, field: str) -> Device:
         driver_bytes=_amount(message.driver_bytes, f"{field}.driver_bytes"),
         local_cpus=message.local_cpus,
         levels=_labels(message.levels, f"{field}.levels"),
+        parking=_text(message.parking, f"{field}.parking", empty_ok=True),
     )
 
 

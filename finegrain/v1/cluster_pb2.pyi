@@ -1042,6 +1042,7 @@ class ClusterServiceResizeSlotRequest(google.protobuf.message.Message):
     PROFILE_FIELD_NUMBER: builtins.int
     CPU_LIMIT_MILLI_FIELD_NUMBER: builtins.int
     WHEN_IN_USE_FIELD_NUMBER: builtins.int
+    PARK_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """The slot; its request must be GRANTED."""
     generation: builtins.int
@@ -1052,6 +1053,8 @@ class ClusterServiceResizeSlotRequest(google.protobuf.message.Message):
     """Hard CPU cap in thousandths of a core, if it should be above the booked `cpu_milli`; 0: the same as `cpu_milli`."""
     when_in_use: finegrain.v1.resource_manager_pb2.WhenInUse.ValueType
     """What the RM does if the slot uses more memory than its new size."""
+    park: builtins.bool
+    """Confirms that the profile has no GPUs because the slot gives them up; see ResourceManagerService.ResizeSlot."""
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
         """All resources of the slot, with their new values. Required."""
@@ -1065,9 +1068,10 @@ class ClusterServiceResizeSlotRequest(google.protobuf.message.Message):
         profile: finegrain.v1.resources_pb2.ResourceProfile | None = ...,
         cpu_limit_milli: builtins.int = ...,
         when_in_use: finegrain.v1.resource_manager_pb2.WhenInUse.ValueType = ...,
+        park: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["profile", b"profile"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "cpu_limit_milli", b"cpu_limit_milli", "generation", b"generation", "profile", b"profile", "resize_number", b"resize_number", "when_in_use", b"when_in_use"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "cpu_limit_milli", b"cpu_limit_milli", "generation", b"generation", "park", b"park", "profile", b"profile", "resize_number", b"resize_number", "when_in_use", b"when_in_use"]) -> None: ...
 
 global___ClusterServiceResizeSlotRequest = ClusterServiceResizeSlotRequest
 

@@ -292,6 +292,7 @@ class CpuAssignment(google.protobuf.message.Message):
     POOLS_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
     DEVICES_FIELD_NUMBER: builtins.int
+    PARKED_DEVICES_FIELD_NUMBER: builtins.int
     qos: global___QosClass.ValueType
     """Its QoS class."""
     cpus: builtins.str
@@ -318,6 +319,12 @@ class CpuAssignment(google.protobuf.message.Message):
     def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceShare]:
         """Its devices, by type and minor."""
 
+    @property
+    def parked_devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceShare]:
+        """The GPUs that it had before it was parked: it no longer has them, and the contents of their memory lie in the
+        memory of the host. Empty: it is not parked.
+        """
+
     def __init__(
         self,
         *,
@@ -330,8 +337,9 @@ class CpuAssignment(google.protobuf.message.Message):
         pools: collections.abc.Iterable[global___PoolName] | None = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
         devices: collections.abc.Iterable[finegrain.v1.devices_pb2.DeviceShare] | None = ...,
+        parked_devices: collections.abc.Iterable[finegrain.v1.devices_pb2.DeviceShare] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bind", b"bind", "cpus", b"cpus", "devices", b"devices", "exclusive", b"exclusive", "memory_nodes", b"memory_nodes", "notes", b"notes", "numa", b"numa", "pools", b"pools", "qos", b"qos"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bind", b"bind", "cpus", b"cpus", "devices", b"devices", "exclusive", b"exclusive", "memory_nodes", b"memory_nodes", "notes", b"notes", "numa", b"numa", "parked_devices", b"parked_devices", "pools", b"pools", "qos", b"qos"]) -> None: ...
 
 global___CpuAssignment = CpuAssignment
 

@@ -503,6 +503,7 @@ class ResourceManagerServiceResizeSlotRequest(google.protobuf.message.Message):
     PROFILE_FIELD_NUMBER: builtins.int
     CPU_LIMIT_MILLI_FIELD_NUMBER: builtins.int
     WHEN_IN_USE_FIELD_NUMBER: builtins.int
+    PARK_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """The job that owns it."""
     allocation_id: builtins.str
@@ -518,6 +519,8 @@ class ResourceManagerServiceResizeSlotRequest(google.protobuf.message.Message):
     """Hard CPU cap in thousandths of a core, if it should be above the booked `cpu_milli`; 0: the same as `cpu_milli`."""
     when_in_use: global___WhenInUse.ValueType
     """What the RM does if the slot uses more memory than its new size."""
+    park: builtins.bool
+    """Confirms that the profile has no GPUs because the slot gives them up. Without it, such a profile is refused."""
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
         """All resources of the slot, with their new values. Required."""
@@ -532,9 +535,10 @@ class ResourceManagerServiceResizeSlotRequest(google.protobuf.message.Message):
         profile: finegrain.v1.resources_pb2.ResourceProfile | None = ...,
         cpu_limit_milli: builtins.int = ...,
         when_in_use: global___WhenInUse.ValueType = ...,
+        park: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["profile", b"profile"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "cpu_limit_milli", b"cpu_limit_milli", "generation", b"generation", "job_id", b"job_id", "profile", b"profile", "resize_number", b"resize_number", "when_in_use", b"when_in_use"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "cpu_limit_milli", b"cpu_limit_milli", "generation", b"generation", "job_id", b"job_id", "park", b"park", "profile", b"profile", "resize_number", b"resize_number", "when_in_use", b"when_in_use"]) -> None: ...
 
 global___ResourceManagerServiceResizeSlotRequest = ResourceManagerServiceResizeSlotRequest
 

@@ -96,6 +96,12 @@ class ResourceManagerServiceStub:
     freed capacity after the executor has confirmed the change. A size beyond the executor's total is refused at once
     (FAILED_PRECONDITION, reason "INFEASIBLE_NEVER"). A new change replaces one that waits. A change to the slot's
     current size withdraws it. If a request returns to the queue later, it is placed at its original size.
+
+    A change may also park the slot or unpark it. Parking frees the slot's GPUs while its processes stay: the profile is
+    that of the slot without GPUs, and `park` is set. The contents of the GPUs' memory then take memory of the slot. Work
+    on the GPUs waits. Unparking is a change back to a profile with the GPUs of the request; it waits in the queue until
+    they are free. Slots can be parked on GPUs whose `Device.parking` says so. An executor that fails to park a slot
+    leaves it as it was, and the change is refused; unparking is tried again.
     """
 
     ReuseSlots: grpc.UnaryUnaryMultiCallable[
@@ -216,6 +222,12 @@ class ResourceManagerServiceAsyncStub:
     freed capacity after the executor has confirmed the change. A size beyond the executor's total is refused at once
     (FAILED_PRECONDITION, reason "INFEASIBLE_NEVER"). A new change replaces one that waits. A change to the slot's
     current size withdraws it. If a request returns to the queue later, it is placed at its original size.
+
+    A change may also park the slot or unpark it. Parking frees the slot's GPUs while its processes stay: the profile is
+    that of the slot without GPUs, and `park` is set. The contents of the GPUs' memory then take memory of the slot. Work
+    on the GPUs waits. Unparking is a change back to a profile with the GPUs of the request; it waits in the queue until
+    they are free. Slots can be parked on GPUs whose `Device.parking` says so. An executor that fails to park a slot
+    leaves it as it was, and the change is refused; unparking is tried again.
     """
 
     ReuseSlots: grpc.aio.UnaryUnaryMultiCallable[
@@ -350,6 +362,12 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
         freed capacity after the executor has confirmed the change. A size beyond the executor's total is refused at once
         (FAILED_PRECONDITION, reason "INFEASIBLE_NEVER"). A new change replaces one that waits. A change to the slot's
         current size withdraws it. If a request returns to the queue later, it is placed at its original size.
+
+        A change may also park the slot or unpark it. Parking frees the slot's GPUs while its processes stay: the profile is
+        that of the slot without GPUs, and `park` is set. The contents of the GPUs' memory then take memory of the slot. Work
+        on the GPUs waits. Unparking is a change back to a profile with the GPUs of the request; it waits in the queue until
+        they are free. Slots can be parked on GPUs whose `Device.parking` says so. An executor that fails to park a slot
+        leaves it as it was, and the change is refused; unparking is tried again.
         """
 
     @abc.abstractmethod

@@ -584,6 +584,7 @@ class Device(google.protobuf.message.Message):
     WHOLE_ONLY_FIELD_NUMBER: builtins.int
     DRIVER_BYTES_FIELD_NUMBER: builtins.int
     LEVELS_FIELD_NUMBER: builtins.int
+    PARKING_FIELD_NUMBER: builtins.int
     kind: builtins.str
     """Type of the device: "gpu", "rdma", "fpga", a MIG profile such as "mig-1g.10gb", or a type that the operator
     configured.
@@ -614,6 +615,10 @@ class Device(google.protobuf.message.Message):
     """True: the device is only given out whole."""
     driver_bytes: builtins.int
     """Memory that the driver reserves, in bytes; it is not part of the capacity."""
+    parking: builtins.str
+    """How slots that have it can be parked (ResourceManagerService.ResizeSlot): "same-gpu" (they return to the GPUs that
+    they had), "any-gpu" (a slot with one GPU may also return to another one of the same model), or empty (they cannot).
+    """
     @property
     def capacity(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Capacity for slots when the device is usable, by dimension. A device without capacity is shown, but never given
@@ -655,7 +660,8 @@ class Device(google.protobuf.message.Message):
         whole_only: builtins.bool = ...,
         driver_bytes: builtins.int = ...,
         levels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        parking: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["capacity", b"capacity", "driver_bytes", b"driver_bytes", "functions", b"functions", "kind", b"kind", "labels", b"labels", "levels", b"levels", "local_cpus", b"local_cpus", "memory_bytes", b"memory_bytes", "minor", b"minor", "model", b"model", "numa_node_id", b"numa_node_id", "parent_uuid", b"parent_uuid", "pci_address", b"pci_address", "pcie_group", b"pcie_group", "unavailable_reason", b"unavailable_reason", "uuid", b"uuid", "vendor", b"vendor", "whole_only", b"whole_only"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capacity", b"capacity", "driver_bytes", b"driver_bytes", "functions", b"functions", "kind", b"kind", "labels", b"labels", "levels", b"levels", "local_cpus", b"local_cpus", "memory_bytes", b"memory_bytes", "minor", b"minor", "model", b"model", "numa_node_id", b"numa_node_id", "parent_uuid", b"parent_uuid", "parking", b"parking", "pci_address", b"pci_address", "pcie_group", b"pcie_group", "unavailable_reason", b"unavailable_reason", "uuid", b"uuid", "vendor", b"vendor", "whole_only", b"whole_only"]) -> None: ...
 
 global___Device = Device

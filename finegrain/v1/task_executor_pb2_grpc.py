@@ -152,7 +152,13 @@ class TaskExecutorServiceServicer(object):
         - "INSUFFICIENT_RESOURCES": the growth does not fit;
         - "BELOW_USE": the slot uses more memory than its new size, even after the kernel has reclaimed as much as
         possible. The details contain asked and used;
-        - "STALE_RESIZE": the executor knows a later change.
+        - "STALE_RESIZE": the executor knows a later change;
+        - "PARK_FAILED": the slot could not be parked or unparked, and is as before;
+        - "IN_PROGRESS": the slot is being parked or unparked, which can take long. A later report shows the change. If it
+        does not, the same change in another command gets the outcome.
+
+        A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. One that gives it
+        as many GPUs again unparks it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

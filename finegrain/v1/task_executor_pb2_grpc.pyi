@@ -65,7 +65,13 @@ class TaskExecutorServiceStub:
     - "INSUFFICIENT_RESOURCES": the growth does not fit;
     - "BELOW_USE": the slot uses more memory than its new size, even after the kernel has reclaimed as much as
       possible. The details contain asked and used;
-    - "STALE_RESIZE": the executor knows a later change.
+    - "STALE_RESIZE": the executor knows a later change;
+    - "PARK_FAILED": the slot could not be parked or unparked, and is as before;
+    - "IN_PROGRESS": the slot is being parked or unparked, which can take long. A later report shows the change. If it
+      does not, the same change in another command gets the outcome.
+
+    A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. One that gives it
+    as many GPUs again unparks it.
     """
 
     SubmitTask: grpc.UnaryUnaryMultiCallable[
@@ -173,7 +179,13 @@ class TaskExecutorServiceAsyncStub:
     - "INSUFFICIENT_RESOURCES": the growth does not fit;
     - "BELOW_USE": the slot uses more memory than its new size, even after the kernel has reclaimed as much as
       possible. The details contain asked and used;
-    - "STALE_RESIZE": the executor knows a later change.
+    - "STALE_RESIZE": the executor knows a later change;
+    - "PARK_FAILED": the slot could not be parked or unparked, and is as before;
+    - "IN_PROGRESS": the slot is being parked or unparked, which can take long. A later report shows the change. If it
+      does not, the same change in another command gets the outcome.
+
+    A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. One that gives it
+    as many GPUs again unparks it.
     """
 
     SubmitTask: grpc.aio.UnaryUnaryMultiCallable[
@@ -287,7 +299,13 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
         - "INSUFFICIENT_RESOURCES": the growth does not fit;
         - "BELOW_USE": the slot uses more memory than its new size, even after the kernel has reclaimed as much as
           possible. The details contain asked and used;
-        - "STALE_RESIZE": the executor knows a later change.
+        - "STALE_RESIZE": the executor knows a later change;
+        - "PARK_FAILED": the slot could not be parked or unparked, and is as before;
+        - "IN_PROGRESS": the slot is being parked or unparked, which can take long. A later report shows the change. If it
+          does not, the same change in another command gets the outcome.
+
+        A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. One that gives it
+        as many GPUs again unparks it.
         """
 
     @abc.abstractmethod

@@ -18,6 +18,7 @@ from finegrain.cpu_policy import (
     NumaPolicy,
 )
 from finegrain.cpuset import CpuSet
+from finegrain.devices.device import shares_together
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.ledger import CpuLedger
@@ -77,8 +78,8 @@ def fits_alone(
 
 
 def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
-    """Returns what must be booked while either assignment may be in force: the union of cpus and
-    memory nodes, and on each node the larger amount.
+    """Returns what must be booked while either assignment may be in force: the union of cpus,
+    memory nodes and devices, and on each node or device the larger amount.
     """
     apart = (NodeShare(share.node, share.amounts) for share in (*before.numa, *after.numa))
     most: dict[int, dict[str, int]] = {}
@@ -94,6 +95,7 @@ def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
         exclusive=claims.exclusive,
         numa=_shares(most),
         memory_nodes=before.memory_nodes | after.memory_nodes,
+        devices=shares_together(before.devices, after.devices),
     )
 
 

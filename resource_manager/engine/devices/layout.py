@@ -270,6 +270,7 @@ def _device(data: Mapping[str, Any]) -> Device:
         driver_bytes=int(data.get("driver_bytes", 0)),
         local_cpus=data.get("local_cpus", ""),
         levels=tuple(sorted(data.get("levels", {}).items())),
+        parking=data.get("parking", ""),
     )
 
 

@@ -13,6 +13,7 @@ from finegrain.errors import Reason
 from finegrain.resources import Amounts, add, fits, shortfall, total_of
 from finegrain.values.explanations import Dimension
 from finegrain.values.states import ExecutorState, SlotState
+from resource_manager.engine.devices.refusals import DeviceBlocker
 from resource_manager.engine.explain.remedies import slots_in_the_way
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.hosts.host import Host
@@ -51,7 +52,7 @@ def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
     host = state.hosts[slot.executor_id]
     found = []
     if slot.ordered is not None:
-        found.append(ResizeExplanation(slot.ordered, True, (), _ordered(host)))
+        found.append(ResizeExplanation(slot.ordered, True, (), _ordered(host, slot)))
     if slot.wanted is not None:
         growth_needed = growth(host, slot)
         free, total = host.free(), host.total
@@ -66,7 +67,10 @@ def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
     return found
 
 
-def _ordered(host: Host) -> str:
+def _ordered(host: Host, slot: Slot) -> str:
+    backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
+    if backoff is not None and backoff.reason == Reason.IN_PROGRESS and not _absence(host):
+        return f"{host.host_id} works on it ({backoff.message})"
     return f"ordered at {host.host_id}, which has not confirmed yet{_absence(host)}"
 
 
@@ -107,6 +111,8 @@ def _waiting(
         has = amount_text(name, block.used, block.maximum, of=" of at most ")
         return f"group {group} has {has}, and it grows by {amount_text(name, block.need)}"
     found = resizes.assignment_for(host, slot)
+    if isinstance(found, HostRefusal) and isinstance(found.blocker, DeviceBlocker):
+        return f"{host.host_id}: {found.text}"
     if isinstance(found, HostRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
     # The reservation is the reason only if all other checks have passed, so it is checked last.

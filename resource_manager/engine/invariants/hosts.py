@@ -62,7 +62,8 @@ def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
 def size_problems(host: Host) -> Iterator[str]:
     """Yields problems of the bookings and the resizes of a host's slots.
 
-    Each ordered resize must be queued for a command, or be part of the command in flight.
+    Each ordered resize must be queued for a command, be part of the command in flight, or wait
+    until its executor is asked again.
     """
     for key, slot in host.slots.items():
         yield from _booking(host, key, slot)
@@ -108,9 +109,11 @@ def _resize_order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     command = host.in_flight
     queued = key in host.to_resize
     sent = command is not None and command.resizes and key in command.keys
+    backoff = host.resize_backoffs.get(key)
+    asked_later = backoff is not None and backoff.active
     # `ordered` stays set while a slot is being freed, but the order is not sent again.
     due = slot.ordered is not None and slot.state is SlotState.ALLOCATED
-    if due and not (queued or sent):
+    if due and not (queued or sent or asked_later):
         yield f"slot {key} has a new size, and no order for its executor"
     if queued and not due:
         yield f"slot {key} is {slot.state} and queued for a resize that was not ordered"

@@ -16,6 +16,9 @@ The rules:
   the resize, the resize ends, or goes back to its place in the queue after a pause.
 - A slot keeps its dedicated cpus and its NUMA nodes. Additional ones are chosen when the resize is
   ordered (`cpus/resizing.py`). Old and new ones stay booked until the executor confirms.
+- A resize to the slot's profile without GPUs parks it, and one back to that profile unparks it
+  (`devices/parking.py`). Both can take an executor long. It then answers IN_PROGRESS, and is asked
+  again until a report or an answer has the outcome. Unparking is repeated until it succeeds.
 
 Example: a host with 4 cpus has slot A with 1 cpu and slot B with 2 cpus, so 1 cpu is free.
 `booked` is what A has booked.
@@ -39,6 +42,8 @@ from typing import TYPE_CHECKING
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
+from finegrain.devices.device import GPU
+from finegrain.devices.parking import has_gpus
 from finegrain.errors import InvariantBroken, Reason
 from finegrain.resources import Amounts, ResourceProfile, shortfall
 from finegrain.units import format_cpu
@@ -46,6 +51,7 @@ from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resizing import fits_alone, resized
+from resource_manager.engine.devices.parking import with_devices_of
 from resource_manager.engine.hosts.cpu_allocator import NO_TOPOLOGY
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeBackoff
@@ -121,18 +127,22 @@ class ResizeMoves:
             no assignment and needs none.
         """
         current, wanted = slot.assignment, slot.wanted
-        # Without an assignment there are no cpus or NUMA nodes to keep or extend.
+        # Without an assignment there are no cpus, NUMA nodes or devices to keep or extend.
         if current is None or wanted is None:
             return current
         if host.cpus is None:
-            # If the host no longer reports its cores, dedicated cpus or nodes cannot be extended.
-            return NO_TOPOLOGY if current.cpus or current.numa else current
-        return resized(
+            # If the host no longer reports its cores, what the slot has of them stays as it is.
+            has_own = current.cpus or current.numa or current.devices or current.parked_devices
+            return NO_TOPOLOGY if has_own else current
+        found = resized(
             host.cpus,
             (slot.allocation_id, slot.generation),
             current,
             self.cpu_request_of(host, slot, wanted),
         )
+        if isinstance(found, HostRefusal):
+            return found
+        return with_devices_of(found, wanted.profile, host.cpus.devices)
 
     def unsuited(self, host: Host, slot: Slot, size: Resize) -> HostRefusal | None:
         """Returns why the host's cpus and NUMA nodes could never suit a slot of this size.
@@ -271,6 +281,7 @@ class ResizeMoves:
             host.to_resize.pop(key, None)
         # The size has changed, so the reason of an earlier refusal may no longer be valid.
         host.resize_backoffs.pop(key, None)
+        was_parked, before = slot.is_parked, slot.assignment
         slot.assignment = _assignment_seen(slot, seen)
         confirmed = slot.ordered is not None and ordered is None
         with (
@@ -284,6 +295,9 @@ class ResizeMoves:
         if seen.isolation is not None:
             slot.isolation = seen.isolation
         self.changes.slot(slot)
+        if slot.is_parked != was_parked:
+            kind = "slot_parked" if slot.is_parked else "slot_unparked"
+            self.journal.slot_event(kind, slot, message=_gpus_text(host, slot, before))
         # The slot already has the size of the waiting resize, so no order is needed.
         if slot.wanted is not None and ordered is None and has_size(slot, slot.wanted):
             number = slot.wanted.number
@@ -316,6 +330,9 @@ class ResizeMoves:
         if slot is None or slot.ordered is None or slot.ordered.number != number:
             return
         ordered = slot.ordered
+        if outcome.reason == Reason.IN_PROGRESS:
+            self._ask_again(host, slot, outcome)
+            return
         with self.transitions.moving_resize(slot, ResizeInput.REFUSE):
             self._set_size(host, slot, profile=slot.profile, ordered=None)
         # Capacity that was booked for the larger size is free again.
@@ -342,6 +359,23 @@ class ResizeMoves:
         self.journal.job_event(request, reason=Reason.RESIZE_REFUSED, message=text, slot=slot)
         self.advance(slot)
 
+    def _ask_again(self, host: Host, slot: Slot, outcome: ItemOutcome) -> None:
+        """Orders a resize again after a pause, because the executor still works on it. A report
+        shows its success at once, but only an answer shows its failure.
+        """
+        key = (slot.allocation_id, slot.generation)
+        before = host.resize_backoffs.get(key)
+        until_ms = self.journal.now_ms + self.settings.resize_retry_min_ms
+        host.resize_backoffs[key] = ResizeBackoff(
+            number=slot.ordered.number if slot.ordered is not None else 0,
+            failures=before.failures if before is not None else 0,
+            until_ms=until_ms,
+            reason=outcome.reason,
+            message=outcome.message,
+            state_seen=None,
+        )
+        self.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
+
     def _back_off(self, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:
         """Pauses a resize that the executor could not carry out. It keeps its place in the
         queue.
@@ -366,7 +400,7 @@ class ResizeMoves:
         self.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
 
     def resize_timer_fired(self, allocation_id: str) -> None:
-        """Tries a resize again after its back-off."""
+        """Tries a resize again after its back-off, or asks for the outcome of an ordered one."""
         request = self.requests.get(allocation_id)
         slot = self.slots.of(request) if request is not None else None
         if slot is None:
@@ -378,7 +412,10 @@ class ResizeMoves:
             self.timers.arm(Timer.RESIZE, allocation_id, backoff.until_ms)
             return
         backoff.active = False
-        self.advance(slot)
+        if slot.ordered is not None:
+            self.resume(slot)
+        else:
+            self.advance(slot)
 
     def end_backoffs(self, host: Host) -> None:
         """Ends back-offs early if the host's reported state has changed since the refusal."""
@@ -436,7 +473,9 @@ class ResizeMoves:
         """Withdraws the waiting resize, if any."""
         if slot.wanted is not None:
             self.queue.non_batchables.remove(slot.wanted.arrival_number)
-            host.resize_backoffs.pop((slot.allocation_id, slot.generation), None)
+            # While a resize is ordered, the pause belongs to that one.
+            if slot.ordered is None:
+                host.resize_backoffs.pop((slot.allocation_id, slot.generation), None)
             with self.transitions.moving_resize(slot, ResizeInput.WITHDRAW):
                 slot.wanted = None
 
@@ -462,7 +501,7 @@ class _Growing:
 
     profile: ResourceProfile | None
     best_effort: bool
-    topology_constrained: bool  # it has dedicated cpus or is bound to NUMA nodes
+    topology_constrained: bool  # it has dedicated cpus, is bound to NUMA nodes, or is parked
     labels: Labels = ()
     cpus: CpuKey | None = None
 
@@ -481,10 +520,10 @@ def growth_obstacles(host: Host, slot: Slot) -> tuple[Obstacle, ...]:
     needed = growth(host, slot)
     if slot.wanted is None or not needed:
         return ()
-    # A slot on the shared pool needs only amounts and no dedicated cpus.
+    # A slot on the shared pool needs only amounts, and no dedicated cpus or devices.
     had = slot.assignment
-    own_cpus = had is not None and bool(had.cpus or had.numa)
-    request = _Growing(slot.wanted.profile, slot.best_effort, own_cpus)
+    is_constrained = had is not None and bool(had.cpus or had.numa or had.parked_devices)
+    request = _Growing(slot.wanted.profile, slot.best_effort, is_constrained)
     at = HostView.growing(host, slot)
     return tuple(
         obstacle
@@ -508,6 +547,9 @@ def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
     """Returns True if a refused resize ends; False if it is tried again after a pause."""
     if outcome.reason == Reason.BELOW_USE:
         return not ordered.wait_for_use
+    if outcome.reason == Reason.PARK_FAILED:
+        # Its work waits for the GPUs, and only the executor can give them back.
+        return not has_gpus(ordered.profile.devices)
     # For these reasons the executor or its kernel rejected the resize itself, so a retry would
     # hardly help. The job master must decide.
     return outcome.reason in (
@@ -528,6 +570,17 @@ def _size(of: ReportedSlot | Slot | Resize) -> tuple[ResourceProfile, int]:
 def has_size(slot: Slot, target: Resize) -> bool:
     """Returns True if the slot's confirmed size equals that of `target`."""
     return _size(slot) == _size(target)
+
+
+def _gpus_text(host: Host, slot: Slot, before: CpuAssignment | None) -> str:
+    """Names the GPUs that a slot has given up, or has got again."""
+    its = before if slot.is_parked else slot.assignment
+    gpus = (
+        [f"{host.host_id}/{each.type}{each.minor}" for each in its.devices if each.type == GPU]
+        if its is not None
+        else []
+    )
+    return f"{'gave up' if slot.is_parked else 'has'} {', '.join(gpus)}"
 
 
 def size_text(size: Slot | Resize) -> str:

@@ -272,6 +272,11 @@ class Slot:
         """True if it books best-effort cpu."""
         return self.assignment is not None and self.assignment.qos is QosClass.BE
 
+    @property
+    def is_parked(self) -> bool:
+        """True if it has given up its GPUs while its processes stay."""
+        return self.assignment is not None and bool(self.assignment.parked_devices)
+
 
 SLOT_RUNTIME = "booked cost placed_with_command grace_ms thread_since_ms works_for"
 """Fields of a slot that are not stored."""

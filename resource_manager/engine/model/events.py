@@ -200,6 +200,7 @@ class ResizeRequested:
     profile: ResourceProfile
     cpu_limit_milli: int = 0
     wait_for_use: bool = False
+    park: bool = False  # the profile may lack the slot's GPUs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from finegrain.cpu_policy import CpuPolicy, QosClass
+from finegrain.devices.device import GPU
+from finegrain.devices.parking import has_gpus, without_gpus
 from finegrain.devices.request import DeviceRequest
 from finegrain.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
 from finegrain.resources import DEVICE_PREFIX, shortfall
 from finegrain.values.states import RequestState
+from resource_manager.engine.devices.layout import NO_LAYOUT
 from resource_manager.engine.hosts.allowed_cpus import MILLI_PER_CPU
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
@@ -41,17 +44,19 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
         FailedPrecondition: the job has ended; the slot is not granted, or has another generation;
             the number is not the next one; the executor is too small even when empty.
         InvalidArgument: the size is below the minimum, slots of this QoS class cannot have it, or
-            its devices are not those of the slot.
+            its devices are not those of the slot, parked or not.
     """
     request, slot = _slot_to_resize(state.requests, state.slots, state.jobs, event)
     # All checks come first, because a rejected event must not change the state.
     target = _target_of(state.settings, event, request.spec.cpu_policy)
+    if event.park and not has_gpus(_requested_devices(request)):
+        raise InvalidArgument("park", True, "false: the slot has no GPU that it could give up")
     # Repetitions are found before the number is checked, because they have the last number.
     if _is_same_call(slot, event.resize_number, target):
         return slot
     _refuse_number(slot, event.resize_number)
     host = state.hosts.of(slot)
-    _refuse_other_devices(slot, target)
+    _refuse_other_devices(host, slot, request, target, park=event.park)
     _refuse_too_large(host, slot, target)
     _refuse_unsuited(state.resizes, host, slot, target)
     # The resize is accepted, and replaces a waiting one.
@@ -212,20 +217,45 @@ def _refuse_number(slot: Slot, number: int) -> None:
     )
 
 
-def _refuse_other_devices(slot: Slot, target: Resize) -> None:
-    """Checks that the new size has the devices of the slot, which a resize cannot change.
+def _refuse_other_devices(
+    host: Host, slot: Slot, request: Request, target: Resize, *, park: bool
+) -> None:
+    """Checks that the new size has the devices of the slot, or parks or unparks it.
 
     Raises:
         InvalidArgument: it has others.
+        FailedPrecondition: its executor cannot park slots on its GPUs.
     """
-    has, asked = slot.profile.devices, target.profile.devices
-    if asked != has:
+    original = _requested_devices(request)
+    # The newest size that was requested, because this resize replaces it.
+    has, asked = (slot.wanted or slot.ordered or slot).profile.devices, target.profile.devices
+    if asked in (has, slot.profile.devices) or (asked == original and not has_gpus(has)):
+        return
+    if asked != without_gpus(original) or not park:
         raise InvalidArgument(
             "profile.devices",
             _devices_text(asked),
             f"{_devices_text(has)}: a resize cannot change the devices of a slot; release it and"
             " request a new one",
         )
+    _refuse_unparkable(host, slot)
+
+
+def _requested_devices(request: Request) -> tuple[DeviceRequest, ...]:
+    return request.spec.profile.devices if request.spec.profile is not None else ()
+
+
+def _refuse_unparkable(host: Host, slot: Slot) -> None:
+    layout = host.cpus.devices.layout if host.cpus is not None else NO_LAYOUT
+    for share in slot.assignment.devices if slot.assignment is not None else ():
+        at = layout.position.get((share.type, share.uuid))
+        if share.type == GPU and (at is None or not layout.devices[at].parking):
+            raise FailedPrecondition(
+                f"executor {host.host_id} does not park slots on its gpu{share.minor}; an operator"
+                " can allow it there (gpu_parking)",
+                reason=Reason.PARK_FAILED,
+                details={"device": share.uuid},
+            )
 
 
 def _devices_text(requests: Iterable[DeviceRequest]) -> str:

@@ -32,6 +32,7 @@ class ResizeMessage(Protocol):
     resize_number: int
     cpu_limit_milli: int
     when_in_use: Any
+    park: bool
 
     @property
     def profile(self) -> resources_pb2.ResourceProfile:
@@ -71,7 +72,7 @@ def resize_event(
         raise InvalidArgument("cpu_limit_milli", limit, expected)
     if message.when_in_use not in _WAITS_FOR_USE:
         raise InvalidArgument("when_in_use", message.when_in_use, "a known WhenInUse")
-    wait_for_use = _WAITS_FOR_USE[message.when_in_use]
+    wait_for_use, park = _WAITS_FOR_USE[message.when_in_use], message.park
     return lambda at: ResizeRequested(
-        at, job_id, allocation_id, generation, number, profile, limit, wait_for_use
+        at, job_id, allocation_id, generation, number, profile, limit, wait_for_use, park
     )

@@ -56,6 +56,8 @@ class FakeExecutor:
         frees_slowly: slots stay FREEING until `finish_frees`.
         broken: allocation ids that it can neither carve nor resize.
         used: memory that slots use, in bytes.
+        moving: how it answers an order to park or unpark a slot: IN_PROGRESS or PARK_FAILED; empty:
+            it is done.
         base: number and content of the last acknowledged report.
         sent: number and content of the last report, and the number of ended slots in it.
         hidden: amounts in use that the resource manager does not know of.
@@ -71,6 +73,7 @@ class FakeExecutor:
     frees_slowly: bool = False
     broken: set[str] = field(default_factory=set)
     used: dict[str, int] = field(default_factory=dict)
+    moving: str = ""
     slots: dict[Key, ReportedSlot] = field(default_factory=dict)
     ended: list[EndedSlot] = field(default_factory=list)
     rm_epoch: int = 0
@@ -303,6 +306,8 @@ class FakeExecutor:
         if used > asked:
             details = (("asked", str(asked)), ("used", str(used)))
             return ItemOutcome(key[0], "BELOW_USE", f"uses {used} bytes", details)
+        if self.moving and _is_parked(changed) != _is_parked(slot):
+            return ItemOutcome(key[0], self.moving, "process 7 still uses the GPU")
         self.slots[key] = changed
         return ItemOutcome(key[0])
 
@@ -314,3 +319,7 @@ class FakeExecutor:
         else:
             self.slots.pop(key, None)
         return ItemOutcome(key[0])
+
+
+def _is_parked(slot: ReportedSlot) -> bool:
+    return slot.assignment is not None and bool(slot.assignment.parked_devices)

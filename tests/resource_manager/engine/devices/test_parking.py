@@ -1,0 +1,255 @@
+"""Slots that give up their GPUs while their processes stay, and get GPUs again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from finegrain.devices.device import HostDevices
+from finegrain.devices.names import device_requests
+from finegrain.devices.parking import ANY_GPU, SAME_GPU, without_gpus
+from finegrain.errors import FailedPrecondition, InvalidArgument
+from finegrain.resources import MIB, ResourceProfile
+from resource_manager.engine.explain.requests import explain
+from resource_manager.engine.model.entities import RequestSpec
+from resource_manager.engine.model.events import DeviceCordoned, DeviceUncordoned
+from tests.support.devices import gpu_host, made_up, with_devices
+from tests.support.engine_cluster import EngineCluster, FakeExecutor
+
+
+def profile(cpu_milli: int = 1_000, **resources: int) -> ResourceProfile:
+    named = {key.replace("_", "-"): amount for key, amount in resources.items()}
+    return ResourceProfile(cpu_milli, 64 * MIB, devices=device_requests(named))
+
+
+def parkable(gpus: int = 2, mode: str = SAME_GPU, **more: Any) -> FakeExecutor:
+    return with_devices(gpu_host(gpus=gpus, nodes=1), devices(gpus, mode, **more))
+
+
+def devices(gpus: int, mode: str = SAME_GPU, **more: Any) -> HostDevices:
+    host = made_up(gpus, **more)
+    return replace(host, devices=tuple(replace(each, parking=mode) for each in host.devices))
+
+
+def submit(cluster: EngineCluster, name: str, **resources: int) -> None:
+    cluster.submit(RequestSpec(name, profile(**resources)))
+
+
+def park(cluster: EngineCluster, name: str) -> None:
+    size = cluster.slot(name).profile
+    cluster.resize(name, replace(size, devices=without_gpus(size.devices)), job=None, park=True)
+    cluster.settle()
+    cluster.check()
+
+
+def unpark(cluster: EngineCluster, name: str) -> None:
+    original = cluster.state.requests[name].spec.profile
+    assert original is not None
+    size = cluster.slot(name).profile
+    cluster.resize(name, replace(size, devices=original.devices), job=None)
+    cluster.settle()
+    cluster.check()
+
+
+def gpus_of(cluster: EngineCluster, name: str) -> list[str]:
+    return [each.uuid for each in cluster.assignment(name).devices]
+
+
+def why(cluster: EngineCluster, name: str) -> str:
+    return explain(cluster.state, name).resizes[-1].summary
+
+
+def test_others_have_the_gpus_of_a_parked_slot_until_it_gets_them_again() -> None:
+    cluster = EngineCluster.settled(parkable(gpus=1))
+    submit(cluster, "train", gpu=100)
+    submit(cluster, "serve", gpu=50)
+    assert cluster.waiting() == {"serve"}
+    park(cluster, "train")
+    assert cluster.slot("train").is_parked
+    assert gpus_of(cluster, "train") == []
+    assert gpus_of(cluster, "serve") == ["GPU-0"]
+    # It waits for the GPU that it had, and says so.
+    unpark(cluster, "train")
+    assert cluster.slot("train").is_parked
+    assert why(cluster, "train") == "host-a: other slots have what it had of gpu0"
+    cluster.release("serve")
+    cluster.settle()
+    assert gpus_of(cluster, "train") == ["GPU-0"]
+    assert not cluster.slot("train").is_parked
+    assert cluster.slot("train").profile == profile(gpu=100)
+    assert cluster.history("slot_parked") == ["gave up host-a/gpu0"]
+    assert cluster.history("slot_unparked") == ["has host-a/gpu0"]
+
+
+def test_a_parked_slot_gets_another_gpu_only_where_its_host_allows_it() -> None:
+    for mode, expected in ((SAME_GPU, []), (ANY_GPU, ["GPU-1"])):
+        cluster = EngineCluster.settled(parkable(gpus=2, mode=mode))
+        submit(cluster, "train", gpu=100)
+        park(cluster, "train")
+        submit(cluster, "serve", gpu=50)
+        assert gpus_of(cluster, "serve") == ["GPU-0"]
+        unpark(cluster, "train")
+        assert gpus_of(cluster, "train") == expected
+        if not expected:
+            assert why(cluster, "train") == "host-a: other slots have what it had of gpu0"
+
+
+def test_another_model_is_not_of_its_kind() -> None:
+    host = devices(2, ANY_GPU)
+    other = replace(host.devices[1], model="A100")
+    executor = with_devices(
+        gpu_host(gpus=2, nodes=1), replace(host, devices=(host.devices[0], other))
+    )
+    cluster = EngineCluster.settled(executor)
+    submit(cluster, "train", gpu=100)
+    park(cluster, "train")
+    submit(cluster, "serve", gpu=100)
+    assert gpus_of(cluster, "train") == []
+    unpark(cluster, "train")
+    assert cluster.slot("train").is_parked
+
+
+def test_a_gpu_without_new_work_keeps_a_slot_parked() -> None:
+    cluster = EngineCluster.settled(parkable(gpus=1))
+    submit(cluster, "train", gpu=50)
+    park(cluster, "train")
+    cluster.apply(DeviceCordoned(cluster.at, "host-a", "gpu0", "XID 79"))
+    unpark(cluster, "train")
+    assert "its GPU gpu0 gets no work (cordoned: XID 79)" in why(cluster, "train")
+    cluster.apply(DeviceUncordoned(cluster.at, "host-a", "gpu0"))
+    cluster.settle()
+    assert gpus_of(cluster, "train") == ["GPU-0"]
+
+
+def test_a_slot_with_a_nic_near_its_gpus_keeps_the_nic() -> None:
+    cluster = EngineCluster.settled(parkable(gpus=2, nics=1))
+    near = ResourceProfile(
+        1_000,
+        64 * MIB,
+        devices=tuple(
+            replace(each, near="gpu") if each.type == "rdma" else each
+            for each in device_requests({"gpu": 100, "rdma": 100})
+        ),
+    )
+    cluster.submit(RequestSpec("train", near))
+    before = gpus_of(cluster, "train")
+    assert before == ["GPU-0", "mlx5_0"]
+    park(cluster, "train")
+    assert gpus_of(cluster, "train") == ["mlx5_0"]
+    unpark(cluster, "train")
+    assert gpus_of(cluster, "train") == before
+    assert cluster.slot("train").profile == near
+
+
+def test_while_the_executor_works_on_it_nothing_is_promised_twice() -> None:
+    cluster = EngineCluster.settled(parkable(gpus=1))
+    executor = cluster.executors["host-a"]
+    submit(cluster, "train", gpu=100)
+    submit(cluster, "serve", gpu=100)
+    executor.moving = "IN_PROGRESS"
+    park(cluster, "train")
+    assert why(cluster, "train") == "host-a works on it (process 7 still uses the GPU)"
+    assert cluster.waiting() == {"serve"}
+    # Asked again and again, over a restart of the resource manager and of the executor as well.
+    cluster.wait(5_000)
+    cluster.settle()
+    cluster.restart()
+    cluster.settle()
+    cluster.register_all()
+    cluster.settle()
+    cluster.check()
+    assert cluster.waiting() == {"serve"}
+    executor.moving = ""
+    cluster.wait(5_000)
+    cluster.settle()
+    assert cluster.slot("train").is_parked
+    assert gpus_of(cluster, "serve") == ["GPU-0"]
+
+
+def test_parking_that_fails_is_refused_and_unparking_that_fails_is_tried_again() -> None:
+    cluster = EngineCluster.settled(parkable(gpus=1))
+    executor = cluster.executors["host-a"]
+    submit(cluster, "train", gpu=100)
+    executor.moving = "PARK_FAILED"
+    park(cluster, "train")
+    assert not cluster.slot("train").is_parked
+    assert cluster.slot("train").ordered is None
+    [refused] = cluster.history("slot_resize_refused")
+    assert "process 7 still uses the GPU" in refused
+    executor.moving = ""
+    park(cluster, "train")
+    assert cluster.slot("train").is_parked
+    executor.moving = "PARK_FAILED"
+    unpark(cluster, "train")
+    assert cluster.slot("train").is_parked
+    assert "is asked again later" in why(cluster, "train")
+    executor.moving = ""
+    cluster.wait(60_000)
+    cluster.settle()
+    assert gpus_of(cluster, "train") == ["GPU-0"]
+
+
+def test_an_unpark_that_waits_can_be_withdrawn() -> None:
+    cluster = EngineCluster.settled(parkable(gpus=1))
+    submit(cluster, "train", gpu=100)
+    park(cluster, "train")
+    submit(cluster, "serve", gpu=100)
+    unpark(cluster, "train")
+    cluster.resize("train", cluster.slot("train").profile)  # what it has now
+    cluster.settle()
+    cluster.release("serve")
+    cluster.settle()
+    cluster.check()
+    assert cluster.slot("train").is_parked
+    assert cluster.slot("train").wanted is None
+
+
+def test_a_parked_slot_can_be_resized_and_a_request_that_is_placed_again_has_its_gpu() -> None:
+    cluster = EngineCluster.settled(parkable(gpus=1), parkable_on("host-b"))
+    submit(cluster, "train", gpu=100)
+    where = cluster.where("train")
+    park(cluster, "train")
+    cluster.resize("train", replace(cluster.slot("train").profile, cpu_milli=500))
+    cluster.settle()
+    assert cluster.slot("train").is_parked
+    assert cluster.slot("train").profile.cpu_milli == 500
+    cluster.executors[where].slots.clear()  # it loses the slot
+    cluster.report(cluster.executors[where])
+    cluster.settle()
+    cluster.submit(RequestSpec("again", profile(gpu=100)))
+    cluster.settle()
+    assert len(gpus_of(cluster, "again")) == 1
+    cluster.check()
+
+
+def parkable_on(name: str) -> FakeExecutor:
+    return with_devices(gpu_host(name, gpus=1, nodes=1), devices(1))
+
+
+def test_what_cannot_be_parked_is_refused_with_the_way_out() -> None:
+    cluster = EngineCluster.settled(gpu_host(gpus=1, nodes=1))
+    submit(cluster, "train", gpu=100)
+    submit(cluster, "plain")
+    with pytest.raises(FailedPrecondition, match=r"host-a does not park .* gpu0.*gpu_parking"):
+        park(cluster, "train")
+    with pytest.raises(InvalidArgument, match="the slot has no GPU"):
+        park(cluster, "plain")
+    size = cluster.slot("train").profile
+    with pytest.raises(InvalidArgument, match="cannot change the devices"):
+        cluster.resize("train", replace(size, devices=()))  # without `park`, as before
+    cluster.check()
+
+
+def test_a_group_at_its_limit_keeps_a_slot_parked() -> None:
+    cluster = EngineCluster.settled(parkable(gpus=2))
+    cluster.set_group("default", maximum={"device.gpu-core": 100})
+    submit(cluster, "train", gpu=100)
+    park(cluster, "train")
+    submit(cluster, "serve", gpu=100)
+    unpark(cluster, "train")
+    assert cluster.slot("train").is_parked
+    cluster.release("serve")
+    cluster.settle()
+    assert not cluster.slot("train").is_parked
