@@ -67,6 +67,7 @@ class TaskExecutorOptions:
     foreign_gpu_use: str = "auto"  # of GPUs that others use: avoid, ignore; auto: avoid where seen
     gpu_partitions: tuple[str, ...] = ()  # see `task_executor/host/gpu_partitions.py`
     gpu_partitions_only: bool = False  # several whole GPUs of a slot are always a partition
+    gpu_parking: str = "off"  # one of `finegrain.devices.parking.MODES`
     mps: bool = False  # run MPS daemons for shared NVIDIA GPUs
     fake_gpus: str = ""  # name of a machine whose GPUs are played; empty: the real ones
     bind_policy: str = ""  # a HostBindPolicy; here and in the next four, empty: not set

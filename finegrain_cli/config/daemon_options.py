@@ -110,6 +110,7 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         foreign_gpu_use=own.foreign_gpu_use,
         gpu_partitions=tuple(own.gpu_partitions),
         gpu_partitions_only=own.gpu_partitions_only,
+        gpu_parking=own.gpu_parking,
         mps=own.mps,
         fake_gpus=own.fake_gpus,
         bind_policy=own.bind_policy,

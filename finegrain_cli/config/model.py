@@ -387,6 +387,14 @@ class ExecutorSection(ListenSection):
         description="run NVIDIA's Multi-Process Service for shared GPUs, so that the driver limits "
         "memory and compute of each process",
     )
+    gpu_parking: str = Field(
+        "off",
+        pattern="^(off|same-gpu|any-gpu)$",
+        description="slots that can give up NVIDIA GPUs while their processes stay (finegrain slot "
+        "park), with NVIDIA's cuda-checkpoint: none (off), those that return to the GPUs that they "
+        "had (same-gpu), or, if they have one GPU, to another one of the same model as well "
+        "(any-gpu)",
+    )
     fake_gpus: str = Field(
         "",
         description="pretend to have the GPUs of this machine, such as dgx-a100; default: the "

@@ -7,11 +7,11 @@ that nothing is given out twice, whatever the resource manager believes.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.devices.condition import DeviceCondition
-from finegrain.devices.device import Device, DeviceShare, HostDevices, pairs
+from finegrain.devices.device import Device, DeviceShare, HostDevices, shares_together
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
 from finegrain.resources import DEVICE_PREFIX, ResourceProfile
 from task_executor.engine.slots import SlotKey
@@ -53,13 +53,11 @@ class DeviceLedger:
 
     def put(self, key: SlotKey, assignments: Iterable[CpuAssignment]) -> None:
         """Sets the devices of a slot; during a resize, those of the present and the new size."""
-        shares: dict[DeviceKey, DeviceShare] = {}
-        for share in (share for each in assignments for share in each.devices):
-            at = (share.type, share.uuid)
-            # Either size may be in force, so the larger amount of each dimension counts.
-            shares[at] = _larger(shares[at], share) if at in shares else share
+        shares: tuple[DeviceShare, ...] = ()
+        for each in assignments:
+            shares = shares_together(shares, each.devices)
         if shares:
-            self._slots[key] = tuple(shares.values())
+            self._slots[key] = shares
         else:
             self._slots.pop(key, None)
 
@@ -157,14 +155,6 @@ class DeviceLedger:
                         reason=Reason.DEVICES_UNAVAILABLE,
                         details={"device": device.name, "function": function},
                     )
-
-
-def _larger(one: DeviceShare, other: DeviceShare) -> DeviceShare:
-    most = dict(one.amounts)
-    for name, amount in other.amounts:
-        most[name] = max(amount, most.get(name, 0))
-    functions = tuple(dict.fromkeys((*one.functions, *other.functions)))
-    return replace(other, amounts=pairs(most), functions=functions)
 
 
 def _used(slots: Iterable[Iterable[DeviceShare]]) -> dict[DeviceKey, dict[str, int]]:

@@ -81,6 +81,11 @@ class SlotSpec:
         return self.assignment is not None and self.assignment.qos.is_pinned
 
     @property
+    def is_parked(self) -> bool:
+        """True if the slot has given up its GPUs while its processes stay."""
+        return self.assignment is not None and bool(self.assignment.parked_devices)
+
+    @property
     def is_best_effort(self) -> bool:
         """True if its CPU is booked against the best-effort capacity."""
         return self.assignment is not None and self.assignment.qos is QosClass.BE
@@ -135,6 +140,11 @@ class Slot:
     @property
     def key(self) -> SlotKey:
         return self.spec.key
+
+    @property
+    def is_moving(self) -> bool:
+        """True while it is being parked or unparked."""
+        return self.becoming is not None and self.becoming.is_parked != self.spec.is_parked
 
     def with_state(self, state: CarveState, **changes: Any) -> Slot:
         """Returns the slot in another state.

@@ -21,6 +21,9 @@ ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PAGE_SIZE = re.compile(r"[1-9]\d{0,3}[KMG]B")
 _MAJOR = re.compile(r"[bc] (0|[1-9]\d{0,3})")
+_DEVICE_MAP = re.compile(
+    r"[A-Za-z0-9-]{1,64}=[A-Za-z0-9-]{1,64}(,[A-Za-z0-9-]{1,64}=[A-Za-z0-9-]{1,64}){0,63}"
+)
 _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 _MINOR_MAX, _MINORS_MAX = (1 << 20) - 1, 1024
 
@@ -141,6 +144,13 @@ def device_minors(field: str, value: Any) -> dict[str, str]:
     return value
 
 
+def device_map(field: str, value: Any) -> str:
+    """Checks pairs of UUIDs such as 'GPU-1=GPU-2'; '' means that nothing moves."""
+    if type(value) is not str or (value and not _DEVICE_MAP.fullmatch(value)):
+        raise _bad(field, value, "pairs of UUIDs such as GPU-1=GPU-2")
+    return value
+
+
 def expand(cpus: str) -> frozenset[int]:
     """Returns the numbers of a kernel list that has passed `cpu_list`."""
     ends = [part.partition("-") for part in cpus.split(",") if part]
@@ -220,6 +230,8 @@ HELPER_VERBS: Mapping[str, Fields] = {
     "create_slot": _LIMITS,
     "resize_slot": _LIMITS,
     "place_slots": {"slots": Field(each_of(_ALLOCATION | _CPUS))},
+    "park_slot": _ALLOCATION | {"memory_bytes": Field(integer(0, 1 << 60), 0)},
+    "unpark_slot": _ALLOCATION | {"device_map": Field(device_map, "")},
     "destroy_slot": _ALLOCATION | _GRACE,
     "start_task": _TASK
     | _ALLOCATION

@@ -67,6 +67,7 @@ __all__ = [
 
 GAP_S = 10.0  # how long a call waits for a helper that is not reachable
 ANSWER_S = 90.0  # how long a call waits for an answer; longer than any deadline of the helper
+MOVE_S = 3_600.0  # the same while a slot is parked: all memory of its GPUs may be copied
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.05, 1.0
 _INPUT_CHUNK_BYTES = 128 << 10
 _EVENTS_MAX = 100_000
@@ -194,6 +195,55 @@ class HelperClient:
         for batch in _batches([FRAMES.to_json(place) for place in places]):
             await self._call("place_slots", {"slots": batch})
 
+    async def park_slot(self, allocation_id: str, generation: int, memory_bytes: int) -> int:
+        """Moves all processes of a slot off their GPUs. Repeating a call is safe.
+
+        Args:
+            allocation_id: the slot.
+            generation: the slot's generation.
+            memory_bytes: memory of GPUs that has to fit into the slot's memory in addition.
+
+        Returns:
+            How many processes were moved now.
+
+        Raises:
+            HelperError: BELOW_USE: the slot's memory is too small; PARK_FAILED: it could not be
+                done. Some processes may have been moved.
+        """
+        return await self._move_slot(
+            "park_slot", allocation_id, generation, memory_bytes=memory_bytes
+        )
+
+    async def unpark_slot(self, allocation_id: str, generation: int, device_map: str) -> int:
+        """Moves all processes of a slot to their GPUs again. Repeating a call is safe.
+
+        Args:
+            allocation_id: the slot.
+            generation: the slot's generation.
+            device_map: "old=new" for UUIDs of GPUs; empty: they return to those that they had.
+
+        Returns:
+            How many processes were moved now.
+
+        Raises:
+            HelperError: PARK_FAILED. Some processes may have been moved.
+        """
+        return await self._move_slot(
+            "unpark_slot", allocation_id, generation, device_map=device_map
+        )
+
+    async def _move_slot(
+        self, verb: str, allocation_id: str, generation: int, **options: int | str
+    ) -> int:
+        args = {"allocation_id": allocation_id, "generation": generation, **options}
+        try:
+            answer = await self._call(verb, args, answer_s=MOVE_S)
+        except errors.InvalidArgument as error:
+            if error.field != "verb":
+                raise
+            raise HelperError(_EARLIER_VERSION, reason=Reason.PARK_FAILED) from None
+        return int(answer["processes"])
+
     async def destroy_slot(self, allocation_id: str, generation: int, grace_ms: int = 0) -> None:
         """Destroys a slot; returns when no process of it is left and its cgroups are removed.
 
@@ -313,11 +363,18 @@ class HelperClient:
                 return page | {"slots": slots, "tasks": tasks}
 
     async def _call(
-        self, verb: str, args: dict[str, Any], *, repeat: bool = True, deadline_s: float = GAP_S
+        self,
+        verb: str,
+        args: dict[str, Any],
+        *,
+        repeat: bool = True,
+        deadline_s: float = GAP_S,
+        answer_s: float = ANSWER_S,
     ) -> dict[str, Any]:
         """Calls the helper, again after a lost connection unless `repeat` is False.
 
-        `deadline_s` limits the time without a connection, not the time that the helper takes.
+        `deadline_s` limits the time without a connection, `answer_s` the time that the helper
+        takes.
         """
         while True:
             try:
@@ -325,7 +382,7 @@ class HelperClient:
                 # call.
                 async with asyncio.timeout(deadline_s):
                     await self._connected.wait()
-                return await self._ask(verb, args)
+                return await self._ask(verb, args, answer_s)
             except ConnectionError as error:
                 if not repeat:
                     raise HelperUnavailable(
@@ -336,7 +393,7 @@ class HelperClient:
                 message = f"no helper answers at {self._path} (waited {deadline_s:g} s for {verb})"
                 raise HelperUnavailable(message) from None
 
-    async def _ask(self, verb: str, args: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, verb: str, args: dict[str, Any], answer_s: float) -> dict[str, Any]:
         writer = self._writer
         if writer is None:
             raise ConnectionResetError("the helper is not connected")
@@ -347,7 +404,7 @@ class HelperClient:
         try:
             writer.write(_frame({"id": number, "verb": verb, "args": args}))
             # A grace period is part of what the helper does before it answers.
-            async with asyncio.timeout(ANSWER_S + args.get("grace_ms", 0) / 1000):
+            async with asyncio.timeout(answer_s + args.get("grace_ms", 0) / 1000):
                 return await answer
         except TimeoutError:
             raise HelperUnavailable(

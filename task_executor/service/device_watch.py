@@ -146,6 +146,11 @@ class DeviceWatch:
         return self._uses.usages
 
     @property
+    def measurement(self) -> tuple[int, tuple[DeviceUsage, ...]]:
+        """Number of the last reading, and what it says about GPUs whose memory is `measured`."""
+        return self._checked, tuple(each for each in self.usages if each.uuid in self.measured)
+
+    @property
     def conditions(self) -> tuple[DeviceCondition, ...]:
         """The conditions that are reported."""
         return self._keeper.table.devices.conditions

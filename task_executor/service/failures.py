@@ -46,3 +46,32 @@ def slot_removed(key: SlotKey) -> FinegrainError:
         f"slot {key.allocation_id} generation {key.generation} was removed meanwhile",
         details={"allocation_id": key.allocation_id, "generation": key.generation},
     )
+
+
+def not_moved(wanted: SlotSpec, error: Exception) -> FinegrainError:
+    """Returns BELOW_USE or PARK_FAILED: the slot is parked, or not, as before."""
+    kept = error if isinstance(error, FinegrainError) else None
+    reason = Reason.PARK_FAILED
+    if kept is not None and kept.reason is Reason.BELOW_USE:
+        reason = kept.reason
+    return FailedPrecondition(
+        f"slot {wanted.allocation_id} could not be {'parked' if wanted.is_parked else 'unparked'}:"
+        f" {error}",
+        reason=reason,
+        details=dict(kept.details) if kept is not None else {},
+    )
+
+
+def still_moving(wanted: SlotSpec, trouble: str) -> FinegrainError:
+    """Returns IN_PROGRESS.
+
+    Args:
+        wanted: what the slot is becoming.
+        trouble: what has failed so far; empty: nothing.
+    """
+    doing = "parked" if wanted.is_parked else "unparked"
+    return FailedPrecondition(
+        f"slot {wanted.allocation_id} is being {doing}{trouble and '; '}{trouble}",
+        reason=Reason.IN_PROGRESS,
+        details={"allocation_id": wanted.allocation_id, "resize_number": wanted.resize_number},
+    )

@@ -55,6 +55,7 @@ from task_executor.service.metrics import ExecutorMetrics
 from task_executor.service.mps import MpsDaemons, mps_problem
 from task_executor.service.offers import Offers
 from task_executor.service.operator_calls import OperatorCalls
+from task_executor.service.parking import Parking, parking_problem, with_parking
 from task_executor.service.ports import Helper
 from task_executor.service.prepared import Prepared
 from task_executor.service.slot_keeper import Identity, SlotKeeper
@@ -163,6 +164,7 @@ class Front:
             check_use=OveruseWatch(self.keeper, self.runner, self.metrics.overuse_ended).check,
             measured_changed=self._measured_changed,
         )
+        self.keeper.mover = Parking(self.keeper, lambda: self.device_watch.measurement)
         self.sync = HostSync(self.keeper, self.runner, self.watch.refresh)
         # Stage 4: the connections to job masters and to the RM, and our own server.
         self.offers = Offers(self.keeper, timeout_ms=options.offer_timeout_ms)
@@ -359,6 +361,7 @@ class Front:
         topology = topology_to_proto(plan.topology)
         devices = self.keeper.table.devices.host
         announced = self.keeper.enforcement.announced(devices, self._info.isolation)
+        announced = with_parking(announced, self._options.gpu_parking)
         devices_to_topology(announced, topology)
         # An earlier resource manager would dedicate cpus that it knows of.
         is_announced = not plan.time_shared or bool(plan.devices.devices)
@@ -480,6 +483,8 @@ class Front:
             isolation=isolation.driver,
             task_user=self._prepared.users.default.name,
         )
+        if problem := parking_problem(plan.devices, self._options.gpu_parking):
+            log.warning("gpu_parking_not_used", reason=problem)
         for note in self.keeper.isolation_of(isolation).notes:
             log.warning("not_enforced", what=note)
         for warning in plan.warnings:

@@ -63,11 +63,14 @@ async def resize_slot(
 
     Returns:
         The outcome. Its error is one of `SlotTable.resize`, BELOW_USE (with the requested and used
-        bytes of memory in the details), CARVE_FAILED or UNREACHABLE.
+        bytes of memory in the details), CARVE_FAILED or UNREACHABLE. A resize that parks or unparks
+        the slot goes on in the background: IN_PROGRESS until it is done, or PARK_FAILED.
     """
     # Steps of the resize. 1: book both sizes. 2: save the intent, so that a crash after this
     # completes it. 3: enforce (`_enforce`).
     async with keeper.resize_lock:
+        if known := keeper.mover.outcome(key, number):
+            return Outcome(key, error=known)
         before = keeper.table.get(key)
         outcome = keeper.table.resize(key, number, profile, cpu_limit_milli, assignment)
         if outcome.slot is None or outcome.slot.becoming is None:
@@ -81,6 +84,8 @@ async def resize_slot(
                 if keeper.table.get(key) is not None:
                     keeper.table.resize_failed(key)
                 return Outcome(key, error=size_kept(outcome.slot.becoming, error))
+        if outcome.slot.is_moving:
+            return Outcome(key, error=keeper.mover.begin(outcome.slot))
         return await _enforce(keeper, key, again=outcome.slot is before)
 
 
@@ -96,16 +101,27 @@ async def finish_resizes(
     """
     async with keeper.resize_lock:
         unsettled = [
-            slot.key
+            slot
             for slot in keeper.table
             if slot.becoming is not None and slot.state is CarveState.ALLOCATED
         ]
-        await asyncio.gather(*(_enforce(keeper, key, again=True) for key in unsettled))
+        for moving in unsettled:
+            if moving.is_moving:
+                keeper.mover.begin(moving)
+        await asyncio.gather(
+            *(_enforce(keeper, each.key, again=True) for each in unsettled if not each.is_moving)
+        )
         for limits in on_host:
             key = SlotKey(limits.allocation_id, limits.generation)
             slot = keeper.table.get(key)
             if slot is not None and slot.spec is before.get(key):  # else: resized meanwhile
                 await _correct_limits(keeper, slot, limits)
+
+
+async def finish_resize(keeper: SlotKeeper, key: SlotKey) -> Outcome:
+    """Enforces the size that a slot is becoming, after it was parked or unparked."""
+    async with keeper.resize_lock:
+        return await _enforce(keeper, key, again=True)
 
 
 async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:

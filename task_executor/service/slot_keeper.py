@@ -13,7 +13,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from finegrain.cpu_policy import HostPolicy
 from finegrain.devices.device import DeviceShare
@@ -61,6 +61,26 @@ class Identity:
 
 async def _prepare_nothing(_specs: Sequence[SlotSpec]) -> None:
     """Nothing has to be ready."""
+
+
+class SlotMover(Protocol):
+    """Parks and unparks slots; see `task_executor.service.parking`."""
+
+    def begin(self, slot: Slot) -> FinegrainError:
+        """Begins to park or unpark a slot; returns IN_PROGRESS."""
+
+    def outcome(self, key: SlotKey, number: int) -> FinegrainError | None:
+        """Returns what is known of a resize that parks or unparks a slot."""
+
+
+class _NoMover:
+    """Parks no slots."""
+
+    def begin(self, slot: Slot) -> FinegrainError:
+        return FailedPrecondition(f"slot {slot.key} cannot be parked", reason=Reason.PARK_FAILED)
+
+    def outcome(self, key: SlotKey, number: int) -> FinegrainError | None:
+        return None
 
 
 async def _no_wait(_key: SlotKey) -> None:
@@ -119,6 +139,7 @@ class SlotKeeper:
         self.own_slots: set[SlotKey] = set()  # tests and daemons of devices; not in the table
         # Makes ready what shares of devices need.
         self.prepare_devices: Callable[[Sequence[SlotSpec]], Awaitable[None]] = _prepare_nothing
+        self.mover: SlotMover = _NoMover()
         self.resize_lock = asyncio.Lock()  # held while a slot is being resized
         self._epoch_to_save = 0
         self._saver = Saver(directory, self._snapshot)

@@ -126,6 +126,7 @@ class TaskRunner:
             if self._closed:
                 raise Unavailable("this executor is stopping")
             slot = self.slot_of(submission.key, caller)
+            _check_not_parked(slot)
             _check_memory_limit(submission, slot)
             self._make_room(submission.key)
             task = self._new_task(submission, slot)
@@ -498,6 +499,20 @@ class TaskRunner:
 
 async def _no_socket(_task: Task, _uid: int) -> Path | None:
     return None
+
+
+def _check_not_parked(slot: Slot) -> None:
+    """Raises FailedPrecondition if the slot has given up its GPUs, or is being parked or unparked.
+
+    Its GPUs may be others' already, and a process that starts now would not be parked.
+    """
+    if slot.spec.is_parked or slot.is_moving:
+        name = slot.spec.allocation_id
+        raise FailedPrecondition(
+            f"slot {name} is parked and has no GPU; unpark it before it gets tasks",
+            reason=Reason.SLOT_NOT_READY,
+            details={"allocation_id": name, "state": "PARKED"},
+        )
 
 
 def _check_memory_limit(submission: Submission, slot: Slot) -> None:

@@ -190,6 +190,7 @@ gpu_partitions = ["0+1"]
 gpu_partitions_only = true
 mps = true
 fake_gpus = "dgx-a100"
+gpu_parking = "same-gpu"
 foreign_gpu_use = "ignore"
 gpu_context_memory = "512Mi"
 kubelet_config = "/etc/kubelet.yaml"

@@ -44,10 +44,13 @@ class FakeHelper:
     refuse_resize: FinegrainError | None = None
     refuse_place: FinegrainError | None = None
     refuse_start: FinegrainError | None = None
+    refuse_park: FinegrainError | None = None
+    refuse_unpark: FinegrainError | None = None
     destroy_gate: asyncio.Event = field(default_factory=asyncio.Event)
     start_gate: asyncio.Event = field(default_factory=asyncio.Event)
     resize_gate: asyncio.Event = field(default_factory=asyncio.Event)
     place_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    park_gate: asyncio.Event = field(default_factory=asyncio.Event)
     input_bytes: bytearray = field(default_factory=bytearray)
     input_pipe_bytes: int = 1 << 20
     stopped: bool = False
@@ -63,6 +66,7 @@ class FakeHelper:
         self.start_gate.set()
         self.resize_gate.set()
         self.place_gate.set()
+        self.park_gate.set()
 
     # -- what a test does ----------------------------------------------------------------------
 
@@ -115,6 +119,20 @@ class FakeHelper:
             raise NotFound("no slot")
         self.slots[key] = limits
         return self.enforced
+
+    async def park_slot(self, allocation_id: str, generation: int, memory_bytes: int) -> int:
+        self.calls.append(f"park {allocation_id}.{generation} {memory_bytes}")
+        await self.park_gate.wait()
+        if self.refuse_park is not None:
+            raise self.refuse_park
+        return 1
+
+    async def unpark_slot(self, allocation_id: str, generation: int, device_map: str) -> int:
+        self.calls.append(f"unpark {allocation_id}.{generation} {device_map}".strip())
+        await self.park_gate.wait()
+        if self.refuse_unpark is not None:
+            raise self.refuse_unpark
+        return 1
 
     async def place_slots(self, places: Iterable[SlotPlace]) -> None:
         told = list(places)
