@@ -24,6 +24,7 @@ from finegrain_cli.commands import (
     run,
     settings,
     simulate,
+    slot,
 )
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.text.output import ColorChoice, choose_colour
@@ -51,6 +52,7 @@ for module in (
     operate,
     groups,
     elastic,
+    slot,
     devices,
     host,
     database,

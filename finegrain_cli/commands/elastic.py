@@ -116,7 +116,7 @@ def resize(
         if withdraw:
             done = cluster.withdraw_resize(allocation_id)
         else:
-            with _explaining_wait(cluster, allocation_id):
+            with explaining_wait(cluster, allocation_id):
                 done = cluster.resize(
                     allocation_id,
                     cpu_milli=cpu_milli,
@@ -132,14 +132,16 @@ def resize(
 
 
 @contextmanager
-def _explaining_wait(cluster: Cluster, allocation_id: str) -> Iterator[None]:
-    """Prints once why a resize waits, if it takes longer than `QUIET_S`."""
+def explaining_wait(
+    cluster: Cluster, allocation_id: str, what: str = "the resize"
+) -> Iterator[None]:
+    """Prints once why a change of a slot waits, if it takes longer than `QUIET_S`."""
 
     def explain() -> None:
         with suppress(FinegrainError):
             waiting = cluster.explain(allocation_id, max_executors=1).resizes
             why = waiting[-1].summary if waiting else "its executor has not answered yet"
-            say(f"finegrain: the resize waits: {why}; finegrain explain {allocation_id}")
+            say(f"finegrain: {what} waits: {why}; finegrain explain {allocation_id}")
 
     timer = Timer(QUIET_S, explain)
     timer.daemon = True

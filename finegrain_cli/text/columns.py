@@ -97,6 +97,11 @@ def size_text(row: Row) -> str:
     return profile_text(row["profile"]) + "".join(changes)
 
 
+def is_parked(row: Row) -> bool:
+    """Returns True if a slot has given up its GPUs while its processes stay."""
+    return bool((row["assignment"] or {}).get("parked_devices"))
+
+
 def _resize_reasons(row: Row) -> str:
     return "; ".join(each["message"] for each in row["resizes"] if each["message"]) or "-"
 
@@ -194,13 +199,15 @@ def _slot_devices(row: Row) -> str:
             problem = bad[key]["problem"] or f"used by others: {others}"
             text += f" {bad[key]['health']}: {problem}"
         shown.append(text)
+    parked = (row["assignment"] or {}).get("parked_devices", ())
+    shown += [f"{each['type']}{each['minor']} parked" for each in parked]
     return "; ".join(shown) or "-"
 
 
 SLOTS = (
     Column("slot", _text("allocation_id")),
     Column("executor", _text("executor_id")),
-    Column("state", _text("state")),
+    Column("state", lambda row: "PARKED" if is_parked(row) else str(row["state"])),
     Column("profile", size_text),
     Column("job", _text("job_id")),
     Column("age", lambda row: age(row, "allocated_time"), right=True),

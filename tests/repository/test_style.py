@@ -43,7 +43,7 @@ MANNERISMS = {
     r"passed over": "starved; skipped, of a host",
     r"givers?": "allocator",
     r"levers?": "operation, option",
-    r"parked|roomy": "inactive; with free capacity",
+    r"roomy": "with free capacity",
     r"shall": "must, will",
     r"this very": "this",
     r"hence|henceforth|thereof|wherein|whereof|whence|hitherto": "so, of it, in which, until now",

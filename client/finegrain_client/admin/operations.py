@@ -34,6 +34,7 @@ from finegrain_client.slot.resizing import (
     SizeChange,
     cap_message,
     outcome,
+    parking_change,
     profile_message,
     request_of,
     when_in_use,
@@ -309,6 +310,60 @@ class Operations:
             devices=devices,
             cpu_limit_milli=cpu_limit_milli,
         )
+        return await self._change(
+            allocation_id, change, wait_for_use=wait_for_use, wait=wait, timeout_s=timeout_s
+        )
+
+    async def park(
+        self, allocation_id: str, *, wait: bool = True, timeout_s: float | None = None
+    ) -> types.SlotStatus:
+        """Frees the GPUs of any job's slot while its processes stay; see `Slot.park`.
+
+        Args:
+            allocation_id: the slot.
+            wait: see `resize`.
+            timeout_s: see `resize`.
+
+        Raises:
+            NotFound: ALLOCATION_UNKNOWN.
+            FailedPrecondition: SLOT_NOT_READY: it has no slot; PARK_FAILED: its executor does not
+                park slots on these GPUs.
+            ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.park`.
+        """
+        change = await parking_change(self._connection, allocation_id, park=True)
+        return await self._change(
+            allocation_id, change, wait_for_use=False, wait=wait, timeout_s=timeout_s
+        )
+
+    async def unpark(
+        self, allocation_id: str, *, wait: bool = True, timeout_s: float | None = None
+    ) -> types.SlotStatus:
+        """Gives any job's slot GPUs again, after `park`; see `Slot.unpark`.
+
+        Args:
+            allocation_id: the slot.
+            wait: see `resize`.
+            timeout_s: see `resize`.
+
+        Raises:
+            NotFound: ALLOCATION_UNKNOWN.
+            FailedPrecondition: SLOT_NOT_READY: it has no slot.
+            ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.unpark`.
+        """
+        change = await parking_change(self._connection, allocation_id, park=False)
+        return await self._change(
+            allocation_id, change, wait_for_use=False, wait=wait, timeout_s=timeout_s
+        )
+
+    async def _change(
+        self,
+        allocation_id: str,
+        change: SizeChange,
+        *,
+        wait_for_use: bool,
+        wait: bool,
+        timeout_s: float | None,
+    ) -> types.SlotStatus:
         status: types.SlotStatus | None = None
         try:
             async with asyncio.timeout(timeout_s):
@@ -342,7 +397,10 @@ class Operations:
         for tries_left in reversed(range(TRIES_MAX)):
             status = await self._slot(allocation_id)
             try:
-                return await self._resize(status, change.target(status), wait_for_use=wait_for_use)
+                size = change.target(status)
+                return await self._resize(
+                    status, size, wait_for_use=wait_for_use, park=change.parks
+                )
             except FailedPrecondition as error:
                 # Another change came in between: read the slot again, and number the change after
                 # that one.
@@ -351,7 +409,12 @@ class Operations:
         raise AssertionError("the last try returns or raises")
 
     async def _resize(
-        self, status: types.SlotStatus, size: tuple[ResourceProfile, int], *, wait_for_use: bool
+        self,
+        status: types.SlotStatus,
+        size: tuple[ResourceProfile, int],
+        *,
+        wait_for_use: bool,
+        park: bool = False,
     ) -> types.SlotStatus:
         message = pb.ClusterServiceResizeSlotRequest(
             allocation_id=status.allocation_id,
@@ -360,6 +423,7 @@ class Operations:
             profile=profile_message(size[0]),
             cpu_limit_milli=cap_message(*size),
             when_in_use=when_in_use(wait_for_use=wait_for_use),
+            park=park,
         )
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.ResizeSlot(message, timeout=timeout_s)

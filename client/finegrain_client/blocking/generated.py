@@ -360,6 +360,38 @@ class Slot(ContextHandle[AsyncSlot]):
             )
         )
 
+    def park(self, *, timeout_s: float | None = None) -> SlotStatus:
+        """Frees the GPUs of the slot while its processes stay. Returns when it is done.
+
+        The contents of the GPUs' memory then take memory of the slot, and its calls of CUDA wait.
+        The slot takes no tasks until it has GPUs again. Its executor must allow it.
+
+        Args:
+            timeout_s: longest time to wait here in seconds; None: no limit.
+
+        Raises:
+            ResizeRefused: the executor could not do it, or another change replaced this one.
+            FailedPrecondition: PARK_FAILED: its executor does not park slots on these GPUs.
+            InvalidArgument: the slot has no GPUs.
+            StillResizing, SlotLost, FinegrainError: see `resize`.
+        """
+        return self.loop.run(self.inner.park(timeout_s=timeout_s))
+
+    def unpark(self, *, timeout_s: float | None = None) -> SlotStatus:
+        """Gives the slot GPUs again, after `park`. Returns when its processes can use them.
+
+        It waits in the queue until the GPUs are free. `withdraw_resize` ends that.
+
+        Args:
+            timeout_s: longest time to wait here in seconds; None: no limit.
+
+        Raises:
+            ResizeRefused: another change replaced this one.
+            InvalidArgument: the slot has no GPUs.
+            StillResizing, SlotLost, FinegrainError: see `resize`.
+        """
+        return self.loop.run(self.inner.unpark(timeout_s=timeout_s))
+
     def withdraw_resize(self) -> SlotStatus:
         """Withdraws all pending changes.
 
@@ -1264,6 +1296,41 @@ class Cluster(LoopOwner[AsyncCluster]):
                 timeout_s=timeout_s,
             )
         )
+
+    def park(
+        self, allocation_id: str, *, wait: bool = True, timeout_s: float | None = None
+    ) -> SlotStatus:
+        """Frees the GPUs of any job's slot while its processes stay; see `Slot.park`.
+
+        Args:
+            allocation_id: the slot.
+            wait: see `resize`.
+            timeout_s: see `resize`.
+
+        Raises:
+            NotFound: ALLOCATION_UNKNOWN.
+            FailedPrecondition: SLOT_NOT_READY: it has no slot; PARK_FAILED: its executor does not
+                park slots on these GPUs.
+            ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.park`.
+        """
+        return self.loop.run(self.inner.park(allocation_id, wait=wait, timeout_s=timeout_s))
+
+    def unpark(
+        self, allocation_id: str, *, wait: bool = True, timeout_s: float | None = None
+    ) -> SlotStatus:
+        """Gives any job's slot GPUs again, after `park`; see `Slot.unpark`.
+
+        Args:
+            allocation_id: the slot.
+            wait: see `resize`.
+            timeout_s: see `resize`.
+
+        Raises:
+            NotFound: ALLOCATION_UNKNOWN.
+            FailedPrecondition: SLOT_NOT_READY: it has no slot.
+            ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.unpark`.
+        """
+        return self.loop.run(self.inner.unpark(allocation_id, wait=wait, timeout_s=timeout_s))
 
     def withdraw_resize(self, allocation_id: str) -> SlotStatus:
         """Withdraws all pending changes of a slot.

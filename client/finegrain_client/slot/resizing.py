@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from finegrain.devices.names import device_requests
+from finegrain.devices.parking import has_gpus, without_gpus
 from finegrain.devices.request import DeviceRequest
 from finegrain.errors import InvalidArgument, Reason
 from finegrain.resources import ResourceProfile, extended_items
@@ -54,6 +55,8 @@ class SizeChange:
         cpu_limit_milli: CPU limit above the guaranteed CPU; 0: the same as the guaranteed CPU. If
             it is None, a limit above the old guaranteed CPU stays, but is raised to the new
             guaranteed CPU if that is higher.
+        device_requests: all devices that the slot has afterwards. Only `parking` and `unparking`
+            set it.
     """
 
     cpu_milli: int | None = None
@@ -64,10 +67,13 @@ class SizeChange:
     extended: Mapping[str, int] | None = None
     devices: Mapping[str, int] | None = None
     cpu_limit_milli: int | None = None
+    device_requests: tuple[DeviceRequest, ...] | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
+            if each.name == "device_requests":
+                continue
             amounts = value if isinstance(value, Mapping) else {"": value}
             for name, amount in amounts.items():
                 if amount is None or (type(amount) is int and 0 <= amount <= AMOUNT_MAX):
@@ -103,7 +109,14 @@ class SizeChange:
             limit = max(limit, whole.cpu_milli)
         return whole, limit or whole.cpu_milli
 
+    @property
+    def parks(self) -> bool:
+        """True if the slot gives up its GPUs."""
+        return self.device_requests is not None and not has_gpus(self.device_requests)
+
     def _devices(self, has: tuple[DeviceRequest, ...]) -> tuple[DeviceRequest, ...]:
+        if self.device_requests is not None:
+            return self.device_requests
         if self.devices is None:
             return has
         asked = device_requests(self.devices)
@@ -125,6 +138,25 @@ class SizeChange:
             newest = status.resizes[-1]
             return self.applied_to(newest.profile, newest.cpu_limit_milli)
         return self.applied_to(status.profile, status.cpu_limit_milli)
+
+
+async def parking_change(connection: Connection, allocation_id: str, *, park: bool) -> SizeChange:
+    """Returns the change that parks or unparks a slot.
+
+    Args:
+        connection: to the cluster.
+        allocation_id: the slot.
+        park: True: it gives up its GPUs; False: it gets GPUs again.
+
+    Raises:
+        InvalidArgument: its request has no GPUs.
+        FinegrainError: the call to the resource manager failed.
+    """
+    request = await request_of(connection, allocation_id)
+    devices = request.profile.devices if request is not None and request.profile else ()
+    if request is not None and not has_gpus(devices):
+        raise InvalidArgument("slot", allocation_id, "a slot with GPUs, and it has none")
+    return SizeChange(device_requests=without_gpus(devices) if park else devices)
 
 
 def profile_message(profile: ResourceProfile) -> resources_pb2.ResourceProfile:

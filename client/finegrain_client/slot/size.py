@@ -111,7 +111,9 @@ class SlotSize:
             # answer.
             with self._expecting(change, number) as waiter:
                 try:
-                    status = await self._request(size, number, wait_for_use=wait_for_use)
+                    status = await self._request(
+                        size, number, wait_for_use=wait_for_use, park=change.parks
+                    )
                 except FailedPrecondition as error:
                     if error.reason is not Reason.STALE_RESIZE or not tries_left:
                         raise
@@ -160,7 +162,12 @@ class SlotSize:
             self._waiters.discard(waiter)
 
     async def _request(
-        self, size: tuple[ResourceProfile, int], number: int, *, wait_for_use: bool
+        self,
+        size: tuple[ResourceProfile, int],
+        number: int,
+        *,
+        wait_for_use: bool,
+        park: bool = False,
     ) -> SlotStatus:
         message = rm.ResourceManagerServiceResizeSlotRequest(
             job_id=self._context.job_id,
@@ -170,6 +177,7 @@ class SlotSize:
             profile=profile_message(size[0]),
             cpu_limit_milli=cap_message(*size),
             when_in_use=when_in_use(wait_for_use=wait_for_use),
+            park=park,
         )
         answer = await self._context.connection.call_manager(
             lambda manager, timeout_s: manager.ResizeSlot(

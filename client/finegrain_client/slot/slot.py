@@ -17,7 +17,7 @@ from finegrain_client.durations import duration
 from finegrain_client.errors import SlotLost, StillResizing
 from finegrain_client.internal import internal
 from finegrain_client.slot.at_executor import SlotAtExecutor
-from finegrain_client.slot.resizing import SizeChange
+from finegrain_client.slot.resizing import SizeChange, parking_change
 from finegrain_client.slot.reusing import Reusable, reuse
 from finegrain_client.slot.size import SlotSize
 from finegrain_client.slot.task import OutputMode, Task, TaskOptions, start_task
@@ -212,6 +212,45 @@ class Slot(SlotAtExecutor):
             devices=devices,
             cpu_limit_milli=cpu_limit_milli,
         )
+        return await self._change(change, wait_for_use=wait_for_use, timeout_s=timeout_s)
+
+    async def park(self, *, timeout_s: float | None = None) -> SlotStatus:
+        """Frees the GPUs of the slot while its processes stay. Returns when it is done.
+
+        The contents of the GPUs' memory then take memory of the slot, and its calls of CUDA wait.
+        The slot takes no tasks until it has GPUs again. Its executor must allow it.
+
+        Args:
+            timeout_s: longest time to wait here in seconds; None: no limit.
+
+        Raises:
+            ResizeRefused: the executor could not do it, or another change replaced this one.
+            FailedPrecondition: PARK_FAILED: its executor does not park slots on these GPUs.
+            InvalidArgument: the slot has no GPUs.
+            StillResizing, SlotLost, FinegrainError: see `resize`.
+        """
+        change = await parking_change(self._context.connection, self.allocation_id, park=True)
+        return await self._change(change, wait_for_use=False, timeout_s=timeout_s)
+
+    async def unpark(self, *, timeout_s: float | None = None) -> SlotStatus:
+        """Gives the slot GPUs again, after `park`. Returns when its processes can use them.
+
+        It waits in the queue until the GPUs are free. `withdraw_resize` ends that.
+
+        Args:
+            timeout_s: longest time to wait here in seconds; None: no limit.
+
+        Raises:
+            ResizeRefused: another change replaced this one.
+            InvalidArgument: the slot has no GPUs.
+            StillResizing, SlotLost, FinegrainError: see `resize`.
+        """
+        change = await parking_change(self._context.connection, self.allocation_id, park=False)
+        return await self._change(change, wait_for_use=False, timeout_s=timeout_s)
+
+    async def _change(
+        self, change: SizeChange, *, wait_for_use: bool, timeout_s: float | None
+    ) -> SlotStatus:
         if self.error is not None:
             raise self.error
         try:
