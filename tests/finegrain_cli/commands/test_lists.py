@@ -138,6 +138,7 @@ def test_json_says_which_cpus_a_slot_has(finegrain: Finegrain, cluster: FakeClus
         "pools": [],
         "notes": ["NUMANodeLevel was preferred and could not be had"],
         "devices": [],
+        "parked_devices": [],
     }
 
 
