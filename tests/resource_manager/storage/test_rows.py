@@ -87,7 +87,11 @@ def test_a_new_field_without_a_column_is_noticed() -> None:
                 '"numa":[{"node":1,"amounts":{"numa.amounts 1":2}}],"memory_nodes":"5,9",'
                 '"pools":[[1,2]],"notes":["notes 7"],"devices":[{"type":"devices.type 0",'
                 '"uuid":"devices.uuid 1","minor":3,"amounts":{"devices.amounts 3":4},'
-                '"functions":["devices.functions 4"]}]}'
+                '"functions":["devices.functions 4"]}],'
+                '"parked_devices":[{"type":"parked_devices.type 0",'
+                '"uuid":"parked_devices.uuid 1","minor":3,'
+                '"amounts":{"parked_devices.amounts 3":4},'
+                '"functions":["parked_devices.functions 4"]}]}'
             ),
         ),
         (
