@@ -258,7 +258,7 @@ def counted(
     shapes = [bench.state.queue.class_of(RequestSpec("", profile)) for profile in bench.profiles]
     entries = [(shapes[number], count) for job in workload["jobs"] for number, count in job]
     started = time.process_time()
-    placing = Placer(bench.state.hosts, bench.state.reservations)
+    placing = Placer(bench.state.hosts)
     runs = [placing.place(shape, count) for shape, count in entries]
     placing.finish()
     seconds = time.process_time() - started

@@ -7,8 +7,6 @@ host is online.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from finegrain.resources import Amounts
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host
@@ -24,7 +22,7 @@ from resource_manager.engine.model.scheduling_key import (
     kinds_of,
 )
 from resource_manager.engine.model.settings import Strategy
-from resource_manager.engine.placement.constraint import Constraint, HostView
+from resource_manager.engine.placement.constraint import HostView
 from resource_manager.engine.placement.fit import CONSTRAINTS
 from resource_manager.engine.placement.gpu_hosts import gpu_count
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
@@ -35,7 +33,7 @@ _PREFIXES = tuple(prefix for each in CONSTRAINTS for prefix in each.column_prefi
 _SIZE_UNIT = 1 << 60
 
 _WITH_COLUMNS = tuple(each for each in CONSTRAINTS if each.has_columns)
-_COUNTED = tuple(each for each in CONSTRAINTS if each.has_columns and each.is_counted)
+_PREFERABLE = tuple(each for each in CONSTRAINTS if each.is_preferable)
 
 
 def columns_of(host: Host, strategy: Strategy) -> dict[str, int]:
@@ -79,18 +77,15 @@ def needs_of(scheduling_class: SchedulingClass) -> Needs:
 
 def needs_for(request: ResourceRequest) -> Needs:
     """Returns what a host must have for a request."""
-    pooled, separate = (
-        _needs(_WITH_COLUMNS, request, separate_pools=each) for each in (False, True)
+    (pooled, counted), (separate, counted_separate) = (
+        _needs(request, separate_pools=each) for each in (False, True)
     )
     return Needs(
         pooled,
         separate,
-        (
-            _needs(_COUNTED, request, separate_pools=False),
-            _needs(_COUNTED, request, separate_pools=True),
-        ),
-        tuple(tuple(need.items()) for each in CONSTRAINTS for need in each.preferred(request)),
-        sum(each.never_met(request) for each in CONSTRAINTS),
+        (counted, counted_separate),
+        tuple(tuple(need.items()) for each in _PREFERABLE for need in each.preferred(request)),
+        sum(each.never_met(request) for each in _PREFERABLE),
         kinds_of(pooled, separate),
     )
 
@@ -116,12 +111,17 @@ def size_of(scheduling_class: SchedulingClass, sums: Amounts) -> int:
 
 
 def _needs(
-    constraints: Iterable[Constraint], request: ResourceRequest, *, separate_pools: bool
-) -> dict[str, int]:
+    request: ResourceRequest, *, separate_pools: bool
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns the needs in all columns, and in those that can be compared with sums over hosts."""
     need: dict[str, int] = {}
-    for constraint in constraints:
-        need.update(constraint.needs(request, separate_pools=separate_pools))
-    return need
+    counted: dict[str, int] = {}
+    for constraint in _WITH_COLUMNS:
+        part = constraint.needs(request, separate_pools=separate_pools)
+        need.update(part)
+        if constraint.is_counted:
+            counted.update(part)
+    return need, counted
 
 
 def _describe(host: Host) -> None:

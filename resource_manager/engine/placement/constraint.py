@@ -216,6 +216,7 @@ class Constraint(ABC):
         column_prefixes: prefixes of further index columns, whose names depend on what hosts have.
         has_columns: whether the constraint has index columns.
         is_counted: its columns may be compared with sums over hosts.
+        is_preferable: requests may prefer it instead of requiring it (`preferred`, `never_met`).
         remedies_sought_on: on how many hosts one explanation may call `remedies`.
         phrase: text of its obstacle, if the text is always the same.
     """
@@ -226,6 +227,7 @@ class Constraint(ABC):
     column_prefixes: ClassVar[tuple[str, ...]] = ()
     has_columns: ClassVar[bool] = False
     is_counted: ClassVar[bool] = False
+    is_preferable: ClassVar[bool] = False
     remedies_sought_on: ClassVar[int] = 0
     phrase: ClassVar[str] = ""
 

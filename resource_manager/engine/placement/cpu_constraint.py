@@ -74,6 +74,7 @@ class CpusSuit(Constraint):
     of_size = True
     costly = True
     has_columns = True
+    is_preferable = True
     columns = _COLUMNS
     remedies_sought_on = 3
 

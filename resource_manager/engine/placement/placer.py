@@ -22,7 +22,6 @@ from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.placement.ledger import Bookings, Ledger, Taken
 from resource_manager.engine.placement.policies import POLICIES, Level, empty_compared, levels
-from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.placement.search import Asks, Growth, Scope, Search
 from resource_manager.engine.placement.stranding import Ranking
 from resource_manager.engine.queue.scheduling_classes import NOT_SEARCHED, SchedulingClass
@@ -39,11 +38,10 @@ class Placer:
     placer may change them.
     """
 
-    def __init__(
-        self, hosts: Hosts, reservations: Reservations, ledger: Ledger | None = None
-    ) -> None:
+    _avoids_reserved = True
+
+    def __init__(self, hosts: Hosts, ledger: Ledger | None = None) -> None:
         self._hosts = hosts
-        self._reservations = reservations
         self._policy = POLICIES[hosts.settings.strategy]
         self._ledger = ledger or Ledger(hosts)
         self._indexes = self._ledger.indexes
@@ -190,9 +188,9 @@ class Placer:
             self._ledger,
             labels,
             listed,
-            barred=_positions(index, barred),
+            barred=frozenset(index.position[name] for name in barred if index.knows(name)),
             closed=self._closed,
-            reserved=_positions(index, self._reservations.on_host),
+            avoids_reserved=self._avoids_reserved,
             asks=self._asks,
         )
 
@@ -472,7 +470,3 @@ def _affinities(
     if besides:
         return [each for each in ranked if each[1] not in besides][:most]
     return ranked
-
-
-def _positions(index: CapacityIndex, names: Iterable[str]) -> frozenset[int]:
-    return frozenset(index.position[name] for name in names if index.knows(name))

@@ -63,7 +63,7 @@ class Scope:
             searched.
         barred: positions of hosts that must not be chosen.
         closed: ids of hosts that must not be chosen; more may be added during the searches.
-        reserved: positions that must not be chosen where amounts do not decide.
+        avoids_reserved: where amounts do not decide, hosts with reserved capacity are left out.
         asks: how many more checks of cpus and NUMA nodes may fail.
     """
 
@@ -76,7 +76,7 @@ class Scope:
     listed: list[int] | None
     barred: frozenset[int]
     closed: set[str]
-    reserved: frozenset[int]
+    avoids_reserved: bool
     asks: Asks
 
     def room(self, position: int, most: int) -> int:
@@ -122,12 +122,14 @@ class Search:
         self._scope = scope
         self._needs: list[Need] = []
         # Columns leave out reserved amounts, but do not tell which cpus the owner needs.
-        self._barred = scope.barred | scope.reserved if self.topology else scope.barred
+        self._avoids_reserved = self.topology and scope.avoids_reserved
         columns = scope.index.columns
         # Aligning hosts have a level for themselves, which asks about cpus.
         plain_only = not self.topology and bool(scope.hosts.indexes.aligning)
         self._aligning = columns[ALIGNING][0] if plain_only and ALIGNING in columns else None
-        self._checked = bool(self._barred or scope.labels or self._aligning is not None)
+        self._checked = self._avoids_reserved or bool(
+            scope.barred or scope.labels or self._aligning is not None
+        )
         self._skipped: set[int] = set()  # barred hosts with room
         self._read = 0  # entries of `index.opened` that were read
         self._ended = False  # only hosts of `index.opened` may follow
@@ -357,11 +359,13 @@ class Search:
         """Returns True if a host with room may be chosen."""
         if self._aligning is not None and self._aligning[position]:
             return False
-        if position in self._barred:
+        scope = self._scope
+        if position in scope.barred or (
+            self._avoids_reserved and scope.host(position).reserved is not None
+        ):
             # It has room, so the next pass must look at it again.
             self._skipped.add(position)
             return False
-        scope = self._scope
         return not scope.labels or scope.host(position).carries(scope.labels)
 
     def _agrees(self, position: int) -> bool:

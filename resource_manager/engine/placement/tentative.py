@@ -24,7 +24,6 @@ from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.placement.ledger import Bookings, Ledger, Mark
 from resource_manager.engine.placement.placer import Candidates, Placer
 from resource_manager.engine.placement.policies import POLICIES, Level, Tier
-from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.placement.search import Asks, Scope, Search
 from resource_manager.engine.queue.gangs import MemberRequest
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
@@ -38,9 +37,6 @@ NUMA node, or use other cpus of the same cores.
 """
 
 _UNLIMITED = 1 << 62
-
-_NONE_RESERVED = Reservations()
-"""What is reserved is not free in the index."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +83,8 @@ class TentativePlacer(Placer):
         topology: amounts alone do not decide: slots get cpus and NUMA nodes, too.
     """
 
+    _avoids_reserved = False  # what is reserved is not free in the index
+
     def __init__(
         self, hosts: Hosts, members: Sequence[Members], prefix: str = "", *, may_build: bool = False
     ) -> None:
@@ -104,7 +102,7 @@ class TentativePlacer(Placer):
         constrained = any(each.wanted.topology_constrained for each in members)
         self.topology = constrained or bool(hosts.indexes.aligning)
         ledger = Ledger(hosts, prefix, topology=self.topology)
-        super().__init__(hosts, _NONE_RESERVED, ledger)
+        super().__init__(hosts, ledger)
         self._within: Labels = ()
         # From the first mark on, all changes are recorded and can be rolled back.
         self._start = self._ledger.mark()

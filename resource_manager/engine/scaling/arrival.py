@@ -209,7 +209,7 @@ def _place_gangs(state: State, content: Content) -> None:
             continue
         # Requests and gangs that were placed before have changed what is free.
         state.hosts.refresh(state.queue)
-        placing = Placer(state.hosts, state.reservations)
+        placing = Placer(state.hosts)
         state.gang_moves.try_gang(
             placing, NonBatchable(waiting.gang.arrival_number, Kind.GANG, gang_id)
         )

@@ -141,7 +141,7 @@ class _Placement:
         """Makes the stages of one cycle. `moves` is the number of moves left of `MOVES_MAX`."""
         most = state.settings.classes_tried_max
         self._state, self._queue = state, state.queue
-        self._placer = Placer(state.hosts, state.reservations)
+        self._placer = Placer(state.hosts)
         self._budget = _Budget(most, min(most, TRIES_MAX), moves, PLACED_MAX)
         self._unknown: dict[SchedulingClass, None] = {}  # classes whose search was cut off
         self._served: set[SchedulingClass] = set()

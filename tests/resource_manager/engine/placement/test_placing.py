@@ -118,7 +118,7 @@ def book(cluster: EngineCluster, shape: SchedulingClass, runs: list[tuple[str, i
 def test_first_fit_by_count_is_first_fit_slot_by_slot(described: Any, wished: Any) -> None:
     cluster = cluster_of(described, pack_candidates=1)
     naive = Naive(cluster)
-    placing = Placer(cluster.state.hosts, cluster.state.reservations)
+    placing = Placer(cluster.state.hosts)
     for shape, count in shapes_of(cluster, wished):
         runs = placing.place(shape, count)
         assert spelled_out(runs) == naive.first_fit(shape, count)
@@ -134,7 +134,7 @@ def test_nothing_is_promised_twice_and_nothing_that_fits_is_left(
 ) -> None:
     cluster = cluster_of(described, strategy=strategy, label_indexes_max=own_index)
     naive = Naive(cluster)
-    placing = Placer(cluster.state.hosts, cluster.state.reservations)
+    placing = Placer(cluster.state.hosts)
     for shape, count in shapes_of(cluster, wished):
         assert placing.has_room(shape) == any(naive.has_room(name, shape) for name in naive.hosts)
         runs = placing.place(shape, count)
@@ -152,7 +152,7 @@ def test_after_a_pass_the_indexes_say_what_the_hosts_have(
     chosen: Any, described: Any, wished: Any
 ) -> None:
     cluster = cluster_of(described, **chosen)
-    placing = Placer(cluster.state.hosts, cluster.state.reservations)
+    placing = Placer(cluster.state.hosts)
     for shape, count in shapes_of(cluster, wished):
         book(cluster, shape, placing.place(shape, count))
     placing.finish()
@@ -169,7 +169,7 @@ def test_what_hosts_have_left_is_known_to_the_ranking_all_through_a_pass(
     described: Any, wished: Any
 ) -> None:
     cluster = cluster_of(described)
-    placing = Placer(cluster.state.hosts, cluster.state.reservations)
+    placing = Placer(cluster.state.hosts)
     for shape, count in shapes_of(cluster, wished):
         placing.has_room(shape)
         book(cluster, shape, placing.place(shape, count))
@@ -197,7 +197,7 @@ def test_the_same_books_give_the_same_answer_whoever_has_an_index_of_its_own(
     answers: list[Any] = []
     for own_index in (64, 64, 0):
         cluster = cluster_of(described, strategy=strategy, label_indexes_max=own_index)
-        placing = Placer(cluster.state.hosts, cluster.state.reservations)
+        placing = Placer(cluster.state.hosts)
         answers.append([])
         for shape, count in shapes_of(cluster, wished):
             answers[-1].append(runs := placing.place(shape, count))
@@ -208,7 +208,7 @@ def test_the_same_books_give_the_same_answer_whoever_has_an_index_of_its_own(
 def test_a_request_is_not_placed_where_its_older_slot_still_is() -> None:
     cluster = cluster_of([(ONE_POOL, 0, False)] * 2)
     shape = cluster.state.queue.class_of(RequestSpec("", ResourceProfile(100, 64 * MIB)))
-    placing = Placer(cluster.state.hosts, cluster.state.reservations)
+    placing = Placer(cluster.state.hosts)
     assert placing.place(shape, 1, elsewhere=["host-00"]) == [("host-01", 1)]
     assert placing.place(shape, 1, elsewhere=["host-00", "host-01"]) == []
     assert placing.place(shape, 1) == [("host-01", 1)]  # in use, so it comes before an empty one
@@ -221,6 +221,6 @@ def test_two_slots_go_to_two_hosts_where_each_has_room_for_one() -> None:
     large, small = (
         queue.class_of(RequestSpec("", ResourceProfile(cpu, 64 * MIB))) for cpu in (3_920, 50)
     )
-    placing = Placer(cluster.state.hosts, cluster.state.reservations)
+    placing = Placer(cluster.state.hosts)
     book(cluster, large, placing.place(large, 10))
     assert sorted(placing.place(small, 2)) == [("host-00", 1), ("host-01", 1)]

@@ -38,7 +38,7 @@ class TestPack:
         assert len(described) < HOSTS_PER_EMPTY_ONE
         naive = Naive(cluster)
         used: set[str] = set()
-        placer = Placer(cluster.state.hosts, cluster.state.reservations)
+        placer = Placer(cluster.state.hosts)
         for shape, count in shapes_of(cluster, wished):
             runs = placer.place(shape, count)
             for name, share in runs:
