@@ -80,14 +80,15 @@ def check(
     """
     enter_command(output, config_file=config)
     from finegrain_cli.config.checks import find_problems
-    from finegrain_cli.config.load import check_file, load_configuration
+    from finegrain_cli.config.load import InvalidConfiguration, check_file, load_configuration
 
-    if file:
-        loaded, read = check_file(Path(file)), [file]
+    try:
+        loaded = check_file(Path(file)) if file else load_configuration(config)
+    except InvalidConfiguration as error:
+        read, problems = [file] if file else [], list(error.problems)
     else:
-        loaded = load_configuration(config)
-        read = sorted(set(loaded.origins.values()))
-    problems = [*loaded.warnings, *find_problems(loaded.settings)]
+        read = [file] if file else sorted(set(loaded.origins.values()))
+        problems = [*loaded.warnings, *find_problems(loaded.settings)]
     text = "\n".join(problems) or f"ok: {', '.join(read) or 'nothing is set, defaults apply'}"
     data = {"ok": not problems, "sources": read, "problems": problems}
     print_object("ConfigurationCheck", data, output, text)

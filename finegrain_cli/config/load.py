@@ -42,6 +42,20 @@ class Configuration:
     warnings: tuple[str, ...] = ()
 
 
+class InvalidConfiguration(ConfigurationError):
+    """A configuration with one or more mistakes.
+
+    Attributes:
+        problems: one sentence for each mistake.
+    """
+
+    def __init__(self, problems: Sequence[str], details: Mapping[str, object]) -> None:
+        more = len(problems) - 1
+        others = f" ({more} more: `finegrain config check` lists all)" if more else ""
+        super().__init__(f"{problems[0]}{others}", details=details)
+        self.problems = tuple(problems)
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """A value of the command line for one key; `name` is as typed ("--listen")."""
@@ -67,18 +81,28 @@ def load_configuration(
         flags: of the command line; they have the highest priority.
 
     Raises:
-        ConfigurationError: `config_file` is missing, a file cannot be read or is not TOML, a key is
-            unknown or set under its old and its new name, or a value is invalid.
+        ConfigurationError: `config_file` is missing, or a file cannot be read or is not TOML.
+        InvalidConfiguration: keys are unknown or set under their old and their new name, or values
+            are invalid.
     """
     environment = os.environ if environment is None else environment
+    problems: list[str] = []
     given = [
         (flag.name, [Value(flag.section, flag.key, flag.value, flag.warning)]) for flag in flags
     ]
-    return _merged((*_layers(config_file, environment), *given))
+    return _merged((*_layers(config_file, environment, problems), *given), problems)
 
 
-def _merged(layers: Iterable[tuple[str, list[Value]]]) -> Configuration:
-    """Merges layers, lowest priority first. A layer is the name of a source, and its values."""
+def _merged(layers: Iterable[tuple[str, list[Value]]], problems: list[str]) -> Configuration:
+    """Merges layers, lowest priority first.
+
+    Args:
+        layers: the name of each source, and its values.
+        problems: mistakes that were found while the layers were read.
+
+    Raises:
+        InvalidConfiguration: there are mistakes, or values are invalid.
+    """
     merged: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
     warnings: list[str] = []
@@ -88,7 +112,8 @@ def _merged(layers: Iterable[tuple[str, list[Value]]]) -> Configuration:
             origins[f"{section}.{key}"] = origin
             if warning:
                 warnings.append(warning)
-    return Configuration(_validated(merged, origins), origins, tuple(warnings))
+    settings = _validated(merged, origins, problems)
+    return Configuration(settings, origins, tuple(warnings))
 
 
 def user_file(environment: Mapping[str, str]) -> Path:
@@ -110,24 +135,28 @@ def check_file(path: Path) -> Configuration:
     """Returns the configuration of one file alone, with defaults.
 
     Raises:
-        ConfigurationError: the file cannot be read or is not TOML, a key is unknown, or a value is
-            invalid.
+        ConfigurationError: the file cannot be read or is not TOML.
+        InvalidConfiguration: keys are unknown, or values are invalid.
     """
-    return _merged([(str(path), _from_file(path))])
+    problems: list[str] = []
+    return _merged([(str(path), _from_file(path, problems))], problems)
 
 
-def _layers(config_file: str, environment: Mapping[str, str]) -> Iterator[tuple[str, list[Value]]]:
+def _layers(
+    config_file: str, environment: Mapping[str, str], problems: list[str]
+) -> Iterator[tuple[str, list[Value]]]:
     if HOST_FILE.is_file():
-        yield str(HOST_FILE), _from_file(HOST_FILE)
+        yield str(HOST_FILE), _from_file(HOST_FILE, problems)
     own = user_file(environment)
     if config_file:
-        yield config_file, _from_file(Path(config_file))
+        yield config_file, _from_file(Path(config_file), problems)
     elif own.is_file():
-        yield str(own), _from_file(own)
-    yield from _from_environment(environment)
+        yield str(own), _from_file(own, problems)
+    yield from _from_environment(environment, problems)
 
 
-def _from_file(path: Path) -> list[Value]:
+def _from_file(path: Path, problems: list[str]) -> list[Value]:
+    """Returns the values of a file; adds a sentence to `problems` for each mistake in it."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -138,84 +167,95 @@ def _from_file(path: Path) -> list[Value]:
         raise ConfigurationError(f"configuration file {path} is not TOML: {error}") from None
     values: list[Value] = []
     for section, table in data.items():
-        _check_section(section, str(path))
+        if problem := _section_problem(section):
+            problems.append(f"{path}: {problem}")
+            continue
         if not isinstance(table, dict):
-            raise ConfigurationError(f"{path}: {section} is a table, written [{section}]")
+            problems.append(f"{path}: {section} is a table, written [{section}]")
+            continue
         if section == DEVICES:
-            values += _device_types(table, str(path))
+            values += _device_types(table, str(path), problems)
             continue
         for name, value in table.items():
             # A renamed key is stored under its new name, with a warning.
             key = RENAMED.get((section, name), name)
-            _check_key(section, key, str(path))
+            if problem := _key_problem(section, key):
+                problems.append(f"{path}: {problem}")
+                continue
             if key == name:
                 values.append(Value(section, key, value))
                 continue
             old, new = f"{section}.{name}", f"{section}.{key}"
             # To choose one of the two silently could surprise the user.
             if key in table:
-                raise ConfigurationError(
+                problems.append(
                     f"{path}: {old} is the old name of {new}, and both are set; keep {new}"
                 )
+                continue
             values.append(Value(section, key, value, f"{path}: {renaming_warning(old, new)}"))
     return values
 
 
-def _device_types(table: Mapping[str, Any], path: str) -> Iterator[Value]:
+def _device_types(table: Mapping[str, Any], path: str, problems: list[str]) -> Iterator[Value]:
     """Yields the sections [devices.TYPE]. A later layer replaces the whole section of a type."""
     known = list(DeviceTypeSection.model_fields)
     for name, keys in table.items():
         if not isinstance(keys, dict):
-            raise ConfigurationError(
+            problems.append(
                 f"{path}: {DEVICES}.{name} is a table, written [{DEVICES}.TYPE]; the devices of an "
                 "executor are switched on and off by executor.devices"
             )
-        for key in keys:
-            if key not in known:
-                raise ConfigurationError(
-                    f"{path}: unknown key {DEVICES}.{name}.{key}{_nearest(key, known)}; known keys:"
-                    f" {', '.join(known)}"
-                )
-        yield Value(DEVICES, name, keys)
+            continue
+        unknown = [key for key in keys if key not in known]
+        problems += [
+            f"{path}: unknown key {DEVICES}.{name}.{key}{_nearest(key, known)}; known keys:"
+            f" {', '.join(known)}"
+            for key in unknown
+        ]
+        if not unknown:
+            yield Value(DEVICES, name, keys)
 
 
-def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, list[Value]]]:
+def _from_environment(
+    environment: Mapping[str, str], problems: list[str]
+) -> Iterator[tuple[str, list[Value]]]:
     for name, text in sorted(environment.items()):
         if not name.startswith(ENV_PREFIX) or ENV_SEPARATOR not in name:
             # Not a key: FINEGRAIN_MANAGER sets a flag, and FINEGRAIN_TASK_ID is set for tasks.
             continue
         section, _, given_name = name.removeprefix(ENV_PREFIX).lower().partition(ENV_SEPARATOR)
         key = RENAMED.get((section, given_name), given_name)
-        _check_section(section, name)
-        if section == DEVICES:
-            raise ConfigurationError(f"{name}: [{DEVICES}.TYPE] can only be set in a file")
-        _check_key(section, key, name)
+        problem = _section_problem(section)
+        if not problem and section == DEVICES:
+            problem = f"[{DEVICES}.TYPE] can only be set in a file"
+        if problem := problem or _key_problem(section, key):
+            problems.append(f"{name}: {problem}")
+            continue
         variable = f"{ENV_PREFIX}{section}{ENV_SEPARATOR}{key}".upper()
         if key != given_name and variable in environment:
-            raise ConfigurationError(
+            problems.append(
                 f"{name} is the old name of {variable}, and both are set; keep {variable}"
             )
+            continue
         warning = renaming_warning(name, variable) if key != given_name else ""
         yield name, [Value(section, key, text, warning)]
 
 
-def _check_section(section: str, where: str) -> None:
+def _section_problem(section: str) -> str:
     known = list(Settings.model_fields)
-    if section not in known:
-        raise ConfigurationError(
-            f"{where}: unknown section {section!r}{_nearest(section, known)}; known sections: "
-            f"{', '.join(known)}"
-        )
+    if section in known:
+        return ""
+    nearest = _nearest(section, known)
+    return f"unknown section {section!r}{nearest}; known sections: {', '.join(known)}"
 
 
-def _check_key(section: str, key: str, where: str) -> None:
+def _key_problem(section: str, key: str) -> str:
     model: Any = Settings.model_fields[section].annotation
     known = list(model.model_fields)
-    if key not in known:
-        raise ConfigurationError(
-            f"{where}: unknown key {section}.{key}{_nearest(key, known)}; "
-            "`finegrain config show` lists all"
-        )
+    if key in known:
+        return ""
+    nearest = _nearest(key, known)
+    return f"unknown key {section}.{key}{nearest}; `finegrain config show` lists all"
 
 
 def _nearest(word: str, known: list[str]) -> str:
@@ -223,17 +263,21 @@ def _nearest(word: str, known: list[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-def _validated(merged: dict[str, dict[str, Any]], origins: Mapping[str, str]) -> Settings:
+def _validated(
+    merged: dict[str, dict[str, Any]], origins: Mapping[str, str], problems: list[str]
+) -> Settings:
+    details: dict[str, object] = {}
     try:
-        return Settings.model_validate(merged)
+        settings = Settings.model_validate(merged)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        where = origins.get(".".join(str(part) for part in first["loc"][:2]), "configuration")
-        raise ConfigurationError(
-            f"{where}: {name} is {_given(first)}; expected {_expected(first)}",
-            details={"field": name},
-        ) from None
+        for each in error.errors(include_url=False):
+            name = ".".join(str(part) for part in each["loc"])
+            where = origins.get(".".join(str(part) for part in each["loc"][:2]), "configuration")
+            problems.append(f"{where}: {name} is {_given(each)}; expected {_expected(each)}")
+            details.setdefault("field", name)
+    if problems:
+        raise InvalidConfiguration(problems, details)
+    return settings
 
 
 def _given(problem: Any) -> str:

@@ -31,7 +31,21 @@ def examine_software() -> Iterator[Finding]:
             yield warn(part, message, f"pip install 'finegrain[{extra}]'")
         else:
             yield ok(part, "installed")
-    yield ok("sqlite", sqlite3.sqlite_version)
+    yield from _sqlite()
+
+
+def _sqlite() -> Iterator[Finding]:
+    """Reports the version, with the same judgement as `finegrain db check`."""
+    found = []
+    if find_spec("sqlalchemy") is not None:
+        from resource_manager.storage.sqlite_store import version_findings
+
+        found = version_findings()
+    for each in found:
+        message, _, fix = each.partition("; ")
+        yield warn("sqlite", message, fix)
+    if not found:
+        yield ok("sqlite", sqlite3.sqlite_version)
 
 
 def examine_clock() -> Iterator[Finding]:

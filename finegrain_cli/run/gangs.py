@@ -19,6 +19,7 @@ from finegrain_cli.run.options import (
     exit_code_of_task,
     report,
     start_failure,
+    tell_unenforced,
 )
 from finegrain_cli.run.signals import Signals
 from finegrain_cli.run.streams import LabelledLines, standard_input
@@ -60,6 +61,7 @@ async def run_gang(
     )
     first = await signals.unless_ended(granted(requests[0], options.wait_timeout_s))
     others = [await each.granted() for each in requests[1:]]  # a gang is granted as a whole
+    tell_unenforced(first, options.slot)
     members = _Members([first, *others], gang_id, options, environment, signals)
     code = await members.run()
     await job.release(members.slots)

@@ -66,6 +66,32 @@ def environment_of(wanted: tuple[str, ...]) -> dict[str, str]:
     return result
 
 
+def tell_unenforced(slot: fg.Slot, spec: fg.SlotSpec) -> None:
+    """Prints on standard error which of the requested amounts the slot's executor does not enforce.
+
+    The command could use more than these, and take it from others.
+
+    Args:
+        slot: the granted slot.
+        spec: what was requested; a default slot requests no amounts, so nothing is printed for it.
+    """
+    isolation = slot.isolation
+    if isolation is None or spec.is_unknown:
+        return
+    open_ = [
+        name
+        for name, level in (("cpu", isolation.cpu), ("memory", isolation.memory))
+        if level == "none"
+    ]
+    if open_:
+        names, demands = " and ".join(open_), " ".join(f"{each}=kernel" for each in open_)
+        say(
+            f"finegrain: {names} of this slot are only booked, not enforced, on "
+            f"{slot.executor_id}; `finegrain slots -o wide` says why, and `--require-isolation"
+            f" {demands.split()[-1]}` refuses such executors"
+        )
+
+
 def start_failure(reason: Reason) -> int:
     """Returns the exit code for a command that could not be started."""
     if reason is Reason.COMMAND_NOT_FOUND:

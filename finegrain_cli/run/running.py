@@ -19,6 +19,7 @@ from finegrain_cli.run.options import (
     exit_code_of_task,
     report,
     start_failure,
+    tell_unenforced,
 )
 from finegrain_cli.run.signals import EndedEarlyError, Signals
 from finegrain_cli.run.streams import pass_on, standard_input
@@ -59,8 +60,12 @@ async def _run_one(
     job: fg.Job, options: RunOptions, environment: dict[str, str], signals: Signals
 ) -> int:
     (request,) = await job.request_slots(options.slot)
+    is_told = False
     while True:
         slot = await signals.unless_ended(granted(request, options.wait_timeout_s))
+        if not is_told:
+            tell_unenforced(slot, options.slot)
+            is_told = True
         code = await _run_in(slot, options, environment, signals)
         if code is not None:
             return code

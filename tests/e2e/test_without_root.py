@@ -69,6 +69,11 @@ def test_up_and_run(nobody: Cli) -> None:
         flags = ("--cpu", "0.5", "--memory", "64M")
         outcome = at("run", *flags, "--", "sh", "-c", "id -un; exit 3")
         assert (outcome.code, outcome.stdout) == (3, b"nobody\n"), outcome.stderr
+        (said,) = outcome.stderr.splitlines()
+        assert "cpu and memory of this slot are only booked, not enforced" in said
+        strict = at("run", *flags, "--require-isolation", "memory=kernel", "--", "true")
+        assert (strict.code, strict.stdout) == (125, b"")
+        assert "[INFEASIBLE_NEVER]" in strict.stderr
         found = nobody("run", *flags, "--", "echo", "found without being told")
         assert found.stdout == b"found without being told\n", found.stderr
         _runs_a_batch(nobody, flags)
