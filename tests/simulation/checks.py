@@ -23,7 +23,7 @@ from resource_manager.engine.model.effects import (
     PublishJobEvent,
     SendFree,
 )
-from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, JobEvent
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Group, JobEvent
 from resource_manager.engine.model.events import RegistrationAnswer, ReportAnswer
 from resource_manager.engine.state import State
 from resource_manager.storage import tables
@@ -214,9 +214,11 @@ class Checks:
         )
 
     def answered(self, state: State, answer: object) -> None:
-        """Checks the slots that an answer tells an executor to free."""
+        """Checks the slots that an answer tells an executor to free, and notes changed groups."""
         if isinstance(answer, ReportAnswer | RegistrationAnswer):
             self.nobody_owns(state, answer.unowned)
+        if isinstance(answer, Group):
+            self.fair.group_was_decided(answer)
 
     def _missing(self, event: JobEvent) -> None:
         if event.reason != Reason.SLOT_MISSING or event.slot is None:

@@ -48,6 +48,8 @@ class FairChecks:
     _booked: WeakKeyDictionary[State, Booked] = field(default_factory=WeakKeyDictionary)
     # all versions of a group that were ever durable
     _durable: dict[str, set[Row]] = field(default_factory=dict)
+    # versions since the last durable one: a later call of the same batch may have replaced them
+    _replaced: dict[str, set[Row]] = field(default_factory=dict)
     _deleted: Counter[str] = field(default_factory=Counter)  # durable deletions, by group
     # request to the slot that serves it instead
     _taken_over: dict[str, Key] = field(default_factory=dict)
@@ -66,7 +68,9 @@ class FairChecks:
     def stored(self, changes: Changes) -> Iterator[str]:
         """Checks a durable transaction; yields problems."""
         for group in changes.groups:
-            self._durable.setdefault(group.name, set()).add(GROUPS.encode(group))
+            durable = self._durable.setdefault(group.name, set())
+            durable.add(GROUPS.encode(group))
+            durable |= self._replaced.pop(group.name, set())
         self._deleted.update(changes.deleted_groups)
         for event in changes.job_events:
             key = self._taken_over.get(event.allocation_id)
@@ -149,6 +153,10 @@ class FairChecks:
     def deletions(self, name: str) -> int:
         """Returns how often a group was deleted so far."""
         return self._deleted[name]
+
+    def group_was_decided(self, group: Group) -> None:
+        """A batch has given a group this content. It answers only when it is durable."""
+        self._replaced.setdefault(group.name, set()).add(GROUPS.encode(group))
 
     def group_is_set(self, group: Group) -> Iterator[str]:
         """Checks an answer that an operator has received: a group has this content."""
