@@ -76,6 +76,7 @@ class ReservationSearch:
         self._trials = TentativeCpus(self._cpus_if_others_ended)
         # Amounts of the members that have a host already, by host.
         self._chosen: dict[str, Amounts] = {}
+        self._everywhere: list[list[Candidate]] | None = None
 
     @cached_property
     def requests(self) -> Sequence[MemberRequest]:
@@ -106,9 +107,13 @@ class ReservationSearch:
         units = [_Unit([(at, 1)], count) for at, count in counts]
         if where.placement is GangPlacement.SAME_EXECUTOR:
             units = [_Unit(counts, 1)]
-        candidates = [self._candidates(unit, taken, CANDIDATES_MAX // len(units)) for unit in units]
+        # Kept for a second choice without `taken`: all hosts may be candidates.
+        if self._everywhere is None:
+            most = CANDIDATES_MAX // len(units)
+            self._everywhere = [self._candidates(unit, most) for unit in units]
+        candidates = [[each for each in some if each[2] not in taken] for some in self._everywhere]
         tries = (
-            self._by_value(candidates, where.label)
+            self._by_value(units, candidates, where.label)
             if where.placement is GangPlacement.SAME_LABEL
             else [candidates]
         )
@@ -219,8 +224,10 @@ class ReservationSearch:
             and self._trials.fit_all(members, host)
         )
 
-    def _candidates(self, unit: _Unit, taken: Collection[str], most: int) -> list[Candidate]:
-        """Returns hosts whose total amounts are enough for a unit; compares at most `most`."""
+    def _candidates(self, unit: _Unit, most: int) -> list[Candidate]:
+        """Returns hosts whose total amounts are enough for a unit; compares at most `most`. Only of
+        the best ones, later, the caller checks whether they may serve it (`_admission`).
+        """
         members = self._of(unit)
         class_for = self._state.queue.class_for
         needs = [(needs_of(class_for(request.key)).amounts, n) for request, n in members]
@@ -235,21 +242,30 @@ class ReservationSearch:
         wanted = [
             {ONLINE + name: n for name, n in need.items()} for need in kinds_of(pooled, separate)
         ]
-        admits = _admission(members)
         found: list[Candidate] = []
         for at in islice(index.covering(wanted), most):
-            host = self._hosts[index.ids[at]]
-            if host.host_id not in taken and admits(host):
-                part = _missing_part((n, free[at]) for n, free in free_of[host.separate_pools])
-                found.append((part, -len(host.slots), host.host_id))
+            host_id = index.ids[at]
+            host = self._hosts[host_id]
+            # The same as `_missing_part`, inlined for speed: this is done for all hosts.
+            part = 0
+            for n, free in free_of[host.separate_pools]:
+                if n and (missing := (n - free[at]) * MILLION // n) > part:
+                    part = missing
+            found.append((part, -len(host.slots), host_id))
         return found
 
     def _by_value(
-        self, candidates: Sequence[Sequence[Candidate]], label: str
+        self, units: Sequence[_Unit], candidates: Sequence[Sequence[Candidate]], label: str
     ) -> Iterator[list[list[Candidate]]]:
         """Yields the candidates with the same value of a label, values with most free capacity
         first.
         """
+        admissions = [_admission(self._of(unit)) for unit in units]
+        # Hosts that may not serve a member must not count for the order of the values.
+        candidates = [
+            [each for each in some if admits(self._hosts[each[2]])]
+            for admits, some in zip(admissions, candidates, strict=True)
+        ]
         free: Counter[str] = Counter()
         for missing, _, host_id in chain.from_iterable(candidates):
             if value := self._hosts[host_id].labels.get(label):
@@ -279,11 +295,16 @@ class ReservationSearch:
         for number in largest_first:
             members = self._of(units[number])
             left, heap = units[number].times, list(candidates[number])
+            admits = _admission(members)
             heapq.heapify(heap)
             while left and heap:
                 _, slots, host_id = heapq.heappop(heap)
                 host = self._hosts[host_id]
-                if (one_each and host_id in self._chosen) or self._missing(host, members) is None:
+                if (
+                    (one_each and host_id in self._chosen)
+                    or not admits(host)
+                    or self._missing(host, members) is None
+                ):
                     # Not put back: room only shrinks during the search.
                     continue
                 booked = _booked_by(host, members)
