@@ -6,11 +6,12 @@ given up, the gang counts as possible: it waits instead of being rejected.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from finegrain.resources import shared_booking, total_of
+from finegrain.resources import ResourceProfile, extended_items, shared_booking, total_of
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host
@@ -25,6 +26,9 @@ from resource_manager.engine.planning.packing import Demand
 from resource_manager.engine.planning.planning import Backlog, make_plan
 from resource_manager.engine.planning.topology import counted, empty_like, together, with_counts
 from resource_manager.engine.queue.gangs import MemberRequest, Where
+
+KINDS_MIN = 8
+"""With fewer kinds of members, the search for all of them is as cheap as one for equal members."""
 
 
 def gang_feasibility(
@@ -46,6 +50,11 @@ def gang_feasibility(
     provided = bool(elastic.provisioning)
     if not hosts and not provided:
         return Feasibility.POSSIBLE
+    # With many kinds of members, first checks a gang of as many equal members that are as large as
+    # any of them. It needs one search and not one for each kind, and nearly always fits.
+    alike = None if hosts.indexes.aligning else as_the_largest(members)
+    if alike is not None and seek(hosts, where, [alike], prefix=ONLINE) is not None:
+        return Feasibility.POSSIBLE
     online = GangSearch(hosts, where, members, prefix=ONLINE)
     # If the search was given up, the gang waits: rejecting it might be wrong.
     if online.find() is not None or online.cut_off:
@@ -55,6 +64,32 @@ def gang_feasibility(
     if seek(hosts, where, members, prefix=KNOWN) is not None:
         return Feasibility.OFFLINE
     return Feasibility.NEVER
+
+
+def as_the_largest(members: Sequence[MemberRequest]) -> MemberRequest | None:
+    """Returns equal members that need, of each resource, as much as the member that needs most of
+    it. If these fit together, the members do. None: there are few kinds, or more than amounts
+    matters for a member.
+    """
+    labels, profiles = members[0].labels, [each.profile for each in members if each.profile]
+    if len(members) < KINDS_MIN or len(profiles) < len(members):
+        return None
+    if any(each.labels != labels or each.cpus is not None for each in members):
+        return None
+    if any(each.devices or each.isolation for each in profiles):
+        return None
+    extended = Counter[str]()
+    for each in profiles:
+        extended |= Counter(dict(each.extended))  # the larger amount of each
+    largest = ResourceProfile(
+        cpu_milli=max(each.cpu_milli for each in profiles),
+        task_heap_memory_bytes=max(each.task_heap_memory_bytes for each in profiles),
+        task_off_heap_memory_bytes=max(each.task_off_heap_memory_bytes for each in profiles),
+        managed_memory_bytes=max(each.managed_memory_bytes for each in profiles),
+        network_memory_bytes=max(each.network_memory_bytes for each in profiles),
+        extended=extended_items(extended),
+    )
+    return MemberRequest(largest, labels, sum(each.count for each in members))
 
 
 def demand_of(member: MemberRequest) -> Demand:
