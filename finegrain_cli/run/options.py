@@ -102,8 +102,15 @@ def start_failure(reason: Reason) -> int:
 
 
 def exit_code_of_task(result: fg.TaskResult) -> int:
-    """Returns the exit code; after a signal, 128 plus the signal's number, as shells do."""
-    return ExitCode.SIGNAL + result.signal if result.signal else result.exit_code
+    """Returns the exit code; after a signal, 128 plus the signal's number, as shells do.
+
+    A command that has succeeded, but whose output is incomplete, counts as a failure of `run`.
+    """
+    if result.signal:
+        return ExitCode.SIGNAL + result.signal
+    if result.dropped_bytes and not result.exit_code:
+        return ExitCode.RUN_FAILED
+    return result.exit_code
 
 
 def report(result: fg.TaskResult, options: RunOptions, member: int | None = None) -> None:
@@ -119,7 +126,11 @@ def report(result: fg.TaskResult, options: RunOptions, member: int | None = None
     if result.oom_killed or result.timed_out or result.end_reason:
         say(f"finegrain: {what} {result.how}")
     if result.dropped_bytes:
-        say(f"{start}{result.dropped_bytes} bytes of output were dropped: the log was full")
+        say(
+            f"{start}{result.dropped_bytes} bytes of output were lost, because the executor keeps "
+            "at most executor.output_limit of each stream; let the command write a file "
+            f"[{Reason.OUTPUT_LOST}]"
+        )
     if options.stats:
         peak = format_bytes(result.peak_memory_bytes) if result.peak_memory_bytes else "unknown"
         say(f"{start}peak memory {peak}, cpu time {format_duration(result.cpu_time_s)}")
