@@ -43,7 +43,8 @@ from resource_manager.engine.cpus.pinning import notes_on, pick, pick_on, prefer
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import Resolved
 from resource_manager.engine.cpus.shortages import no_suitable_pool, not_enough, unaligned
-from resource_manager.engine.cpus.take import Short, Taken, sums_to, total_widths, whole_widths
+from resource_manager.engine.cpus.take import Short, Taken
+from resource_manager.engine.cpus.whole_cores import sums_to, total_widths, whole_widths
 from resource_manager.engine.devices.choose import choose_devices
 from resource_manager.engine.model.host_refusal import HostRefusal
 

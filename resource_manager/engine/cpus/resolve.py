@@ -26,7 +26,7 @@ from finegrain.cpu_policy import (
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.numa import MILLI
 from resource_manager.engine.cpus.request import CpuBlocker
-from resource_manager.engine.cpus.take import aligned
+from resource_manager.engine.cpus.whole_cores import aligned
 from resource_manager.engine.model.host_refusal import HostRefusal
 
 _KNOWN = 16_384  # cached answers; a cluster has few different policies, sizes and kinds of hosts

@@ -17,8 +17,7 @@ nodenumaresource, see `accumulator`), except:
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -26,6 +25,7 @@ from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaStrategy
 from resource_manager.engine.cpus.accumulator import Accumulator
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.packed import NodeShare, even_shares, take_packed, take_share
+from resource_manager.engine.cpus.whole_cores import adds_up, aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,56 +170,6 @@ def unclaimed_of(
         free &= ~layout.nodes_touched(claims.node_level)
         short_of = ShortOf.UNSHARED_NODES
     return free if need <= free.bit_count() else Short(short_of, need, free.bit_count())
-
-
-def aligned(layout: CpuLayout, need: int) -> bool:
-    """Returns True if some whole pinnable cores of the host have exactly `need` threads
-    together.
-    """
-    if layout.uniform_cores:
-        return need % layout.per_core == 0
-    return adds_up(layout, layout.pinnable, need)
-
-
-def adds_up(layout: CpuLayout, cpus: int, need: int) -> bool:
-    """Returns True if some of the cores that lie in `cpus` entirely have exactly `need` threads
-    together.
-
-    Args:
-        layout: the host.
-        cpus: cpus, as bits.
-        need: number of threads.
-    """
-    return sums_to(whole_widths(layout.core_masks, cpus), need)
-
-
-def whole_widths(cores: Iterable[int], cpus: int) -> Counter[int]:
-    """Returns how many cores of each width lie in `cpus` entirely."""
-    return Counter(core.bit_count() for core in cores if not core & ~cpus)
-
-
-def total_widths(parts: Iterable[Mapping[int, int]]) -> Counter[int]:
-    """Returns the same for several groups of cores together."""
-    total: Counter[int] = Counter()
-    for part in parts:
-        total.update(part)
-    return total
-
-
-def sums_to(widths: Mapping[int, int], need: int) -> bool:
-    """Returns True if some of these cores have exactly `need` threads together.
-
-    Args:
-        widths: number of cores by width.
-        need: number of threads.
-    """
-    sums = 1  # bit n is set if some of the cores have n threads together
-    for width, count in widths.items():
-        step = 1  # 1, 2, 4, ... cores and the rest: every number of cores is a sum of these
-        while (left := count - step + 1) > 0:
-            sums |= sums << width * min(step, left)
-            step *= 2
-    return bool(sums >> need & 1)
 
 
 def holds(layout: CpuLayout, cpus: int, bind: BindPolicy) -> bool:

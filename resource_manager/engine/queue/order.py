@@ -202,7 +202,10 @@ class ServiceOrder:
         # `most` may be infinite, which `int` does not take.
         count = TOGETHER_MAX if most > TOGETHER_MAX else int(most)
         # Another queue of the job, a gang or a resize may have an older item.
-        until = self._until(job_queue)
+        until = job_queue.active_queues.until(job_queue)
+        if self.non_batchables.in_pass:
+            item = self.non_batchables.until(job_queue.job_id if self._tree is not None else "")
+            until = item if until is None or (item is not None and item < until) else until
         found: list[int] = []
         for start, end in job_queue.numbers.peek(count):
             if until is not None and end > until:
@@ -228,11 +231,3 @@ class ServiceOrder:
         """Lets all paused groups take part again."""
         while self._paused and self._tree is not None:
             self._tree.resume(self._tree.groups[self._paused.pop().removeprefix(GROUP)])
-
-    def _until(self, job_queue: JobQueue) -> int | None:
-        """Returns the arrival number of the job's next pending item outside this queue."""
-        number = job_queue.active_queues.until(job_queue)
-        if not self.non_batchables.in_pass:
-            return number
-        item = self.non_batchables.until(job_queue.job_id if self._tree is not None else "")
-        return item if number is None or (item is not None and item < number) else number

@@ -10,10 +10,10 @@ from resource_manager.engine.cpus.take import (
     Short,
     ShortOf,
     Taken,
-    aligned,
     holds,
     take,
 )
+from resource_manager.engine.cpus.whole_cores import aligned
 from tests.support.cpu_layouts import RECORDED, as_reported, cpus, listed, machine, recorded
 
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
