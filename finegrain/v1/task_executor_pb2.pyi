@@ -593,6 +593,8 @@ class OperatorStatus(google.protobuf.message.Message):
     QUOTA_PAGES_FIELD_NUMBER: builtins.int
     USED_BYTES_FIELD_NUMBER: builtins.int
     ENFORCEMENT_FIELD_NUMBER: builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    REVOKED_BYTES_FIELD_NUMBER: builtins.int
     operator_id: builtins.str
     """Name of the operator."""
     fraction: builtins.str
@@ -607,6 +609,10 @@ class OperatorStatus(google.protobuf.message.Message):
     """
     enforcement: global___QuotaEnforcement.ValueType
     """How the quota is enforced."""
+    limit_bytes: builtins.int
+    """What it may use now, in bytes: its quota, less what it lends to other operators of the slot, plus what it borrows."""
+    revoked_bytes: builtins.int
+    """What it must give back now, in bytes, because the owner wants it."""
     def __init__(
         self,
         *,
@@ -616,8 +622,10 @@ class OperatorStatus(google.protobuf.message.Message):
         quota_pages: builtins.int = ...,
         used_bytes: builtins.int = ...,
         enforcement: global___QuotaEnforcement.ValueType = ...,
+        limit_bytes: builtins.int = ...,
+        revoked_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["enforcement", b"enforcement", "fraction", b"fraction", "operator_id", b"operator_id", "quota_bytes", b"quota_bytes", "quota_pages", b"quota_pages", "used_bytes", b"used_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["enforcement", b"enforcement", "fraction", b"fraction", "limit_bytes", b"limit_bytes", "operator_id", b"operator_id", "quota_bytes", b"quota_bytes", "quota_pages", b"quota_pages", "revoked_bytes", b"revoked_bytes", "used_bytes", b"used_bytes"]) -> None: ...
 
 global___OperatorStatus = OperatorStatus
 
@@ -854,7 +862,8 @@ class TaskExit(google.protobuf.message.Message):
     """Bytes of both that were dropped because the log was full."""
     end_reason: builtins.str
     """Why the executor ended the task: "GPU_MEMORY_EXCEEDED" (the tasks of its slot used more than the slot's share of
-    the memory of a GPU). Empty: the executor did not end it.
+    the memory of a GPU), "MANAGED_MEMORY_REVOKED" (an operator did not give borrowed managed memory back in time).
+    Empty: the executor did not end it.
     """
     end_message: builtins.str
     """The reason as a sentence, with amounts; empty without a reason."""

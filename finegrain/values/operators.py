@@ -47,7 +47,8 @@ class OperatorStatus:
     """An operator that runs in a task, with its quota of managed memory.
 
     `used_bytes` is 0 if it is not known. If the quota is enforced by a control group, it is the
-    memory of the whole task.
+    memory of the whole task. `limit_bytes` is what it may use now: its quota, less what it lends,
+    plus what it borrows. `revoked_bytes` is what it must give back now.
     """
 
     operator_id: str
@@ -56,3 +57,5 @@ class OperatorStatus:
     quota_pages: int
     used_bytes: int
     enforcement: QuotaEnforcement
+    limit_bytes: int = 0
+    revoked_bytes: int = 0

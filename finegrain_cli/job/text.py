@@ -64,6 +64,11 @@ _OPERATORS = (
         lambda row: format_bytes(row["used_bytes"]) if row["enforcement"] != DECLARED else "-",
         right=True,
     ),
+    Column(
+        "revoked",
+        lambda row: format_bytes(row["revoked_bytes"]) if row["revoked_bytes"] else "-",
+        right=True,
+    ),
     Column("enforced by", lambda row: row["enforcement"].lower()),
 )
 DECLARED = "DECLARED"

@@ -132,6 +132,7 @@ class Front:
         operator_calls = OperatorCalls(self.keeper, self.runner)
         self.slot_sockets = SlotSockets(self.keeper, operator_calls, prepared.slot_sockets)
         self.runner.open_socket = self.slot_sockets.open_for
+        self.slot_sockets.end_task = self.runner.end_for
         self.keeper.before_shrink = self.slot_sockets.wait_given_back
         self.mps = self._mps_daemons(prepared)
         if self.mps is not None:

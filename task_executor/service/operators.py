@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from finegrain.logs import get_logger
 from finegrain.mapping.json_form import JsonCodec
 from finegrain.values.operators import OperatorStatus, OperatorTask, TaskOperator, TaskPeer
 from finegrain.values.states import QuotaEnforcement, TaskState
+from task_executor.engine.lending import Lending, PoolKey
 from task_executor.engine.managed_memory import (
     ManagedMemory,
     Quota,
@@ -33,6 +35,7 @@ PAGE_BYTES: Final = 32 << 10
 PEERS_IN_ENVIRONMENT_BYTES_MAX: Final = 32 << 10
 HARD: Final = "hard"
 LIMIT_UNIT_BYTES: Final = 64 << 10  # limits are multiples of it
+REVOKE_S: Final = 2.0  # time to give borrowed memory back
 
 log = get_logger(__name__)
 _JSON = JsonCodec()
@@ -54,14 +57,23 @@ class Operators:
         table: the slots.
         tasks: the tasks.
         page_bytes: size of a page of managed memory.
+        clock: returns the time in seconds.
     """
 
-    def __init__(self, table: SlotTable, tasks: TaskTable, page_bytes: int = PAGE_BYTES) -> None:
+    def __init__(
+        self,
+        table: SlotTable,
+        tasks: TaskTable,
+        page_bytes: int = PAGE_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._table = table
         self._tasks = tasks
         self._memory = ManagedMemory(page_bytes)
         self._used: dict[tuple[str, str], int] = {}  # reported by pools, by task and operator
         self._measured: Mapping[str, int] = {}  # memory of whole tasks
+        self._lending: dict[SlotKey, Lending] = {}  # slots with pools that lend and borrow
+        self._clock = clock
         self.on_change: Callable[[SlotKey], None] = lambda _key: None  # quotas may have changed
         self.storing = asyncio.Lock()  # held while an operator or peers are added to a task
         tasks.on_end = self._task_ended
@@ -85,6 +97,8 @@ class Operators:
         if fractions:
             self._check_has_memory(task.key)
         self._memory.register(task.key, task.task_id, fractions)
+        if task.key in self._lending:
+            self._changed(task.key)  # its quota may be lent
         self.refresh_task(task)  # it is not in the table yet
         task.first_quota_bytes = _quota_bytes(task)
 
@@ -122,6 +136,7 @@ class Operators:
     def slot_removed(self, key: SlotKey) -> None:
         """Frees all operators of a slot."""
         self._memory.end_slot(key)
+        self._lending.pop(key, None)
         self.on_change(key)
 
     def adopt(self, of_slots: Iterable[SlotOperator]) -> None:
@@ -191,6 +206,7 @@ class Operators:
         slot = self._table.get(key)
         if slot is None:
             return
+        self._settle_lending(key)
         for task in self._tasks.of_slot(key):
             if not task.has_ended:
                 self._refresh(task, slot)
@@ -209,7 +225,9 @@ class Operators:
         for each in _operators_of(task):
             claim = claims.get(each.operator_id)
             owned = claim is not None and claim.task_id in ("", task.task_id) and each.fraction
-            quota = self._memory.quota(claim.fraction, managed_bytes) if owned and claim else None
+            quota = Quota(0, 0)
+            if owned and claim:
+                quota = self._memory.quota(claim.fraction, managed_bytes)
             pooled = self._used.get((task.task_id, each.operator_id))
             if limited:
                 how, used = QuotaEnforcement.CGROUP, self._measured.get(task.task_id, 0)
@@ -218,7 +236,15 @@ class Operators:
             else:
                 how, used = QuotaEnforcement.DECLARED, 0
             statuses.append(
-                OperatorStatus(each.operator_id, each.fraction, *(quota or Quota(0, 0)), used, how)
+                OperatorStatus(
+                    each.operator_id,
+                    each.fraction,
+                    *quota,
+                    used_bytes=used,
+                    enforcement=how,
+                    limit_bytes=self.limit(task, each.operator_id, quota.memory_bytes),
+                    revoked_bytes=self._revoked(task, each.operator_id),
+                )
             )
         task.operators = tuple(statuses)
 
@@ -237,17 +263,89 @@ class Operators:
         """Takes in the use that a pool of a task reports; None: the pool is gone."""
         if used_bytes is None:
             self._used.pop((task.task_id, operator_id), None)
+            lending, pool = self._lending.get(task.key), PoolKey(task.task_id, operator_id)
+            if lending is not None and pool in lending:
+                lending.leaves(pool, self._clock())
+                self._changed(task.key)
         else:
             self._used[task.task_id, operator_id] = used_bytes
         self.refresh_task(task)
 
     def over_quota(self, key: SlotKey) -> bool:
-        """True if a pool in the slot has reported more use than its quota."""
+        """True if a pool in the slot has reported more use than it may have."""
         return any(
-            self._used.get((task.task_id, each.operator_id), 0) > each.quota_bytes
+            self._used.get((task.task_id, each.operator_id), 0) > each.limit_bytes
             for task in self._tasks.of_slot(key)
             for each in task.operators
         )
+
+    # -- memory that is lent -----------------------------------------------------------------
+
+    def says(
+        self, task: Task, operator_id: str, used_bytes: int, wanted_bytes: int, kept_bytes: int
+    ) -> None:
+        """Takes in what a pool that lends and borrows uses and wants.
+
+        Args:
+            task: the task of the pool.
+            operator_id: its operator.
+            used_bytes: what it uses.
+            wanted_bytes: what it wants to use.
+            kept_bytes: the limit that it keeps to.
+        """
+        self._used[task.task_id, operator_id] = used_bytes
+        claim = self._memory.claims(task.key).get(operator_id)
+        if claim is None or claim.task_id != task.task_id:
+            self.refresh_task(task)  # it has no quota of its own that it could lend
+            return
+        lending = self._lending.setdefault(task.key, Lending(REVOKE_S))
+        pool = PoolKey(task.task_id, operator_id)
+        if pool not in lending:
+            quota = self._memory.quota(claim.fraction, self._managed_bytes(task.key))
+            # A task with a memory limit of its own has room for its quotas only.
+            borrows = not task.memory_limit_bytes
+            lending.join(pool, quota.memory_bytes, kept_bytes, borrows=borrows)
+            self._settle_lending(task.key)
+        lending.says(pool, wanted_bytes, kept_bytes, self._clock())
+        self._changed(task.key)
+
+    def _settle_lending(self, key: SlotKey) -> None:
+        lending = self._lending.get(key)
+        if lending is None:
+            return
+        total = room = self._managed_bytes(key)
+        quotas = {}
+        for name, claim in self._memory.claims(key).items():
+            quota_bytes = self._memory.quota(claim.fraction, total).memory_bytes
+            if (pool := PoolKey(claim.task_id, name)) in lending:
+                quotas[pool] = quota_bytes
+            else:
+                room -= quota_bytes  # it is its operator's alone
+        lending.changed(room, quotas, self._clock())
+
+    def limit(self, task: Task, operator_id: str, default: int) -> int:
+        """Returns what a pool may use now; `default` if it neither lends nor borrows."""
+        lending, pool = self._lending.get(task.key), PoolKey(task.task_id, operator_id)
+        return lending.limit(pool) if lending is not None and pool in lending else default
+
+    def _revoked(self, task: Task, operator_id: str) -> int:
+        lending, pool = self._lending.get(task.key), PoolKey(task.task_id, operator_id)
+        return lending.revoked(pool) if lending is not None and pool in lending else 0
+
+    def next_deadline(self, key: SlotKey) -> float | None:
+        """Returns when a pool of the slot is overdue, by the clock; None: it has nothing to give.
+
+        Until then it must have given back what it borrowed.
+        """
+        lending = self._lending.get(key)
+        return lending.next_deadline() if lending is not None else None
+
+    def overdue(self, key: SlotKey) -> list[Task]:
+        """Returns the tasks with pools that have not given borrowed memory back in time."""
+        lending = self._lending.get(key)
+        keys = lending.overdue(self._clock()) if lending is not None else []
+        tasks = [self._tasks.get(each.task_id) for each in keys]
+        return [each for each in tasks if each is not None and not each.has_ended]
 
 
 def operator_variables(task: Task, operators: Operators, path: Path | None) -> dict[str, str]:
@@ -288,10 +386,14 @@ def _task_variable(task: Task, operators: Operators) -> str:
 def quotas_json(task: Task, operators: Operators) -> dict[str, Any]:
     """Returns the quotas of a task as JSON data."""
     names = ("operator_id", "fraction", "quota_bytes", "quota_pages")
-    return {
-        "page_bytes": operators.page_bytes,
-        "operators": [{name: getattr(each, name) for name in names} for each in task.operators],
-    }
+    found = []
+    for each in task.operators:
+        entry = {name: getattr(each, name) for name in names}
+        # A pool that lends or borrows keeps to its last limit until it is known here again.
+        if (limit := operators.limit(task, each.operator_id, -1)) >= 0:
+            entry["limit_bytes"] = limit
+        found.append(entry)
+    return {"page_bytes": operators.page_bytes, "operators": found}
 
 
 def peers_json(peers: tuple[TaskPeer, ...]) -> list[dict[str, Any]]:

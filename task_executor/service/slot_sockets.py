@@ -13,7 +13,8 @@ import hashlib
 import os
 import socket
 import struct
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,9 +34,10 @@ from task_executor.helper.protocol import (
     text,
 )
 from task_executor.helper.server import socket_address
+from task_executor.host.helper_messages import TaskFault
 from task_executor.host.process_owners import ProcessOwners
 from task_executor.service.operator_calls import OperatorCalls
-from task_executor.service.operators import Operators, peers_json, quotas_json
+from task_executor.service.operators import REVOKE_S, Operators, peers_json, quotas_json
 from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.task_table import Task
 
@@ -43,11 +45,23 @@ CONNECTIONS_MAX: Final = 16  # of one task
 REQUEST_BYTES_MAX: Final = 64 << 10
 UNSENT_BYTES_MAX: Final = 4 << 20  # a task that does not read is disconnected
 SHRINK_S_MAX: Final = 1.0  # how long a resize waits for pools to give memory back
+LATE_S: Final = 0.05
+ENDED_S: Final = 5.0  # for the end of a task that did not give memory back
+NOT_GIVEN_BACK: Final = TaskFault(
+    Reason.MANAGED_MEMORY_REVOKED.value,
+    f"it did not give borrowed managed memory back within {REVOKE_S:g} s",
+)
 VERBS: Final[Mapping[str, Fields]] = {
     "RegisterManagedMemory": {"operator_id": Field(identifier), "fraction": Field(text)},
     "WatchQuota": {},
     "GetPeers": {},
     "ReportUse": {"operator_id": Field(identifier), "used_bytes": Field(integer(0, 1 << 60))},
+    "UseMemory": {
+        "operator_id": Field(identifier),
+        "used_bytes": Field(integer(0, 1 << 60)),
+        "wanted_bytes": Field(integer(0, 1 << 60)),
+        "limit_bytes": Field(integer(0, 1 << 60)),
+    },
 }
 
 log = get_logger(__name__)
@@ -77,6 +91,9 @@ class SlotSockets:
         self._servers: dict[SlotKey, asyncio.Server] = {}
         self._connections: dict[SlotKey, set[_Connection]] = {}
         self._given_back = asyncio.Event()
+        self._revoking: dict[SlotKey, asyncio.Task[None]] = {}
+        # Kills a task, whose end is reported with the reason.
+        self.end_task: Callable[[Task, TaskFault], Awaitable[None]] = _end_nothing
         keeper.operators.on_change = self._quotas_changed
 
     def path(self, key: SlotKey) -> Path:
@@ -87,7 +104,8 @@ class SlotSockets:
     async def open_for(self, task: Task, uid: int) -> Path | None:
         """Opens the socket of a task's slot, unless it is open; returns its path.
 
-        None: the slot has no managed memory, and the task runs no operators.
+        None: the slot has no managed memory, and the task runs no operators. Other tasks that have
+        borrowed the quotas of the task get time to give them back, or are ended.
 
         Args:
             task: the task that may use it.
@@ -98,6 +116,7 @@ class SlotSockets:
         """
         if task.operator_task is None and not self._keeper.operators.managed(task.key):
             return None
+        await self._wait_returned(task.key)
         path = self.path(task.key)
         try:
             if task.key not in self._servers:
@@ -154,6 +173,8 @@ class SlotSockets:
 
     async def close(self) -> None:
         """Closes all sockets. Their files stay, so that tasks connect again to the next front."""
+        for each in self._revoking.values():
+            each.cancel()
         for key, server in self._servers.items():
             server.close()
             for connection in self._connections.get(key, set()):
@@ -215,8 +236,24 @@ class SlotSockets:
     def _quotas_changed(self, key: SlotKey) -> None:
         if self._keeper.table.get(key) is None:
             self.close_slot(key)
+        self._given_back.set()
         for connection in list(self._connections.get(key, ())):
             connection.push()
+        if key not in self._revoking and self.operators.next_deadline(key) is not None:
+            self._revoking[key] = asyncio.create_task(self._await_given_back(key))
+
+    async def _await_given_back(self, key: SlotKey) -> None:
+        """Ends the tasks of a slot that do not give borrowed memory back in time."""
+        try:
+            while (deadline := self.operators.next_deadline(key)) is not None:
+                await asyncio.sleep(max(deadline - time.monotonic(), 0) + LATE_S)
+                for task in self.operators.overdue(key):
+                    log.warning("managed_memory_not_given_back", task_id=task.task_id)
+                    await self.end_task(task, NOT_GIVEN_BACK)
+        except FinegrainError as error:
+            log.error("task_not_ended", allocation_id=key.allocation_id, error=error.message)
+        finally:
+            self._revoking.pop(key, None)
 
     @property
     def operators(self) -> Operators:
@@ -228,6 +265,14 @@ class SlotSockets:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SHRINK_S_MAX):
                 while self.operators.over_quota(key):
+                    self._given_back.clear()
+                    await self._given_back.wait()
+
+    async def _wait_returned(self, key: SlotKey) -> None:
+        """Waits until no operator of a slot has memory to give back, or its task has ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REVOKE_S + ENDED_S):
+                while self.operators.next_deadline(key) is not None:
                     self._given_back.clear()
                     await self._given_back.wait()
 
@@ -250,17 +295,24 @@ class SlotSockets:
             case "WatchQuota":
                 connection.watches = True
                 return quotas_json(task, self.operators)
-            case "ReportUse":
+            case "ReportUse" | "UseMemory":
                 if args["operator_id"] not in (each.operator_id for each in task.operators):
                     message = f"operator {args['operator_id']} is not registered in this task"
                     raise Fault("INVALID_ARGUMENT", message)
                 connection.pools.add(args["operator_id"])
-                self.operators.used(task, args["operator_id"], args["used_bytes"])
+                if verb == "ReportUse":
+                    self.operators.used(task, args["operator_id"], args["used_bytes"])
+                else:
+                    self.operators.says(task, *args.values())
                 self._given_back.set()
                 return {}
             case _:
                 work = task.operator_task
                 return {"peers": peers_json(work.peers if work else ())}
+
+
+async def _end_nothing(_task: Task, _why: TaskFault) -> None:
+    return
 
 
 class _Connection:

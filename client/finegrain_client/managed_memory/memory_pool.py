@@ -17,6 +17,8 @@ from finegrain_client.managed_memory.slot_socket import Quotas, SlotSocket
 
 SEGMENT_BYTES = 4 << 20  # the pool maps memory in pieces of this size
 REPORT_S = 1.0  # between reports of use, while the quota does not shrink
+LENT_S = 30.0  # longest wait for pages of the quota that are lent; the executor takes them back
+BORROW_BYTES = 1 << 20  # asked for at a time
 
 
 class PoolEmpty(MemoryError):
@@ -58,17 +60,26 @@ class MemoryPool:
         self._free: list[Page] = []
         self._clean: list[Page] = []  # free, and without memory behind them
         self._used: set[Page] = set()
+        self._quota_pages = pages
+        self._asked = 0  # pages that were asked for
+        self._shares = False  # it lends and borrows
         self._changed = threading.Condition()
         self._socket: SlotSocket | None = None
         self._known = threading.Event()
         self._reported_at = 0.0
 
     @classmethod
-    def for_operator(cls, operator_id: str, *, path: str = "") -> MemoryPool:
+    def for_operator(
+        cls, operator_id: str, *, opportunistic: bool = False, path: str = ""
+    ) -> MemoryPool:
         """Returns a pool with the quota of an operator of this task. The pool follows the quota.
 
         Args:
             operator_id: the operator; it must be registered.
+            opportunistic: the pool may have more than its quota while other such pools of the slot
+                leave memory unused, and lends them what it does not use. The operator must release
+                `over_quota` pages within 2 s, or its task is ended. Pages of the quota that are
+                lent are waited for, whatever the timeout of `allocate`.
             path: the socket of the slot; empty: FINEGRAIN_SLOT_SOCKET.
 
         Raises:
@@ -78,16 +89,28 @@ class MemoryPool:
         pool = cls(mmap.PAGESIZE, 0)
 
         def take(quotas: Quotas) -> None:
-            sizes = {each["operator_id"]: each["quota_bytes"] for each in quotas["operators"]}
-            if operator_id in sizes:
-                if not pool._known.is_set():  # later pages must have the size of the first ones
-                    pool.page_bytes = quotas["page_bytes"]
-                pool.resize(sizes[operator_id] // pool.page_bytes)
-                pool._known.set()
+            found = [each for each in quotas["operators"] if each["operator_id"] == operator_id]
+            if not found:
+                return
+            known = pool._known.is_set()
+            if not known:  # later pages must have the size of the first ones
+                pool.page_bytes = quotas["page_bytes"]
+            pool._quota_pages = found[0]["quota_bytes"] // pool.page_bytes
+            limit = found[0].get("limit_bytes")
+            if limit is not None and pool._shares:
+                pool.resize(limit // pool.page_bytes)
+            elif not (known and pool._shares):
+                pool.resize(pool._quota_pages)
+            else:  # the executor was restarted: it asks for the limit that the pool keeps to
+                pool.resize(pool._pages)
+            pool._known.set()
 
+        pool._shares = opportunistic
         slot = SlotSocket(path, take)
         pool._socket = slot
-        pool._on_use = lambda used_bytes: slot.report(operator_id, used_bytes)
+        pool._on_use = lambda used_bytes: slot.report(
+            "UseMemory" if opportunistic else "ReportUse", **pool._use(operator_id, used_bytes)
+        )
         # The first report tells the executor that a pool keeps this operator to its quota.
         try:
             slot.call("ReportUse", operator_id=operator_id, used_bytes=0)
@@ -97,12 +120,28 @@ class MemoryPool:
         if not pool._known.is_set():
             slot.close()
             raise KeyError(operator_id)
+        if opportunistic:
+            pool.resize(pool._pages)  # says that it takes part
         return pool
+
+    def _use(self, operator_id: str, used_bytes: int) -> dict[str, Any]:
+        """Returns the arguments of a report."""
+        use: dict[str, Any] = {"operator_id": operator_id, "used_bytes": used_bytes}
+        if self._shares:
+            use["wanted_bytes"] = max(self._asked, len(self._used)) * self.page_bytes
+            # Pages in use above the limit are still kept.
+            use["limit_bytes"] = max(self._pages, len(self._used)) * self.page_bytes
+        return use
 
     @property
     def pages(self) -> int:
-        """The quota, in pages."""
+        """The pages that it may use: the quota, less what is lent, plus what is borrowed."""
         return self._pages
+
+    @property
+    def quota_pages(self) -> int:
+        """The quota, in pages."""
+        return self._quota_pages
 
     @property
     def used_pages(self) -> int:
@@ -123,10 +162,14 @@ class MemoryPool:
         Raises:
             PoolEmpty: no page became free in time.
         """
-        end = None if timeout_s is None else time.monotonic() + timeout_s
+        begun = time.monotonic()
         with self._changed:
             while len(self._used) >= self._pages:
-                left = None if end is None else end - time.monotonic()
+                self._ask()
+                wait_s = timeout_s
+                if self._shares and len(self._used) < self._quota_pages and timeout_s is not None:
+                    wait_s = max(timeout_s, LENT_S)
+                left = None if wait_s is None else begun + wait_s - time.monotonic()
                 if left is not None and left <= 0:
                     raise PoolEmpty(f"all {self._pages} pages are in use")
                 self._changed.wait(left)
@@ -134,6 +177,17 @@ class MemoryPool:
             self._used.add(page)
             self._report()
             return page
+
+    def _ask(self) -> None:
+        """Asks for more pages: those of its quota that are lent, or else some above it."""
+        if not self._shares:
+            return
+        used = len(self._used)
+        step = max(BORROW_BYTES // self.page_bytes, 1)
+        asked = self._quota_pages if used < self._quota_pages else used + step
+        if asked != self._asked:
+            self._asked = asked
+            self._report(now=True)
 
     def _report(self, *, now: bool = False) -> None:
         moment = time.monotonic()
@@ -157,6 +211,7 @@ class MemoryPool:
             if page not in self._used:
                 return
             self._used.remove(page)
+            self._asked = 0
             if len(self._used) + len(self._free) >= self._pages:
                 page._discard()
                 self._clean.append(page)

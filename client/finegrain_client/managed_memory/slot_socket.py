@@ -166,13 +166,12 @@ class SlotSocket:
                         self._answers[message["id"]] = message
                     self._answered.notify_all()
 
-    def report(self, operator_id: str, used_bytes: int) -> None:
+    def report(self, verb: str, **args: Any) -> None:
         """Reports the use of a pool, without waiting for an answer; lost if not connected."""
         with self._lock:
             if self._peer is not None:
-                args = {"operator_id": operator_id, "used_bytes": used_bytes}
                 with suppress(OSError):
-                    _send(self._peer, {"id": _REPORT, "verb": "ReportUse", "args": args})
+                    _send(self._peer, {"id": _REPORT, "verb": verb, "args": args})
 
 
 def _connect(path: Path) -> socket.socket:

@@ -314,3 +314,63 @@ async def test_the_socket_goes_with_its_slot(
 async def test_a_limit_above_the_slot_is_refused(master: JobMaster) -> None:
     with pytest.raises(InvalidArgument, match="the memory of the slot"):
         await submit(master, limit=256 * MIB, sort="1")
+
+
+async def use(pool: SlotSocket, operator: str, used: int, wanted: int, limit: int) -> None:
+    """A pool reports what it uses, wants and keeps to, in MiB."""
+    sizes = {"used_bytes": used, "wanted_bytes": wanted, "limit_bytes": limit}
+    args = {name: size * MIB for name, size in sizes.items()}
+    assert (await pool.call("UseMemory", operator_id=operator, **args))["ok"]
+
+
+async def limits(pool: SlotSocket) -> dict[str, int]:
+    """The limits of the operators that lend and borrow, in MiB."""
+    known = (await pool.call("WatchQuota"))["result"]["operators"]
+    return {each["operator_id"]: each["limit_bytes"] // MIB for each in known}
+
+
+async def test_memory_that_an_operator_does_not_use_is_lent_and_revoked(
+    executor: Executor, master: JobMaster
+) -> None:
+    await submit(master, sort="1/2", join="1/2")
+    pool = await SlotSocket.at(executor.helper.specs["task"].env["FINEGRAIN_SLOT_SOCKET"])
+    await use(pool, "sort", used=0, wanted=0, limit=32)
+    await use(pool, "join", used=32, wanted=50, limit=32)
+    assert await limits(pool) == {"sort": 14, "join": 32}
+    await use(pool, "sort", used=0, wanted=0, limit=14)
+    assert await limits(pool) == {"sort": 14, "join": 50}
+    await use(pool, "join", used=50, wanted=50, limit=50)
+    await use(pool, "sort", used=14, wanted=32, limit=14)
+    assert await limits(pool) == {"sort": 14, "join": 32}
+    (task,) = await master.tasks()
+    shown = {each.operator_id: each for each in task.operators}
+    assert shown["join"].revoked_bytes == 18 * MIB
+    assert shown["join"].limit_bytes == shown["join"].quota_bytes == 32 * MIB
+    await use(pool, "join", used=32, wanted=50, limit=32)
+    assert await limits(pool) == {"sort": 32, "join": 32}
+
+
+async def test_a_task_that_keeps_borrowed_memory_is_ended(
+    executor: Executor, master: JobMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has borrowed what no operator had; then a task with that part starts."""
+    monkeypatch.setattr("task_executor.service.operators.REVOKE_S", 0.05)
+    await submit(master, sort="1/2")
+    pool = await SlotSocket.at(executor.helper.specs["task"].env["FINEGRAIN_SLOT_SOCKET"])
+    await use(pool, "sort", used=32, wanted=64, limit=32)
+    assert await limits(pool) == {"sort": 64}
+    await submit(master, "late", join="1/2")
+    (first, late) = await master.tasks()
+    assert (first.exit.end_reason, late.state) == (
+        "MANAGED_MEMORY_REVOKED",
+        te.TASK_STATE_RUNNING,
+    )
+
+
+async def test_a_task_with_a_memory_limit_cannot_borrow(
+    executor: Executor, master: JobMaster
+) -> None:
+    await submit(master, limit=64 * MIB, sort="1/2")
+    pool = await SlotSocket.at(executor.helper.specs["task"].env["FINEGRAIN_SLOT_SOCKET"])
+    await use(pool, "sort", used=32, wanted=64, limit=32)
+    assert await limits(pool) == {"sort": 32}

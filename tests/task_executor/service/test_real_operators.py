@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -43,6 +44,29 @@ while True:
         print("pages", len(pages), flush=True)
     time.sleep(0.005)
 """
+SHARING = """
+import sys, time
+from finegrain_client.managed_memory import MemoryPool, PoolEmpty
+name, wanted = sys.argv[1], int(sys.argv[2])
+pool, pages = MemoryPool.for_operator(name, opportunistic=True), []
+while True:
+    while pool.over_quota:
+        pages.pop().release()
+    if len(pages) < wanted:
+        try:
+            pages.append(pool.allocate())
+            pages[-1].memory[:] = b"x" * pool.page_bytes
+        except PoolEmpty:
+            time.sleep(0.01)
+        if len(pages) in (700, 1024, 1500):
+            print(name, "has", len(pages), flush=True)
+    else:
+        line = sys.stdin.readline().split()  # how many pages it wants now
+        wanted = int(line[0])
+        while len(pages) > wanted:
+            pages.pop().release()
+"""
+"""A pool that lends and borrows: it takes as many pages as it wants, and then reads a number."""
 HOG = "x = bytearray({mib} << 20); print('fits', flush=True); import time; time.sleep(600)"
 
 
@@ -93,6 +117,35 @@ async def test_a_pool_follows_its_quota_through_resizes_and_a_crash_of_the_front
     operator = (await master.tasks())[0].operators[0]
     assert operator.enforcement == te.QUOTA_ENFORCEMENT_POOL
     assert (operator.quota_bytes, operator.quota_pages) == (8 * MIB, 256)
+
+
+async def test_pools_lend_each_other_what_they_do_not_use(
+    rm: ScriptedRM, real: JobMaster, process: ExecutorProcess, tmp_path: Path
+) -> None:
+    """Each has a quota of 1,024 pages. The borrower takes all that it can get, and gives back."""
+    await rm.allocate(managed(64))
+    (tmp_path / "pool.py").write_text(SHARING)
+    os.mkfifo(fifo := tmp_path / "orders")
+    run = f"exec {sys.executable} {tmp_path / 'pool.py'}"
+    shell = ("sh", "-c")
+    await submit(real, "owner", f"{run} owner 0 <> {fifo}", argv=shell, owner="1/2")
+    await submit(real, "borrower", f"{run} borrower 3000", argv=shell, borrower="1/2")
+    await printed(process, "borrower", "borrower has 1500")
+    fifo.write_text("700\n")
+    await printed(process, "owner", "owner has 700")
+
+    async def operators() -> dict[str, te.OperatorStatus]:
+        return {each.operator_id: each for t in await real.tasks() for each in t.operators}
+
+    found = await operators()
+    for _ in range(round(PATIENCE_S * 20)):
+        if sum(each.used_bytes for each in found.values()) <= 64 * MIB:
+            break
+        await asyncio.sleep(0.05)
+        found = await operators()
+    assert sum(each.limit_bytes for each in found.values()) <= 64 * MIB
+    assert found["owner"].limit_bytes >= 700 * (32 << 10)
+    assert {each.state for each in await real.tasks()} == {te.TASK_STATE_RUNNING}
 
 
 @pytest.mark.needs("root", "cgroup-v1")
