@@ -37,7 +37,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"max_content_width": 100},
+    # Inherited by all commands.
+    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
     add_completion=False,  # `finegrain completion` prints the scripts
 )
 
@@ -66,6 +67,21 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         settings.show_version()
         raise typer.Exit
+
+
+@app.command(name="help")
+def show_help(
+    context: typer.Context,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[COMMAND]...", show_default=False)
+    ] = None,
+) -> None:
+    """Show the help of a command.
+
+    Example: finegrain help groups set
+    """
+    # The same as `finegrain COMMAND --help`, with the same error for an unknown command.
+    app([*(command or ()), "--help"], prog_name=context.find_root().info_name)
 
 
 @app.callback()
