@@ -12,6 +12,9 @@ executors and requests can be divided). The backlogs are:
   requested already; and the same in three zones, of which every second request names one;
 - large requests that nearly fill an executor.
 
+At the end, the whole engine plans for all different requests: the decisions of the planning pass,
+their longest and their sum.
+
 Shapes have 4 to 64 cpus, with 2 to 8 GiB for each cpu. Their prices follow their size, plus or
 minus a tenth. All random numbers come from a fixed seed.
 """
@@ -25,12 +28,17 @@ import statistics
 import time
 from dataclasses import replace
 
-from finegrain.resources import GIB, MEMORY_GRAIN_BYTES, MIB
+from bench.engine import AT, Bench
+from finegrain.resources import GIB, MEMORY_GRAIN_BYTES, MIB, ResourceProfile
+from resource_manager.engine.model.entities import Instant, RequestSpec
+from resource_manager.engine.model.events import Decide, JobRegistered, RequestsSubmitted
 from resource_manager.engine.model.scheduling_key import SLOTS
+from resource_manager.engine.model.settings import EngineSettings, ExecutorShape, Provisioning
 from resource_manager.engine.placement.elastic import Capacity
 from resource_manager.engine.planning.draft import Supply
 from resource_manager.engine.planning.packing import Demand
 from resource_manager.engine.planning.planning import Backlog, Plan, make_plan
+from resource_manager.engine.step import step
 
 SEED = 20251120
 
@@ -150,6 +158,39 @@ def measure(title: str, asked: Backlog, passes: int) -> Plan:
     return plan
 
 
+def through_engine(asked: Backlog) -> None:
+    """Prints how long the decisions of a planning pass take."""
+    default = ResourceProfile(1_000, 256 * MIB)
+    shapes = tuple(
+        ExecutorShape(f"shape-{at}", "bench", each.total, default, cost=each.cost)
+        for at, each in enumerate(asked.supplies)
+    )
+    bench = Bench(
+        {"profiles": [], "hosts": None}, EngineSettings(provisioning=Provisioning(shapes))
+    )
+    bench.batch(JobRegistered(AT, "job", "job", "default", None, "s", "r"))
+    profiles = [
+        ResourceProfile(each.pooled["cpu_milli"], each.pooled["memory_bytes"] * MEMORY_GRAIN_BYTES)
+        for each in asked.demands
+    ]
+    specs = [RequestSpec(f"r{at}", profiles[kind]) for at, (kind, _) in enumerate(asked.queue)]
+    for start in range(0, len(specs), 100):
+        bench.batch(RequestsSubmitted(AT, "job", tuple(specs[start : start + 100])))
+    gc.collect()
+    gc.disable()
+    later = Instant(AT.monotonic_ms + 2_000, AT.time_ms + 2_000)
+    taken: list[float] = []
+    while not taken or bench.state.unfinished:
+        began = time.process_time()
+        step(bench.state, Decide(later))
+        taken.append((time.process_time() - began) * 1_000)
+        bench.state.changes.take()
+    print(
+        f"through the engine: {len(taken)} decisions, longest {max(taken):.1f} ms, in all"
+        f" {sum(taken):.0f} ms, {len(bench.state.provisions)} executors"
+    )
+
+
 def main() -> None:
     """Runs all backlogs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -186,6 +227,7 @@ def main() -> None:
     measure("the same, half with labels", labelled(limited, chance), options.passes)
     large = backlog(requests, requests, shapes, chance, cpus_max=48)
     measure("all different and large", large, options.passes)
+    through_engine(asked)
 
 
 if __name__ == "__main__":

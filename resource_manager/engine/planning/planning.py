@@ -88,6 +88,9 @@ def make_plan(backlog: Backlog) -> Plan:
 
 def plan_in_steps(backlog: Backlog) -> Steps[Plan]:
     """Does the same in slices; see `steps.py`."""
+    # A pause before the start as well: it takes as long as a whole slice, and so may what the
+    # caller has just done to make the backlog.
+    yield 2 * len(backlog.demands)
     planning = _Planning(backlog)
     yield 2 * len(backlog.demands)
     # Without these, keeping would only repeat what planning from scratch does.

@@ -37,7 +37,7 @@ _PARTS_MAX = 5_000
 for the cheapest set small.
 """
 
-WORK_MAX = 10_000
+WORK_MAX = 7_000
 """Most steps (`planning/steps.py`) of a planning pass that one cycle runs. They take some
 milliseconds.
 """
