@@ -3,7 +3,9 @@
 The check computes independently of the engine's index. For each waiting kind of request it keeps
 the number of slots that fit on each node, and updates it for nodes that changed. So a check costs
 the number of waiting kinds times the number of changed nodes. Capacity that is reserved for a
-starved request does not count as idle, nor does capacity beyond the maximum of a group.
+starved request does not count as idle, nor does capacity beyond the maximum of a group. For
+requests with devices, none of a node counts where something is reserved: amounts do not tell which
+devices the reservation needs, so the engine places them elsewhere.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ class IdleCheck:
             free = self._free(cluster, name)
             for room in self._rooms.values():
                 if name in room.by_node:
-                    room.update(name, free, cluster.executors[name])
+                    self._update(room, name, free, cluster.executors[name])
         for profile, labels in needed - self._rooms.keys():
             self._rooms[profile, labels] = self._measured(cluster, profile, labels)
         for kind in cluster.waiting_kinds:
@@ -117,8 +119,11 @@ class IdleCheck:
         wanted = set(labels)
         for name, executor in cluster.executors.items():
             if room.need and wanted <= set(executor.node.labels):
-                room.update(name, self._free(cluster, name), executor)
+                self._update(room, name, self._free(cluster, name), executor)
         return room
+
+    def _update(self, room: _Room, name: str, free: Amounts, executor: SimulatedExecutor) -> None:
+        room.update(name, {} if room.devices and name in self._held else free, executor)
 
 
 def _device_room(executor: SimulatedExecutor, request: DeviceRequest) -> int:
