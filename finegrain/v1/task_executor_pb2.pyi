@@ -840,6 +840,7 @@ class TaskExit(google.protobuf.message.Message):
     DROPPED_BYTES_FIELD_NUMBER: builtins.int
     END_REASON_FIELD_NUMBER: builtins.int
     END_MESSAGE_FIELD_NUMBER: builtins.int
+    PEAK_GPU_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     exit_code: builtins.int
     """Exit status; meaningful when `signal` is 0."""
     signal: builtins.int
@@ -867,6 +868,10 @@ class TaskExit(google.protobuf.message.Message):
     """
     end_message: builtins.str
     """The reason as a sentence, with amounts; empty without a reason."""
+    peak_gpu_memory_bytes: builtins.int
+    """Most memory of GPUs that its slot used while it ran, in bytes, as the driver told about once a second; 0: not
+    measured.
+    """
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it ended."""
@@ -887,9 +892,10 @@ class TaskExit(google.protobuf.message.Message):
         dropped_bytes: builtins.int = ...,
         end_reason: builtins.str = ...,
         end_message: builtins.str = ...,
+        peak_gpu_memory_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["end_time", b"end_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled", "cpu_time_us", b"cpu_time_us", "dropped_bytes", b"dropped_bytes", "end_message", b"end_message", "end_reason", b"end_reason", "end_time", b"end_time", "exit_code", b"exit_code", "oom_killed", b"oom_killed", "peak_memory_bytes", b"peak_memory_bytes", "signal", b"signal", "stderr_bytes", b"stderr_bytes", "stdout_bytes", b"stdout_bytes", "timed_out", b"timed_out"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled", "cpu_time_us", b"cpu_time_us", "dropped_bytes", b"dropped_bytes", "end_message", b"end_message", "end_reason", b"end_reason", "end_time", b"end_time", "exit_code", b"exit_code", "oom_killed", b"oom_killed", "peak_gpu_memory_bytes", b"peak_gpu_memory_bytes", "peak_memory_bytes", b"peak_memory_bytes", "signal", b"signal", "stderr_bytes", b"stderr_bytes", "stdout_bytes", b"stdout_bytes", "timed_out", b"timed_out"]) -> None: ...
 
 global___TaskExit = TaskExit
 

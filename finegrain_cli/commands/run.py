@@ -156,7 +156,8 @@ def run(
     stats: Annotated[
         bool,
         typer.Option(
-            "--stats", help="At the end, print the memory and cpu time that the command used."
+            "--stats",
+            help="At the end, print the memory, GPU memory and cpu time that the command used.",
         ),
     ] = False,
     manager: ManagerOption = "",

@@ -133,4 +133,6 @@ def report(result: fg.TaskResult, options: RunOptions, member: int | None = None
         )
     if options.stats:
         peak = format_bytes(result.peak_memory_bytes) if result.peak_memory_bytes else "unknown"
+        if result.peak_gpu_memory_bytes:
+            peak += f", of GPUs {format_bytes(result.peak_gpu_memory_bytes)}"
         say(f"{start}peak memory {peak}, cpu time {format_duration(result.cpu_time_s)}")

@@ -192,6 +192,7 @@ class DeviceWatch:
                     self._measured_changed()
                 if reading.number != self._checked:
                     self._checked = reading.number
+                    self._keeper.tasks.measured(self._uses.usages)
                     self._must_confirm = self._check_use(self._uses.usages, reading.at_s)
         if time.monotonic() - self._nics_at_s >= NICS_EVERY_S:
             self._nics_at_s = time.monotonic()

@@ -80,6 +80,7 @@ def _task_exit(task: Task) -> task_executor_pb2.TaskExit | None:
         cancelled=task.cancelled,
         end_reason="" if cause is None else cause.reason,
         end_message="" if cause is None else cause.message,
+        peak_gpu_memory_bytes=task.peak_gpu_memory_bytes,
     )
 
 
@@ -151,7 +152,9 @@ write = Writer(
                 "allocation_id": "key.allocation_id",
                 "generation": "key.generation",
                 "start_time": As("start_time_ms", _moment),
-                "exit": FromValue(_task_exit, ("exit", "cancelled", "ended_for")),
+                "exit": FromValue(
+                    _task_exit, ("exit", "cancelled", "ended_for", "peak_gpu_memory_bytes")
+                ),
                 "error": "fault",
             },
             kept=(
@@ -184,7 +187,7 @@ write = Writer(
                     ("stdout_dropped_bytes", "stderr_dropped_bytes"),
                 ),
             },
-            given="cancelled end_reason end_message",
+            given="cancelled end_reason end_message peak_gpu_memory_bytes",
             kept="oom_kills started_unix_ms error",
         ),
         Writing(

@@ -17,6 +17,7 @@ from finegrain.errors import NotFound, Reason, ResourceExhausted
 from finegrain.mapping.json_form import JsonCodec, JsonForm
 from finegrain.values.operators import OperatorStatus, OperatorTask, TaskOperator
 from finegrain.values.states import TaskState
+from finegrain.values.usage import DeviceUsage
 from task_executor.engine.slots import SlotKey
 from task_executor.host.helper_messages import ExitRecord, TaskFault
 
@@ -56,6 +57,7 @@ class Task:
     exit: ExitRecord | None = None
     slot_removed_at: float | None = None  # event loop time
     watchers: int = 0
+    peak_gpu_memory_bytes: int = 0  # of its slot while it ran, since this front has started
     operators: tuple[OperatorStatus, ...] = ()
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # no longer STARTING
     _wakers: set[asyncio.Event] = field(default_factory=set)
@@ -112,6 +114,7 @@ class Task:
 
 _LEARNT = (
     "state pid start_time_ms directory exit slot_removed_at watchers operators settled _wakers"
+    " peak_gpu_memory_bytes"
 )
 _JSON = JsonCodec(
     {
@@ -155,6 +158,18 @@ class TaskTable:
                 details={"task_id": task_id},
             )
         return task
+
+    def measured(self, usages: Iterable[DeviceUsage]) -> None:
+        """Notes the memory of GPUs that slots use now, for the tasks that run in them."""
+        used: dict[SlotKey, int] = {}
+        for usage in usages:
+            for each in usage.slots:
+                key = SlotKey(each.allocation_id, each.generation)
+                used[key] = used.get(key, 0) + each.memory_bytes
+        for key, memory_bytes in used.items():
+            for task in self.of_slot(key):
+                if not task.has_ended:
+                    task.peak_gpu_memory_bytes = max(task.peak_gpu_memory_bytes, memory_bytes)
 
     def check_room(self, memory_bytes: int) -> None:
         """Checks that an executor with this much memory may run one more task.

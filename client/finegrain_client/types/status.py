@@ -282,6 +282,7 @@ class TaskResult(Value):
     stderr: bytes = b""
     end_reason: str = ""  # the executor ended it for this, such as "GPU_MEMORY_EXCEEDED"
     end_message: str = ""  # the same as a sentence
+    peak_gpu_memory_bytes: int = 0  # of its slot while it ran; 0: not measured
 
     @property
     def ok(self) -> bool:

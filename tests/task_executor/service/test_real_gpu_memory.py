@@ -79,6 +79,7 @@ async def test_the_tasks_of_a_slot_above_its_share_end_and_its_neighbour_goes_on
     for task_id in ("large", "aside"):
         end = (await job_master.watch(task_id)).exit
         assert (end.signal, end.end_reason) == (9, "GPU_MEMORY_EXCEEDED")
+        assert end.peak_gpu_memory_bytes == (HALF_MIB + 1024) << 20
         assert "memory of gpu1, 1Gi more than its share" in end.end_message
         assert not end.cancelled
     host.plays(A + B + other)
