@@ -25,7 +25,7 @@ from task_executor.helper.forks import become_subreaper, close_all_but, default_
 from task_executor.helper.kubelet import KubeletFiles
 from task_executor.helper.launch import EXIT_CONFIG, EXIT_IN_USE, HelperConfig, digest
 from task_executor.helper.loop import Job, Loop
-from task_executor.helper.parking import Parking
+from task_executor.helper.parking import move
 from task_executor.helper.paths import boot_id, read_json, write_json
 from task_executor.helper.protocol import (
     CONFIG,
@@ -60,7 +60,6 @@ class Helper:
         self.loop = Loop(_reap)
         self.tasks = Tasks(self.loop, config, self.driver, self.send_event)
         self.slots = Slots(state, self.driver, self.tasks.shims_of)
-        self.parking = Parking(self.slots, self.driver)
         self.kubelet_files = KubeletFiles(config["kubelet_dir"], config["kubelet_config"])
         listener = listen(Path(config["socket_path"]), config["front_uid"], config["front_gid"])
         uids = {0, os.geteuid(), config["front_uid"]}
@@ -103,10 +102,12 @@ class Helper:
         return self.slots.place(args["slots"])
 
     def park_slot(self, args: dict[str, Any]) -> Job:
-        return self.parking.park(self.slots.need(args), args["memory_bytes"])
+        name, order = self.slots.need(args), {"park": True}
+        return move(self.slots, self.driver, name, order, args["memory_bytes"])
 
     def unpark_slot(self, args: dict[str, Any]) -> Job:
-        return self.parking.unpark(self.slots.need(args), args["device_map"])
+        order = {"park": False, "device_map": args["device_map"]}
+        return move(self.slots, self.driver, self.slots.need(args), order)
 
     def destroy_slot(self, args: dict[str, Any]) -> Job:
         return self.slots.destroy(slot_name(args), args["grace_ms"] / 1000)

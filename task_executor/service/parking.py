@@ -26,7 +26,7 @@ from finegrain.logs import get_logger
 from finegrain.units import format_bytes
 from finegrain.values.usage import DeviceUsage
 from task_executor.engine.slots import CarveState, Slot, SlotKey
-from task_executor.helper.parking import PROGRAM
+from task_executor.parking_agent import PROGRAM
 from task_executor.service.failures import not_moved, still_moving
 from task_executor.service.resizing import finish_resize
 from task_executor.service.slot_keeper import SlotKeeper

@@ -1,0 +1,126 @@
+"""Moves processes off their GPUs and back, with NVIDIA's `cuda-checkpoint`. The helper executes it.
+
+It reads one order from standard input and writes one answer to standard output, both as JSON. A
+process that uses CUDA is running, locked (its calls wait), or checkpointed (what it had on the GPU
+lies in its own memory, and it has left the GPU). An order can be repeated after any failure: it
+starts from the state in which it finds each process.
+
+The program needs root, and may load the driver's library. So it runs in a process of its own, which
+uses the standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PROGRAM = "cuda-checkpoint"
+RUNNING, LOCKED, CHECKPOINTED = "running", "locked", "checkpointed"
+
+_LOCK_MS = 10_000  # work that was submitted to the GPU must end within this time
+_STATE_S, _COPY_S = 60.0, 1_800.0  # an action copies up to all memory of a GPU
+_AFTER = {"lock": LOCKED, "checkpoint": CHECKPOINTED, "restore": LOCKED, "unlock": RUNNING}
+
+
+class ParkError(Exception):
+    """A process could not be moved."""
+
+
+def park(pids: list[int]) -> int:
+    """Moves processes off their GPUs; returns how many were moved now.
+
+    Raises:
+        ParkError: one could not be moved; others may have been.
+    """
+    states = {pid: state for pid in pids if (state := _state(pid)) in (RUNNING, LOCKED)}
+    # All are locked before the first one is moved, because they may share memory of a GPU.
+    for pid, state in states.items():
+        if state == RUNNING:
+            _act(pid, "lock", "--timeout", str(_LOCK_MS))
+    for pid in states:
+        _act(pid, "checkpoint")
+    return len(states)
+
+
+def unpark(pids: list[int], device_map: str) -> int:
+    """Moves processes to their GPUs again; returns how many were moved now.
+
+    Args:
+        pids: the processes.
+        device_map: "old=new" for UUIDs of GPUs; empty: they return to those that they had.
+
+    Raises:
+        ParkError: one could not be moved; others may have been.
+    """
+    options = ("--device-map", device_map) if device_map else ()
+    states = {pid: state for pid in pids if (state := _state(pid)) in (LOCKED, CHECKPOINTED)}
+    # None goes on before all are back, because they may share memory of a GPU.
+    for pid, state in states.items():
+        if state == CHECKPOINTED:
+            _act(pid, "restore", *options)
+    for pid in states:
+        _act(pid, "unlock")
+    return len(states)
+
+
+def _state(pid: int) -> str:
+    """Returns the state of a process; empty if it does not use CUDA, or has ended.
+
+    The program fails in the same way for a process that it cannot reach. The executor asks the
+    driver in the end who still has memory.
+    """
+    status, said = _run(_STATE_S, "--get-state", "--pid", str(pid))
+    if status == 0 and said not in (RUNNING, LOCKED, CHECKPOINTED):
+        raise ParkError(f"{PROGRAM} reports the state {said!r} of process {pid}")
+    return said if status == 0 else ""
+
+
+def _act(pid: int, action: str, *options: str) -> None:
+    status, said = _run(_COPY_S, "--action", action, "--pid", str(pid), *options)
+    # A process that has ended has left the GPU. An agent before this one may have been quicker.
+    if status != 0 and Path(f"/proc/{pid}").exists() and _state(pid) != _AFTER[action]:
+        raise ParkError(f"{PROGRAM} could not {action} process {pid}: {said or 'it said nothing'}")
+
+
+def _run(seconds: float, *arguments: str) -> tuple[int, str]:
+    """Returns exit status and output of the program."""
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise ParkError(f"{PROGRAM} is not installed where the helper of the executor runs")
+    try:
+        done = subprocess.run(
+            [program, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return -1, f"it did not end within {seconds:.0f} s"
+    return done.returncode, " ".join(done.stdout.decode(errors="replace").split())[:300]
+
+
+def main() -> None:
+    """Executes one order: `lock` (path), `park`, `pids` and `device_map`."""
+    order: dict[str, Any] = json.load(sys.stdin)
+    with Path(order["lock"]).open("w") as lock:
+        # The agent of an earlier helper may still work on the slot.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        answer: dict[str, Any]
+        try:
+            pids = order["pids"]
+            moved = park(pids) if order["park"] else unpark(pids, order["device_map"])
+            answer = {"processes": moved}
+        except (ParkError, OSError) as error:
+            answer = {"error": str(error)}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
