@@ -9,6 +9,7 @@ from typing import Final
 from finegrain.capacity import Capacity
 from finegrain.cpuset import EMPTY, CpuSet, union
 from finegrain.topology import Core, Gpu, HostTopology, HugePages, NumaNode, PciDevice, PciKind
+from finegrain.units import counted
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _CORES_SHOWN_MAX: Final = 16
@@ -57,20 +58,16 @@ def bytes_text(amount: int) -> str:
 
 
 def _headline(topology: HostTopology) -> str:
-    parts = [f"{len(topology.online)} CPUs", _count(len(topology.cores), "core")]
-    parts.append(_count(len(topology.packages), "package"))
-    parts.append(_count(len(topology.numa_nodes), "NUMA node"))
+    parts = [f"{len(topology.online)} CPUs", counted(len(topology.cores), "core")]
+    parts.append(counted(len(topology.packages), "package"))
+    parts.append(counted(len(topology.numa_nodes), "NUMA node"))
     if topology.memory_total_bytes is not None:
         parts.append(bytes_text(topology.memory_total_bytes))
     if topology.gpus:
-        parts.append(_count(len(topology.gpus), "GPU"))
+        parts.append(counted(len(topology.gpus), "GPU"))
     if topology.offline:
         parts.append(f"offline CPUs {topology.offline}")
     return ", ".join(parts)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _offered(capacity: Capacity) -> list[str]:
@@ -140,7 +137,7 @@ def _cores(topology: HostTopology, cores: list[Core], capacity: Capacity | None)
         mark = _bracket(_core_marks(topology, core, capacity))
         by_mark.setdefault(mark, []).append(core.cpus)
     return [
-        f"{_count(len(cpus), 'core')}: CPUs {union(cpus)}{mark}" for mark, cpus in by_mark.items()
+        f"{counted(len(cpus), 'core')}: CPUs {union(cpus)}{mark}" for mark, cpus in by_mark.items()
     ]
 
 
@@ -194,7 +191,7 @@ def device_lines(topology: HostTopology) -> list[str]:
             through = " through a switch" if link.via_switch else ""
             lines.append(
                 f"GPU {ends.get(link.first_uuid)} - GPU {ends.get(link.second_uuid)}: "
-                f"{_count(link.nvlink_count, 'NVLink')}{through}"
+                f"{counted(link.nvlink_count, 'NVLink')}{through}"
             )
     # GPUs that the driver reports are drawn already, with more detail.
     known = {gpu.pci_bus_id for gpu in topology.gpus}

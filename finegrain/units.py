@@ -91,10 +91,15 @@ def format_bytes_exactly(amount: int) -> str:
     return str(amount)
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun: "1 slot", "2 slots"."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 def format_cpu(cpu_milli: int) -> str:
     """Returns cores for people: "0.5", "12"."""
     whole, rest = divmod(cpu_milli, 1000)
-    # Zeros first: the dot keeps those of the whole number, as in "10.".
+    # This removes zeros before the dot is removed, so that the zero of "10" stays.
     return f"{whole}.{rest:03d}".rstrip("0").rstrip(".")
 
 

@@ -1,7 +1,7 @@
-"""`finegrain executor helper`: runs the privileged helper in a separate systemd unit.
+"""The command `finegrain executor helper`: runs the privileged helper in a separate systemd unit.
 
-It takes the same options as the front, derives the helper's configuration, and then replaces itself
-with the helper. It imports no grpc.
+The command has the same options as the front. It computes the helper's configuration from these
+options, and then replaces its process with the helper. It must not import grpc.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ EXIT_USAGE = 2
 
 
 def run(options: TaskExecutorOptions) -> int:
-    """Becomes the helper. Returns only if that fails.
+    """Replaces this process with the helper. Returns only if this fails.
 
     Returns:
-        Exit status 2; the reason is on standard error.
+        The exit status 2. The reason is on standard error.
     """
     try:
-        take_join_token()  # for the front only; no child process may inherit it
+        take_join_token()  # removes the token, because only the front needs it
         socket = options.helper_socket
         if socket is None:
             raise ConfigurationError(
-                "helper_socket is not set; a separate helper listens at it, and the executor "
-                "connects to it: set executor.helper_socket for both"
+                "helper_socket is not set; set executor.helper_socket to the same path for the "
+                "helper, which listens at this socket, and for the executor, which connects to it"
             )
         front = _front_user(options)
         config = helper_config(options, executor_id(options), user_policy(options))
         socket.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # Checked before the socket is made there: another process could replace it.
+        # This is checked before the socket is made, because in an unsafe directory another process
+        # could replace the socket.
         check_ours(socket.parent)
-        # The front starts and stops on its own, so no pid of it is known here.
+        # A separate unit starts the front, so its pid is not known here.
         become_helper(replace(config, front_uid=front.uid, front_gid=front.gid, front_pid=None))
     except FinegrainError as error:
         sys.stderr.write(f"finegrain: {error.message}\n")
@@ -56,23 +57,24 @@ def _front_user(options: TaskExecutorOptions) -> User:
     user = find_user(options.front_user or str(os.geteuid()))
     if user is None:
         raise ConfigurationError(
-            f"front_user is {options.front_user!r}, and there is no such user on this host; "
-            "create it (useradd --system), or name another one",
+            f"front_user is {options.front_user!r}, but this host has no such user; create the "
+            "user (useradd --system), or set front_user to another user",
             details={"front_user": options.front_user},
         )
     return user
 
 
 def executor_id(options: TaskExecutorOptions) -> str:
-    """Returns the configured id, else the id saved by the front, else the front's own default."""
-    # The same order as in the front, because both must use the same name.
+    """Returns the id of the executor: the configured id, the id that the front has saved, or the
+    host name."""
+    # The front uses the same sequence, because both must use the same id.
     return options.executor_id or _saved_id(options.state_dir / STATE_FILE) or host_name()
 
 
 def _saved_id(path: Path) -> str:
     """Returns the id in the front's checkpoint; empty if it is not a valid id.
 
-    The front is less privileged, so its file is not trusted for anything else.
+    The helper uses nothing else of this file, because the front has fewer privileges.
     """
     try:
         found = json.loads(json.loads(path.read_text())["content"])["executor_id"]

@@ -1,10 +1,10 @@
-"""`finegrain executor serve`: runs the front of one task executor, from options to exit status.
+"""Runs the front of one task executor: the command `finegrain executor serve`.
 
-The helper is started before grpc is imported, because a process that uses grpc must not fork, and
-the helper forks for every task. So no module may import grpc at module level here.
+The helper starts before this process imports grpc. The reason: the helper forks for every task, and
+a process that uses grpc must not fork. So this module must not import grpc at module level.
 
-A planned stop (SIGTERM, SIGINT) ends only the front. Slots, tasks, shims and the helper continue
-and are adopted at the next start, unless `stop_tasks_on_exit` is set.
+A planned stop (SIGTERM, SIGINT) ends only the front. Slots, tasks, shims and the helper continue,
+and the next front adopts them. With `stop_tasks_on_exit`, they are stopped too.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ EXIT_USAGE = 2
 HELPER_CHECK_S = 1.0
 
 Ready = Callable[[str, str], None]
-"""Called with the addresses of the service and of the metrics (empty: none) once both are bound."""
+"""Called once the sockets are bound: with the address of the service, and the address of the
+metrics (empty if metrics are not served)."""
 
 log = get_logger(__name__)
 
 
 def run(options: TaskExecutorOptions) -> int:
-    """Serves until SIGTERM or SIGINT, and returns the exit status.
+    """Serves until SIGTERM or SIGINT.
 
     Returns:
-        0 after a planned stop, 2 for an invalid option, 1 for any other error.
+        The exit status: 0 after a planned stop, 2 for an invalid option, 1 for any other error.
     """
     configure_logging(options.log)
     try:
-        # Before the event loop and grpc exist, because this starts the helper with a fork.
+        # `prepare` starts the helper with a fork. So it runs before the event loop and grpc exist.
         prepared = prepare(options)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve_until_signal(prepared))
@@ -59,12 +60,13 @@ async def serve(
 ) -> None:
     """Serves inside a running event loop.
 
-    Setting `stop` or cancelling the task is a planned stop.
+    To stop the executor as planned, set `stop` or cancel the task.
 
     Args:
         options: the options of this executor.
-        ready: called once, when the executor accepts calls (it may not have registered yet).
-        stop: set by the caller to end the service.
+        ready: called once, when the executor accepts calls. At that time it may not have registered
+            with the resource manager yet.
+        stop: the caller sets this event to end the service.
 
     Raises:
         ConfigurationError, InvalidArgument: the executor cannot start with this configuration.
@@ -94,10 +96,9 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
         try:
             info = await helper.hello()
             kubelet = KubeletWatch(helper.kubelet, prepared.plan.topology)
-            # The plan is made for the whole host. What a kubelet has taken is deducted before the
-            # start.
-            left = beside_kubelet(prepared.plan, prepared.options, await kubelet.refresh())
-            front = Front(replace(prepared, plan=left), helper, info, kubelet)
+            # The plan covers the whole host, so this deducts the capacity that a kubelet uses.
+            plan = beside_kubelet(prepared.plan, prepared.options, await kubelet.refresh())
+            front = Front(replace(prepared, plan=plan), helper, info, kubelet)
             try:
                 await front.start()
             except BaseException:
@@ -107,28 +108,29 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
                 ready(front.address, front.metrics_address)
             try:
                 works = [front.run(), stop.wait()]
-                # A separate unit is restarted by systemd.
+                # If the helper is a separate systemd unit, systemd restarts it.
                 if prepared.helper_is_ours:
                     works.append(_keep_helper(prepared.helper, info.pid))
                 await _until_first(*works)
             finally:
                 await front.stop()
         except BaseException:
-            # If this process started the helper and then failed, it must not remain idle.
+            # If this process started the helper and then failed, an idle helper must not remain.
             if prepared.helper_is_ours:
                 await _end_idle_helper(helper)
             raise
         finally:
             await helper.close()
     finally:
-        # The lock goes last, so that another front cannot start while this one still works.
+        # This releases the lock on the state directory. It comes last, so that another front cannot
+        # start while this front still runs.
         prepared.directory.close()
 
 
 async def _until_first(*works: Coroutine[Any, Any, object]) -> None:
-    """Runs all coroutines until one ends, then cancels the others.
+    """Runs all coroutines until one of them ends, then cancels the others.
 
-    If the first one ended with an exception, that exception is raised.
+    If that coroutine ended with an exception, this function raises the exception.
     """
     tasks = [asyncio.create_task(work) for work in works]
     try:
@@ -142,21 +144,24 @@ async def _until_first(*works: Coroutine[Any, Any, object]) -> None:
 
 
 async def _keep_helper(config: HelperConfig, helper_pid: int) -> None:
-    """Restarts the helper when it has died. Its tasks are still running in their shims."""
+    """Checks every `HELPER_CHECK_S` seconds whether the helper runs, and starts it again if not.
+
+    Tasks are not affected: they continue to run in their shims.
+    """
     while True:
         await asyncio.sleep(HELPER_CHECK_S)
-        if _lives(helper_pid):
+        if _exists(helper_pid):
             continue
-        log.error("helper_died", pid=helper_pid)
+        log.error("helper_exited", pid=helper_pid)
         try:
-            # In a thread, because the start waits for the helper's answer.
+            # `start_helper` blocks until the helper answers, so it runs in a thread.
             helper_pid = await asyncio.to_thread(start_helper, config)
         except HelperNotStarted as error:
             log.error("helper_not_started", error=str(error))
 
 
-def _lives(pid: int) -> bool:
-    # Signal 0 checks only whether the process exists.
+def _exists(pid: int) -> bool:
+    # Signal 0 is never delivered: the kernel only checks whether the process exists.
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -175,7 +180,7 @@ async def _end_idle_helper(helper: Helper) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Returns uvloop's factory if uvloop is installed: it halves the cost of a call."""
+    """Returns uvloop's factory if uvloop is installed, because it halves the cost of a call."""
     try:
         import uvloop
     except ImportError:

@@ -49,7 +49,7 @@ READ_TIME_MAX_S = 20.0
 LARGE_READS_MAX = 32
 """Number of large messages that a server reads at the same time from callers of one kind.
 
-Messages that wait stay with the client, except for 64 KiB each.
+Other large messages wait: they stay with the client, except for the first 64 KiB of each message.
 """
 
 Gate = Callable[[], FinegrainError | None]

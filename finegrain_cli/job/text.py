@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finegrain.units import format_bytes
+from finegrain.units import counted, format_bytes
 from finegrain_cli.text.explanation import explanation_text
 from finegrain_cli.text.output import (
     Column,
@@ -83,16 +83,12 @@ def progress_text(progress: GraphProgress) -> str:
     if progress.tasks_running:
         parts.append(f"{progress.tasks_running} running")
     if progress.slots:
-        parts.append(_counted(progress.slots, "slot"))
+        parts.append(counted(progress.slots, "slot"))
     if progress.restarts:
-        parts.append(_counted(progress.restarts, "restart"))
+        parts.append(counted(progress.restarts, "restart"))
     if progress.message:
         parts.append(progress.message)
     return ", ".join(parts)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def job_dict(job: GraphJobStatus) -> dict[str, Any]:

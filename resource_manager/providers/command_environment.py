@@ -1,7 +1,7 @@
-"""Values of the placeholders in the operator's commands, and the environment of these commands.
+"""Builds the placeholder values and the environment of the operator's start and stop commands.
 
-An executor that inherits this environment needs no other configuration: variables with two
-underscores are keys of the executor's configuration.
+An executor that inherits this environment needs no other configuration. A variable whose name
+contains two underscores sets a key of the executor's configuration.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from resource_manager.providers.provider import (
 
 NOT_PASSED_ON = (
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"),
-    *("CREDENTIALS_DIRECTORY", "PGPASSWORD"),  # secrets that executors must not get
+    *("CREDENTIALS_DIRECTORY", "PGPASSWORD"),  # secrets that executors must not receive
 )
 OWN_PREFIX = "FINEGRAIN_"
 
 
 def clean_environment() -> dict[str, str]:
-    """Returns the environment of this process without variables that are meant for it alone.
+    """Returns the environment of this process, without the variables that only this process needs.
 
-    Those of systemd, of the database and of the resource manager's configuration are left out.
+    The variables of systemd, of the database, and of the resource manager's configuration are left
+    out.
     """
     return {
         name: value
@@ -38,8 +39,12 @@ def clean_environment() -> dict[str, str]:
 
 
 def values_of(executor_id: str, own: ConfiguredShape, around: ProviderContext) -> dict[str, str]:
-    """Returns the values of all placeholders; that of the handle is empty, since it is not known
-    yet.
+    """Returns the values of all placeholders. The handle is empty, because it is not known yet.
+
+    Args:
+        executor_id: the id of the executor that the command starts.
+        own: the shape of this executor.
+        around: the addresses of the resource managers and the file with the cluster token.
     """
     shape = own.shape
     cpu_milli, memory_bytes = shape.total.get(CPU_MILLI, 0), shape.total.get(MEMORY_BYTES, 0)
@@ -63,12 +68,13 @@ def environment_of(
     """Returns the complete environment of a command.
 
     Args:
-        values: of the placeholders, as `values_of` returns them, with the handle if it is known.
-        own: the shape; None if it is not configured any more.
-        cluster_token: the token with which an executor can join.
+        values: the values of the placeholders, as `values_of` returns them. The handle is included
+            if it is known.
+        own: the shape of the executor; None if the shape is no longer configured.
+        cluster_token: the token with which an executor can join the cluster.
     """
-    # The process's own FINEGRAIN_ variables are removed first, so that only these reach the
-    # executor.
+    # `clean_environment` removes the FINEGRAIN_ variables of the resource manager. So the executor
+    # receives only the FINEGRAIN_ variables that are set here.
     environment = {
         **clean_environment(),
         "FINEGRAIN_EXECUTOR_ID": values["executor_id"],
@@ -85,7 +91,8 @@ def environment_of(
         "FINEGRAIN_EXECUTOR__CLUSTER_TOKEN_FILE": values["token_file"],
         "FINEGRAIN_EXECUTOR__LABELS": values["labels"],
     }
-    # Without the shape only stop commands run, which need no configuration of an executor.
+    # When the shape is no longer configured, only stop commands run. They need no configuration of
+    # an executor.
     if own is None:
         return environment
     environment["FINEGRAIN_EXECUTOR__DEFAULT_SLOT_FRACTION"] = str(own.default_slot_fraction)

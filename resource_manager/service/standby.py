@@ -1,8 +1,8 @@
-"""Who leads, and what a standby does and answers.
+"""Leadership of a resource manager: how a standby waits for it, and how it answers callers.
 
-A standby tries to take leadership every `POLL_S` seconds (`AWAY_PAUSE_S` while the database is
-away). It waits while another process leads and, once it has seen a leader, also while the database
-is away. Every other error ends the wait.
+A standby tries to become the leader every `POLL_S` seconds. While the database cannot be reached,
+it tries every `OUTAGE_PAUSE_S` seconds. A resource manager that has not yet seen another leader
+does not wait for the database: it fails at once. Every other error ends the wait too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Listener, Runner
 from resource_manager.storage.store import StoreAway
 
-POLL_S = 0.1  # between two attempts while another process leads
-AWAY_PAUSE_S = 0.5  # between two attempts while the database is away
+POLL_S = 0.1  # pause between two attempts while another process leads
+OUTAGE_PAUSE_S = 0.5  # pause between two attempts while the database cannot be reached
 
 _log = get_logger("finegrain.rm.standby")
 
@@ -29,17 +29,17 @@ class Leadership:
     def __init__(self, runner: Runner, metrics: ResourceManagerMetrics) -> None:
         self._runner = runner
         self._metrics = metrics
-        self.address = ""  # of this resource manager; set when the port is bound
+        self.address = ""  # address of this resource manager; set when the port is bound
         self.leading = False
         self.standing_by = False
         self.leader = ""
         self.leader_address = ""
 
     def refusal(self) -> Unavailable | None:
-        """Returns the error for callers while this one does not lead; None: calls are served."""
+        """Returns the error for callers while this process does not lead; None if it leads."""
         if self.leading:
             return None
-        # Checked first: a leader that was replaced must not name itself as the leader.
+        # This comes first, because a leader that was replaced must not name itself as the leader.
         if self._runner.fatal.done():
             return Unavailable(
                 "this resource manager no longer leads and is stopping",
@@ -47,7 +47,7 @@ class Leadership:
             )
         if not self.standing_by:
             return Unavailable("the resource manager is starting; try again")
-        # An epoch means that leadership was taken, and the state is being read.
+        # The runner has an epoch as soon as it is the leader, while it still reads the state.
         if self._runner.rm_epoch:
             return Unavailable(
                 "this resource manager is taking over; try again",
@@ -55,24 +55,25 @@ class Leadership:
                 details={LEADER_ADDRESS: self.address},
             )
         where = f" at {self.leader_address}" if self.leader_address else ""
+        leader = self.leader or "another resource manager"
         return Unavailable(
-            f"this resource manager is a standby; {self.leader or 'another one'} leads{where}",
+            f"this resource manager is a standby; {leader} leads{where}",
             reason=Reason.NOT_LEADER,
             details={LEADER_ADDRESS: self.leader_address} if self.leader_address else None,
         )
 
     @property
     def healthy(self) -> bool:
-        """True while requests are accepted and granted here."""
+        """True while this resource manager accepts and grants requests."""
         return self.leading and self._runner.healthy
 
     @property
     def unready(self) -> str:
-        """Why this resource manager is not healthy, in one or two words."""
+        """The reason why this resource manager is not healthy, in one or two words."""
         return "standby" if self.standing_by and not self.leading else "not ready"
 
     async def take(self, listener: Listener) -> None:
-        """Takes leadership now.
+        """Becomes the leader at once, or fails.
 
         Raises:
             StoreError: another process leads (STORE_IN_USE), or the database cannot be used.
@@ -81,18 +82,18 @@ class Leadership:
         await self._runner.start(listener)
 
     async def wait_and_take(self, listener: Listener, waiting: Callable[[], None]) -> None:
-        """Waits until no other process leads, then takes leadership.
+        """Waits until no other process leads, then becomes the leader.
 
         Args:
             listener: see `Runner.start`.
-            waiting: called once if another process leads.
+            waiting: called once, when the first attempt shows that another process leads.
 
         Raises:
-            StoreError: the database cannot be used. Once this one stands by, a database that goes
-                away is waited for instead.
+            StoreError: the database cannot be used. A standby does not raise this for a database
+                that cannot be reached: it tries again until it can.
             FinegrainError: see `Runner.start`.
         """
-        away = False
+        outage = False
         while True:
             try:
                 await self._runner.start(listener)
@@ -101,35 +102,43 @@ class Leadership:
                     self.standing_by and isinstance(error, StoreAway)
                 ):
                     raise
-                # A database that another process leads on is there, so its outage is over.
+                # The database reported another leader, so it can be reached again.
                 if self._others_lead(error):
-                    away = False
-                    self._saw(error, waiting)
-                elif not away:
-                    away = True
-                    _log.error("database_away", reason=error.reason.value, error=error.message)
-                await asyncio.sleep(AWAY_PAUSE_S if away else POLL_S)
+                    outage = False
+                    self._note_leader(error, waiting)
+                elif not outage:
+                    outage = True
+                    _log.error(
+                        "database_unavailable", reason=error.reason.value, error=error.message
+                    )
+                await asyncio.sleep(OUTAGE_PAUSE_S if outage else POLL_S)
             else:
                 if self.standing_by:
-                    _log.warning("taken_over", rm_epoch=self._runner.rm_epoch, before=self.leader)
+                    _log.warning(
+                        "leadership_taken_over",
+                        rm_epoch=self._runner.rm_epoch,
+                        previous_leader=self.leader,
+                    )
                 return
 
     def begin(self) -> None:
-        """From now on callers are served."""
+        """Starts serving callers."""
         self.leading = True
         self._metrics.leader.set(1)
 
     def end(self) -> None:
-        """From now on callers are refused."""
+        """Stops serving callers, which then receive the error of `refusal`."""
         self.leading = False
         self._metrics.leader.set(0)
 
     @staticmethod
     def _others_lead(error: FinegrainError) -> bool:
-        # A database locked by another program has the same reason, but no holder.
+        # The error has the same reason when another program has locked the database, but then its
+        # details name no holder.
         return error.reason is Reason.STORE_IN_USE and "holder" in error.details
 
-    def _saw(self, error: FinegrainError, waiting: Callable[[], None]) -> None:
+    def _note_leader(self, error: FinegrainError, waiting: Callable[[], None]) -> None:
+        """Records and logs the leader that `error` names, and calls `waiting` the first time."""
         leader = error.details["holder"]
         address = error.details.get(LEADER_ADDRESS, "")
         if (leader, address) != (self.leader, self.leader_address) or not self.standing_by:

@@ -1,4 +1,4 @@
-"""The report about a replayed log: as data for programs, and as tables for people.
+"""Builds the report about a replayed job log: as data for programs, and as tables for people.
 
 All times in the data are in seconds.
 """
@@ -18,7 +18,7 @@ from resource_manager.simulator.replay import GroupResult, Outcome, Plan
 from resource_manager.simulator.traces.jobs import Workload
 
 GROUPS_SHOWN = 12
-"""Number of groups in the tables for people; those with most usage come first."""
+"""Maximum number of groups in the tables for people. Groups with the most usage come first."""
 
 Data = dict[str, Any]
 
@@ -26,13 +26,14 @@ Data = dict[str, Any]
 def trace_data(
     workload: Workload, nodes: Sequence[Node], plan: Plan, outcomes: Sequence[Outcome]
 ) -> Data:
-    """Returns the whole report in a form for JSON.
+    """Returns the whole report as data that can be written as JSON.
 
     Args:
-        workload: what was replayed, as `Workload.picked` returned it.
-        nodes: of the simulated cluster.
-        plan: of the replay; of its fairness settings, each outcome has its own order.
-        outcomes: one per policy.
+        workload: the jobs that were replayed, as `Workload.picked` returned them.
+        nodes: the nodes of the simulated cluster.
+        plan: the settings of the replay. The fairness order in it is not used, because every
+            policy has its own order.
+        outcomes: the results of the replay, one for each policy.
     """
     fairness = plan.settings.fairness
     half_life_ms = fairness.half_life_ms
@@ -127,7 +128,11 @@ def _group_data(group: GroupResult) -> Data:
 
 
 def trace_text(data: Data) -> str:
-    """Returns the report for people, from its data."""
+    """Returns the report as text for people.
+
+    Args:
+        data: the report, as `trace_data` returns it.
+    """
     blocks = [_heading(data), _policies(data["policies"])]
     blocks += [_groups(policy) for policy in data["policies"] if len(policy["groups"]) > 1]
     blocks += [
@@ -147,8 +152,8 @@ def _heading(data: Data) -> str:
     )
     lines = [head]
     if waits["count"]:
-        told = ", ".join(f"{name} {format_duration(waits[name])}" for name in _SPREAD)
-        lines.append(f"waits that the log records of its own cluster: {told}")
+        recorded = ", ".join(f"{name} {format_duration(waits[name])}" for name in _SPREAD)
+        lines.append(f"waiting times on the original cluster, as the log records them: {recorded}")
     lines += [f"left out: {count} x {reason}" for reason, count in trace["left_out"].items()]
     lines += [f"note: {note}" for note in trace["notes"]]
     return "\n".join(lines)
@@ -191,12 +196,11 @@ def _column(policy: Data) -> dict[str, str]:
         hours = f"{gap['window_s'] / 3_600:g} h"
         column[f"share error, windows of {hours}"] = _percent(gap["error"])
     idle = policy["idle"]
-    column["idle beside fitting work"] = f"{idle['beside_fitting_work']} of {idle['looks']} looks"
+    column["idle beside fitting work"] = f"{idle['beside_fitting_work']} of {idle['looks']} checks"
     column["reservations"] = str(policy["reservations"])
-    # Microseconds per placed slot.
-    per = decisions["cpu_s"] / decisions["placed"] * 1e6 if decisions["placed"] else 0.0
+    usec_per_slot = decisions["cpu_s"] / decisions["placed"] * 1e6 if decisions["placed"] else 0.0
     column["decisions, slots placed"] = f"{decisions['count']}, {decisions['placed']}"
-    column["cpu in decisions"] = f"{decisions['cpu_s']:.1f}s, {per:.0f} us per slot"
+    column["cpu in decisions"] = f"{decisions['cpu_s']:.1f}s, {usec_per_slot:.0f} us per slot"
     column["longest decision"] = f"{decisions['longest_cpu_s'] * 1e3:.1f} ms"
     return column
 
@@ -205,7 +209,7 @@ _SPREAD = ("mean", "median", "p95", "p99", "most")
 
 
 def _groups(policy: Data) -> str:
-    # Names break ties, so that the same run gives the same report.
+    # Groups with equal usage are sorted by name, so that the same run gives the same report.
     groups = sorted(policy["groups"], key=lambda group: (-group["service"], group["name"]))
     whole = sum(group["service"] for group in groups)
     rows = [

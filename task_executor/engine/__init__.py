@@ -1,4 +1,4 @@
 """The executor's slot table and its arithmetic.
 
-Pure code: no network, disk, clock or kernel access.
+The code of this package is pure: it does not use the network, the disk, the clock or the kernel.
 """

@@ -1,8 +1,9 @@
-"""Fencing: decides which commands of the RM may still be executed.
+"""Fencing: decides which commands of the resource manager (RM) may still be executed.
 
-Each command carries three numbers. Its epoch must not be lower than the highest one seen. Its
-registration number must be that of the present registration. Within both, commands are numbered 1,
-2, 3 without gaps. The caller must make a higher epoch durable before it calls `admit`.
+Each command contains three numbers. Its epoch must not be lower than the highest known epoch. Its
+registration number must be the number of the present registration. Its command number must be the
+next one: the commands of an epoch and a registration are numbered 1, 2, 3 without gaps. The caller
+must make a higher epoch durable before it calls `admit`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class CommandNumbers:
-    """The numbers that a command carries, and a digest of its whole content."""
+    """The numbers that a command contains, and a digest of its whole content."""
 
     rm_epoch: int
     registration_number: int
@@ -29,23 +30,26 @@ class CommandNumbers:
 class CommandFence(Generic[Answer]):
     """Admits each command once. At most one command is in progress at a time."""
 
-    rm_epoch: int = 0  # the highest one seen
-    registration_number: int = 0  # 0: not registered
-    command_number: int = 0  # of the last command whose effects are in the slot table
+    rm_epoch: int = 0  # the highest known epoch
+    registration_number: int = 0  # number of the present registration; 0: not registered
+    command_number: int = 0  # number of the last command whose effects are in the slot table
     _last_digest: str = ""
     _last_answer: Answer | None = None
 
     def raise_epoch(self, rm_epoch: int) -> None:
-        """Enters a higher epoch and restarts the numbering; an older or equal one has no effect."""
+        """Accepts a higher epoch, and restarts the numbering of commands.
+
+        An epoch that is lower or equal has no effect.
+        """
         if rm_epoch > self.rm_epoch:
             self.rm_epoch = rm_epoch
             self._restart_numbering()
 
     def register(self, rm_epoch: int, registration_number: int) -> None:
-        """Records a new registration; commands of earlier registrations are rejected from now on.
+        """Records a new registration. From now on, commands of earlier registrations are rejected.
 
         Raises:
-            FailedPrecondition: STALE_EPOCH; the response is from an RM that has been replaced.
+            FailedPrecondition: STALE_EPOCH. The response is from an RM that was replaced.
         """
         self.check_epoch(rm_epoch)
         self.raise_epoch(rm_epoch)
@@ -59,47 +63,46 @@ class CommandFence(Generic[Answer]):
         self._restart_numbering()
 
     def check_epoch(self, rm_epoch: int) -> None:
-        """Rejects an epoch that is lower than the highest one seen: that RM has been replaced.
+        """Checks that an epoch is not lower than the highest known epoch.
 
         Raises:
-            FailedPrecondition: STALE_EPOCH.
+            FailedPrecondition: STALE_EPOCH. The RM of the lower epoch was replaced.
         """
         if rm_epoch < self.rm_epoch:
             raise FailedPrecondition(
-                f"rm_epoch is {rm_epoch}, but this executor has seen {self.rm_epoch}; a newer "
-                "resource manager leads; the older one must stop",
+                f"rm_epoch is {rm_epoch}, but this executor already obeys epoch "
+                f"{self.rm_epoch}; a newer resource manager leads, so the older one must stop",
                 reason=Reason.STALE_EPOCH,
                 details=self._details(rm_epoch=rm_epoch),
             )
 
     def admit(self, numbers: CommandNumbers) -> Answer | None:
-        """Admits a new command, or returns the recorded answer if the command is a repetition.
+        """Admits a new command, or returns the recorded answer of a repeated command.
 
         Returns:
-            None: the caller must execute the command and then call `record`. Otherwise the answer
-                that was recorded for the same command.
+            None if the caller must execute the command and then call `record`. Otherwise the answer
+            that was recorded for the same command.
 
         Raises:
             FailedPrecondition: STALE_EPOCH, STALE_REGISTRATION or COMMAND_OUT_OF_ORDER.
         """
         self.check_epoch(numbers.rm_epoch)
-        # Registration before command number: each registration starts its own numbering, so the
-        # number of a command means nothing without it.
+        # The registration is checked before the command number, because each registration has its
+        # own numbering of commands.
         if numbers.registration_number != self.registration_number:
             raise FailedPrecondition(
                 f"registration_number is {numbers.registration_number}, expected "
-                f"{self.registration_number or 'none: not registered yet'}; "
+                f"{self.registration_number or 'no command, because it is not registered yet'}; "
                 "wait for the executor to register again",
                 reason=Reason.STALE_REGISTRATION,
                 details=self._details(asked=numbers.registration_number),
             )
         expected = self.command_number + 1
-        # The leader of a new epoch numbers its commands from 1, whatever the earlier leader had
-        # reached.
+        # The leader of a new epoch numbers its commands from 1 again.
         if numbers.rm_epoch > self.rm_epoch:
             expected = 1
-        # The answer of the first attempt was lost on its way. Executing the command again could
-        # carve or free a second time, so the recorded answer is repeated.
+        # The caller repeats the command because it did not receive the answer. Executing the
+        # command again could carve or free slots a second time, so the recorded answer is returned.
         elif numbers.command_number == self.command_number and self._repeats(numbers):
             return self._last_answer
         if numbers.command_number != expected:
@@ -114,14 +117,14 @@ class CommandFence(Generic[Answer]):
                 reason=Reason.COMMAND_OUT_OF_ORDER,
                 details=self._details(asked=numbers.command_number),
             )
-        # Only an admitted command raises the epoch. A rejected one leaves the fence as it was.
+        # Only an admitted command raises the epoch. A rejected command does not change the fence.
         self.raise_epoch(numbers.rm_epoch)
         return None
 
     def record(self, numbers: CommandNumbers, answer: Answer) -> None:
         """Stores the answer for retries of this command."""
-        # The executor may have registered again while the command was running. Its answer then
-        # belongs to a numbering that no longer exists.
+        # The executor may have registered again while the command was running. The answer then
+        # belongs to an earlier numbering, and is not stored.
         if self._is_current(numbers):
             self._last_digest = numbers.digest
             self._last_answer = answer
@@ -129,8 +132,8 @@ class CommandFence(Generic[Answer]):
     def contained(self, numbers: CommandNumbers) -> None:
         """Records that the effects of this command are in the slot table.
 
-        Reports carry its number from now on. A command may outlive its registration while it carves
-        slots; it must not change the numbering of the next registration.
+        From now on, reports contain its number. If the executor has registered again while the
+        command ran, the command must not change the numbering of the new registration.
         """
         if self._is_current(numbers):
             self.command_number = numbers.command_number

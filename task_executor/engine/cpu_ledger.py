@@ -1,9 +1,8 @@
 """Records which cpus are dedicated to slots of this executor, and which cpus other slots share.
 
-A cpu is dedicated to a slot from the moment the slot is ordered until the slot's last process and
-its cgroup are gone. During a resize both the old and the new cpus are dedicated. No slot may take
-the last cpu of a pool that other slots run in. The arithmetic of the pools is in
-`finegrain.cpu_pools`.
+A cpu is dedicated to a slot from the order of the slot until its last process has ended and its
+cgroup is removed. During a resize, both the old cpus and the new cpus are dedicated. No slot may
+take the last cpu of a pool that other slots run in. `finegrain.cpu_pools` computes the pools.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from task_executor.engine.slots import SlotKey, SlotSpec
 from task_executor.engine.squeeze import confined
 
 WHOLE_SHARED_POOL: Final = CpuAssignment()
-"""The assignment of a slot that was ordered without one: the whole shared pool."""
+"""The assignment of a slot whose order has no assignment: the whole shared pool."""
 
 NO_SETTINGS: Final = HostPolicy()
-"""A layer of settings that sets nothing."""
+"""A host policy without any setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCpus:
-    """The host's cpus as found at the start. `CpuConditions` has what changes later."""
+    """The host's cpus as found at the start. `CpuConditions` contains later changes."""
 
-    slot_cpus: CpuSet  # the cpus that are part of the executor's total
-    reserved: CpuSet = EMPTY  # reserved by the configuration; not in the total
-    isolated: CpuSet = EMPTY  # part of both sets above; the kernel does not balance load there
-    pools: tuple[tuple[PoolName, CpuSet], ...] = ()  # by NUMA node and package; empty: one
-    memory_nodes: NodeSet = EMPTY  # nodes that memory can be bound to; empty: not known
-    policy: HostPolicy = NO_SETTINGS  # from the configuration
+    slot_cpus: CpuSet  # cpus that count in the executor's total
+    reserved: CpuSet = EMPTY  # cpus that the configuration reserves; not in the total
+    isolated: CpuSet = EMPTY  # cpus of both sets above without load balancing by the kernel
+    pools: tuple[tuple[PoolName, CpuSet], ...] = ()  # by NUMA node and package; empty: one pool
+    memory_nodes: NodeSet = EMPTY  # NUMA nodes that memory can be bound to; empty: not known
+    policy: HostPolicy = NO_SETTINGS  # settings from the configuration
 
     @property
     def cpus_by_pool(self) -> tuple[tuple[PoolName, CpuSet], ...]:
@@ -53,14 +52,14 @@ class HostCpus:
 
 @dataclass(frozen=True, slots=True)
 class CpuConditions:
-    """What can change about a host's cpus while slots run on them."""
+    """Conditions of a host's cpus that can change while slots run."""
 
     offline: CpuSet = EMPTY  # cpus of this executor that have gone offline
     kubelet_cpus: CpuSet = EMPTY  # cpus that a kubelet has dedicated to containers
-    kubelet_policy: HostPolicy = NO_SETTINGS
-    kubelet: object = None  # the kubelet's full state, for reports; not used here
-    operator_policy: HostPolicy = NO_SETTINGS  # set by an operator at runtime, for this host
-    policy_number: int = 0  # number of `operator_policy`; 0: none was ever set
+    kubelet_policy: HostPolicy = NO_SETTINGS  # settings that follow from a kubelet
+    kubelet: object = None  # the kubelet's complete state, only for reports
+    operator_policy: HostPolicy = NO_SETTINGS  # settings that an operator made at runtime
+    policy_number: int = 0  # number of `operator_policy`; 0: an operator made no settings
     squeezed: CpuSet | None = None  # cpus that best-effort slots are confined to; None: no limit
     notes: tuple[str, ...] = ()
 
@@ -68,7 +67,7 @@ class CpuConditions:
 class CpuBinding(NamedTuple):
     """The cpus and memory nodes that a slot is bound to."""
 
-    cpus: CpuSet  # empty: no cpu is left; the slot stays where it is
+    cpus: CpuSet  # empty: no cpu is left, so the slot stays on its present cpus
     memory_nodes: NodeSet = EMPTY  # empty: all nodes
 
 
@@ -87,7 +86,7 @@ class CpuLedger:
 
     @property
     def pools(self) -> Pools:
-        """The shared pools at present. Cached until `version` changes."""
+        """The present shared pools. The result is cached until `version` changes."""
         if self._pools is None or self._pools[0] != self.version:
             self._pools = self.version, self._pools_with(self._assignments())
         return self._pools[1]
@@ -96,10 +95,12 @@ class CpuLedger:
     def policy(self) -> EffectivePolicy:
         """The settings in effect.
 
-        A setting of an operator has priority, then the configuration's, then the kubelet's.
-        Reserved cpus are those of all layers together.
+        A setting of an operator has priority over the configuration, and the configuration has
+        priority over the kubelet. Only reserved cpus are combined: cpus that one of the three
+        reserves are reserved.
         """
-        # The order of the layers is their priority: the first one that sets a value decides.
+        # The policies are in the sequence of their priority: the first policy that sets a value
+        # decides.
         return settle(
             [
                 (PolicyOrigin.OPERATOR, self.conditions.operator_policy),
@@ -119,8 +120,8 @@ class CpuLedger:
         cpus = self.pools.cpus_of(assignment)
         if assignment.qos is QosClass.BE and self.conditions.squeezed is not None:
             cpus = confined(cpus, self.conditions.squeezed)
-        # `spec.cpus` confines a slot within its pool. If none of these cpus is left, the slot may
-        # use the whole pool, because it needs at least one cpu.
+        # `spec.cpus` restricts a slot to a part of its pool. If no cpu of this part is left, the
+        # slot may use the whole pool, because it needs at least one cpu.
         if spec.cpus and not assignment.cpus:
             cpus = cpus & CpuSet.parse(spec.cpus) or cpus
         return CpuBinding(cpus, assignment.memory_nodes)
@@ -128,7 +129,10 @@ class CpuLedger:
     # -- conditions of the host ----------------------------------------------------------------
 
     def update_conditions(self, **changes: Any) -> bool:
-        """Applies new conditions, named like the fields of `CpuConditions`.
+        """Applies new conditions.
+
+        Args:
+            changes: the new values, by name of a field of `CpuConditions`.
 
         Returns:
             False if nothing changed.
@@ -136,7 +140,7 @@ class CpuLedger:
         conditions = replace(self.conditions, **changes)
         if conditions == self.conditions:
             return False
-        # Fields that are only reported do not change `version`: no slot has to be moved for them.
+        # Fields that are only reported do not change `version`, because they move no slot.
         moving = any(
             getattr(conditions, each.name) != getattr(self.conditions, each.name)
             for each in fields(conditions)
@@ -149,47 +153,46 @@ class CpuLedger:
     # -- assignments -----------------------------------------------------------------------------
 
     def put(self, key: SlotKey, assignments: Iterable[CpuAssignment]) -> None:
-        """Sets the assignments of a slot; during a resize, the present and the new one."""
+        """Sets the assignments of a slot. During a resize these are the old and the new one."""
         held = tuple(assignments)
-        # Only dedicated cpus change the pools. Slots that share a pool come and go without moving
-        # others.
+        # Only dedicated cpus change the pools. A slot that shares a pool moves no other slot.
         if _dedicated(held) != _dedicated(self._slots.get(key, ())):
             self.version += 1
         self._slots[key] = held
 
     def drop(self, key: SlotKey) -> None:
-        """Removes a slot that has no process and no cgroup left."""
+        """Removes a slot whose processes and cgroup no longer exist."""
         if _dedicated(self._slots.pop(key, ())):
             self.version += 1
 
     def check(self, key: SlotKey, spec: SlotSpec) -> None:
-        """Checks that a slot can have the cpus, NUMA nodes and pools of its order beside others.
+        """Checks that a slot can get the cpus, NUMA nodes and pools of its order.
 
         Args:
-            key: the slot; cpus that it has already do not count as taken.
-            spec: the order.
+            key: the slot. Cpus that this slot already has do not count as taken.
+            spec: the spec of the order.
 
         Raises:
             InvalidArgument: the order is inconsistent, or names cpus, nodes or pools that this host
                 does not have.
-            ResourceExhausted: CPUS_UNAVAILABLE; the details say which cpus, and why.
+            ResourceExhausted: CPUS_UNAVAILABLE. The details name the cpus and the reason.
         """
         assignment = spec.assignment or WHOLE_SHARED_POOL
         self._check_assignment(assignment, spec.profile.cpu_milli)
         cpus_here = self.host.slot_cpus | self.host.reserved
-        # `spec.cpus` can name reserved cpus too: they are in the shared pools unless reserved
-        # strictly.
+        # `spec.cpus` may name reserved cpus too, because they are in the shared pools unless they
+        # are reserved strictly.
         if spec.cpus and not CpuSet.parse(spec.cpus) <= cpus_here:
             raise InvalidArgument("cpus", spec.cpus, f"cpus of this executor ({cpus_here})")
         if assignment.cpus:
             self._check_dedicated(key, spec.allocation_id, assignment)
-        # A slot without dedicated cpus only needs one cpu in its pool. How much CPU time is left
-        # there is checked by the slot table.
+        # A slot without dedicated cpus needs only one cpu in its pool. The slot table checks the
+        # free CPU time.
         elif not self._room_for(assignment, self.pools):
             pools = ", ".join(map(_name, assignment.pools)) or "its pool"
             raise _unavailable(
-                f"slot {spec.allocation_id} would have no cpu to run on: nothing is left of "
-                f"{pools} for class {assignment.qos}",
+                f"slot {spec.allocation_id} would have no cpu to run on: {pools} has no cpu "
+                f"left for class {assignment.qos}",
                 {"available.cpus": ""},
             )
 
@@ -199,13 +202,13 @@ class CpuLedger:
 
         cpus = assignment.cpus
         if bool(cpus) != assignment.qos.is_pinned:
-            expected = "dedicated cpus" if assignment.qos.is_pinned else "none: it runs in pools"
+            expected = "dedicated cpus" if assignment.qos.is_pinned else "no cpus: it runs in pools"
             raise refuse("cpus", cpus, f"for class {assignment.qos} {expected}")
         if cpus and 1000 * len(cpus) != cpu_milli:
             raise refuse("cpus", cpus, f"one for each 1000 of the booked cpu_milli ({cpu_milli})")
         if not cpus <= self.host.slot_cpus:
             raise refuse("cpus", cpus, f"cpus of this executor ({self.host.slot_cpus})")
-        # A host that does not report its memory nodes cannot check the choice of the RM.
+        # If the memory nodes of this host are not known, the choice of the RM cannot be checked.
         known = self.host.memory_nodes
         if known and not assignment.memory_nodes <= known:
             raise refuse("memory_nodes", assignment.memory_nodes, f"nodes of this host: {known}")
@@ -216,8 +219,8 @@ class CpuLedger:
             raise refuse("pools", ", ".join(map(_name, unknown)), expected)
 
     def _check_dedicated(self, key: SlotKey, allocation_id: str, wanted: CpuAssignment) -> None:
-        """Checks that the wanted cpus are free, and that slots which share them keep a cpu."""
-        # Part 1: each wanted cpu is free, and neither reserved, offline nor a kubelet's.
+        """Checks that the cpus are free, and that slots which share them now keep a cpu."""
+        # Part 1: each cpu is free, and is not reserved, not offline and not used by a kubelet.
         others = {other: assignments for other, assignments in self._slots.items() if other != key}
         held = {
             other: common
@@ -239,21 +242,23 @@ class CpuLedger:
             )
         # During a resize the old cpus count as well, until the resize is complete.
         pools = self._pools_with([*self._assignments(), wanted])
-        # Part 2: each pool keeps a cpu. A set, because thousands of slots share few assignments.
+        # Part 2: each pool keeps a cpu. A set is used, because thousands of slots have few
+        # different assignments.
         sharing = {each for each in chain.from_iterable(others.values()) if not each.cpus}
-        # Sorted, so that the error names the same pool at every attempt.
+        # The assignments are sorted, so that the error names the same pool at every attempt.
         for each in sorted(sharing, key=lambda one: (one.qos, one.pools)):
-            # A pool that was empty before is not emptied by this slot, so it does not matter here.
+            # If a pool was already empty before, this slot is not the cause, so the pool is
+            # ignored.
             if not self._room_for(each, pools) and self._room_for(each, self.pools):
                 which = ", ".join(map(_name, each.pools)) or "the whole pool"
                 raise _unavailable(
-                    f"cpus {wanted.cpus} are the last ones that slots of class {each.qos} in "
-                    f"{which} have here",
+                    f"cpus {wanted.cpus} are the last cpus of this host on which slots of class "
+                    f"{each.qos} in {which} can run",
                     {"asked.cpus": str(wanted.cpus), "last.cpus": str(wanted.cpus)},
                 )
 
     def _blocked(self) -> dict[str, CpuSet]:
-        """Returns the cpus that cannot be dedicated to a slot, by the word used in messages."""
+        """Returns the cpus that cannot be dedicated to a slot, by their description in errors."""
         return {
             "reserved": self.policy.reserved_cpus,
             "offline": self.conditions.offline,
@@ -310,7 +315,7 @@ def _name(pool: PoolName) -> str:
 
 def _unavailable(message: str, details: dict[str, str]) -> ResourceExhausted:
     return ResourceExhausted(
-        f"{message}; place it elsewhere or on other cpus",
+        f"{message}; place it on other cpus or on another executor",
         reason=Reason.CPUS_UNAVAILABLE,
         details=details,
     )

@@ -1,7 +1,7 @@
-"""Computes the default slot: the amounts that a request without a resource profile gets here.
+"""Computes the default slot: the slot that a request without a resource profile gets.
 
-It is computed once, when the executor starts. Executors may differ: with the same fraction, such a
-request gets a larger slot on a larger host (as in Flink's dynamic slot allocation, FLIP-56).
+It is computed once, when the executor starts. Each executor has its own default slot: with the same
+fraction, a larger host has a larger default slot (as in Flink's dynamic slot allocation, FLIP-56).
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from typing import Final
 
 from finegrain.errors import InvalidArgument
 from finegrain.resources import MEMORY_GRAIN_BYTES, MIB, round_down
+from finegrain.units import format_bytes, format_cpu
 
 CPU_MILLI_MIN: Final = 10
 MEMORY_BYTES_MIN: Final = 4 * MIB
@@ -20,8 +21,8 @@ MEMORY_BYTES_MIN: Final = 4 * MIB
 class DefaultSlot:
     """Amounts of the default slot.
 
-    Booked memory is rounded up to a multiple of 64 KiB. The memory here is already such a multiple,
-    so a slot never books more than it.
+    The memory is a multiple of 64 KiB. Booked memory is rounded up to such multiples, so a default
+    slot never books more memory than `memory_bytes`.
     """
 
     cpu_milli: int
@@ -39,15 +40,15 @@ def default_slot(
 ) -> DefaultSlot:
     """Returns the default slot.
 
-    Its size is `default_slot_fraction` of the totals, else 1 / `number_of_slots`, else one slot per
-    physical core.
+    Its size is `default_slot_fraction` of the totals. Without this fraction, it is 1 /
+    `number_of_slots` of the totals. Without both, it is 1 / `core_count` of the totals.
 
     Args:
         cpu_milli_total: CPU of the executor, in thousandths of a core.
         memory_bytes_total: memory of the executor.
         core_count: physical cores of the executor.
-        default_slot_fraction: more than 0, at most 1.
-        number_of_slots: deprecated; the result carries a warning that names the new option.
+        default_slot_fraction: a fraction above 0, at most 1.
+        number_of_slots: deprecated. The result contains a warning that names the new option.
 
     Raises:
         InvalidArgument: the fraction is outside (0, 1], the count is below 1, or the slot would be
@@ -57,7 +58,7 @@ def default_slot(
     if number_of_slots is not None:
         warning = _deprecation(number_of_slots, default_slot_fraction)
     fraction, origin = _fraction(core_count, default_slot_fraction, number_of_slots)
-    # Rounded down, so that as many default slots as the fraction promises fit into the totals.
+    # The size is rounded down, so that for example 4 slots of 1/4 fit into the totals.
     slot = DefaultSlot(
         cpu_milli=int(cpu_milli_total * fraction),
         memory_bytes=round_down(int(memory_bytes_total * fraction), MEMORY_GRAIN_BYTES),
@@ -67,8 +68,9 @@ def default_slot(
         raise InvalidArgument(
             "default_slot_fraction",
             f"{fraction} (from {origin})",
-            f"a fraction that gives at least {CPU_MILLI_MIN} milli and {MEMORY_BYTES_MIN} bytes of "
-            f"the {cpu_milli_total} milli and {memory_bytes_total} bytes here",
+            f"a fraction that gives at least {format_cpu(CPU_MILLI_MIN)} cores and "
+            f"{format_bytes(MEMORY_BYTES_MIN)} of the {format_cpu(cpu_milli_total)} cores and "
+            f"{format_bytes(memory_bytes_total)} of this executor",
         )
     return slot
 
@@ -76,13 +78,17 @@ def default_slot(
 def parse_fraction(
     value: str | int | float | Decimal, field: str = "default_slot_fraction"
 ) -> Fraction:
-    """Parses an exact fraction from configuration: `0.1` is a tenth, `1/3` a third.
+    """Parses an exact fraction from the configuration: `0.1` is a tenth, `1/3` is a third.
+
+    Args:
+        value: the configured number.
+        field: the name of the field, for errors.
 
     Raises:
         InvalidArgument: `value` is not a number.
     """
     try:
-        # Parse the text, so that a float written as 0.1 is exactly a tenth and not the nearest
+        # This parses the text, so that the float 0.1 becomes exactly a tenth, and not the nearest
         # binary fraction.
         return Fraction(str(value))
     except (ValueError, ZeroDivisionError):
@@ -92,7 +98,7 @@ def parse_fraction(
 def _fraction(
     core_count: int, fraction: Fraction | None, number_of_slots: int | None
 ) -> tuple[Fraction, str]:
-    """Returns the share of the totals, and the option that determined it."""
+    """Returns the default slot's fraction of the totals, and the option that determined it."""
     if fraction is not None:
         if not 0 < fraction <= 1:
             raise InvalidArgument("default_slot_fraction", fraction, "more than 0 and at most 1")

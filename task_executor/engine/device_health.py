@@ -1,10 +1,11 @@
-"""Health of one device over time: failures, delays, and probes before it is used again.
+"""Health of one device over time: its failures, and the conditions for using it again.
 
-A device that failed and answers again is not used at once. It must first stay out for a delay, if
-it has failed often, and then pass a probe. So neither a device that flaps nor one that is broken
-but answers gets work.
+A device that failed and then works again is not used at once. If it has failed often, it must first
+work for a delay without a failure. Then it must pass a probe. So a device that fails again and
+again gets no work, and a device that answers but is broken gets no work either.
 
-Example, with failures at 0:00, 0:10, 0:20 and 0:30 that each end by themselves at once:
+Example, with failures at 0:00, 0:10, 0:20 and 0:30, after each of which the device answers again at
+once:
 
   failure  in the last hour  delay before the probe
   0:00     1                 none
@@ -21,10 +22,10 @@ from typing import Final
 from finegrain.devices.condition import DeviceHealth
 
 WINDOW_MS: Final = 3_600_000
-"""Failures within this time count."""
+"""Failures that are older than this do not count."""
 
 FREE_FAILURES: Final = 2
-"""As many failures within the window cause no delay."""
+"""Up to this number of failures within the window, there is no delay."""
 
 DELAY_FIRST_MS: Final = 60_000
 DELAY_MAX_MS: Final = 3_600_000
@@ -32,18 +33,18 @@ DELAY_MAX_MS: Final = 3_600_000
 _FAILURES_KEPT: Final = 64
 
 LOST_AFTER_MS: Final = 5_000
-"""How long work must be impossible before its slots may be ended: one bad reading ends none."""
+"""Slots may be ended only if their work was impossible for this long, not after one bad reading."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is seen of a device at one moment; `health` is not PROBING.
+    """The state of a device at one moment.
 
     Attributes:
-        health: as the driver reports it.
-        problem: why it is not healthy, and the repair.
-        work_lost: with a problem: work that has the device cannot go on.
-        wait_ms: how long the device stays out at least, once it answers again.
+        health: the health that the driver reports; never PROBING.
+        problem: why the device is not healthy, and how to repair it.
+        work_lost: True if there is a problem because of which work on the device cannot continue.
+        wait_ms: the minimum time between the end of the problem and the next use of the device.
     """
 
     health: DeviceHealth = DeviceHealth.HEALTHY
@@ -60,8 +61,8 @@ class HealthRecord:
     """The health of one device. All times are in milliseconds of one monotonic clock.
 
     Attributes:
-        health: what is in force.
-        problem: why it is not healthy; empty: it is.
+        health: the present health.
+        problem: why the device is not healthy; empty: the device is healthy.
     """
 
     health: DeviceHealth = DeviceHealth.HEALTHY
@@ -72,11 +73,16 @@ class HealthRecord:
     _failed_probe: bool = False
 
     def observe(self, now_ms: int, seen: Observation) -> None:
-        """Takes in what is seen now."""
+        """Updates the health from a new observation.
+
+        Args:
+            now_ms: the time of the observation.
+            seen: the observation.
+        """
         if seen.health is DeviceHealth.HEALTHY:
             self._answers(now_ms)
             return
-        # A driver that does not answer says nothing about its devices.
+        # If the driver does not answer, its devices are unknown, which is no failure of a device.
         is_failure = seen.health is not DeviceHealth.UNKNOWN
         if is_failure and self.health not in (DeviceHealth.UNHEALTHY, DeviceHealth.GONE):
             self._count_failure(now_ms)
@@ -89,17 +95,17 @@ class HealthRecord:
         self._probe_at_ms = now_ms + delay_ms
 
     def must_be_probed(self, now_ms: int) -> bool:
-        """Returns True if the device must be probed now; the caller then calls `probed`."""
+        """Returns True if the caller must probe the device now, and then call `probed`."""
         return self.health is DeviceHealth.PROBING and now_ms >= self._probe_at_ms
 
     def probed(self, now_ms: int, problem: str) -> None:
-        """Takes in the result of a probe.
+        """Updates the health from the result of a probe.
 
         Args:
-            now_ms: the time.
-            problem: why it failed; empty: the device works.
+            now_ms: the time of the result.
+            problem: why the device failed the probe; empty: the device works.
         """
-        # It has failed again while it was probed, so the result says nothing about it now.
+        # If the device has failed again during the probe, the result is no longer valid.
         if self.health is not DeviceHealth.PROBING:
             return
         if not problem:
@@ -111,12 +117,12 @@ class HealthRecord:
         self._probe_at_ms = now_ms + max(self._delay_ms(now_ms), DELAY_FIRST_MS)
 
     def work_is_lost(self, now_ms: int) -> bool:
-        """Returns True if work that has the device has not been able to go on for a while."""
+        """Returns True if work on the device has been impossible for `LOST_AFTER_MS`."""
         since_ms = self._lost_since_ms
         return since_ms is not None and now_ms - since_ms >= LOST_AFTER_MS
 
     def failures(self, now_ms: int) -> int:
-        """Returns how often the device failed within the window."""
+        """Returns the number of failures within the window."""
         self._failures = [each for each in self._failures if now_ms - each < WINDOW_MS]
         return len(self._failures)
 
@@ -124,18 +130,19 @@ class HealthRecord:
         self._lost_since_ms = None
         if self.health in (DeviceHealth.HEALTHY, DeviceHealth.PROBING):
             return
-        # After a failed probe it stays as it is until it may be probed again.
+        # After a failed probe, the state does not change until the next probe is allowed.
         if self._failed_probe and now_ms < self._probe_at_ms:
             return
         self.health, self._failed_probe = DeviceHealth.PROBING, False
         count, delay_s = self.failures(now_ms), (self._probe_at_ms - now_ms) // 1000
-        self.problem = "it answers again, and is used when it has passed a probe"
+        self.problem = "it works again, but must pass a probe before it is used"
         if delay_s > 0:
             times = f"failed {count} times within an hour" if count > 1 else "has failed"
-            self.problem = f"it {times}, and is probed after {delay_s} s without a failure"
+            self.problem = f"it {times}; it is probed after {delay_s} s without a failure"
 
     def _count_failure(self, now_ms: int) -> None:
-        # A device may fail thousands of times; more than these change nothing.
+        # A device may fail thousands of times. More than `_FAILURES_KEPT` failures do not change
+        # the delay.
         self._failures = [*self._failures[1 - _FAILURES_KEPT :], now_ms]
 
     def _delay_ms(self, now_ms: int) -> int:

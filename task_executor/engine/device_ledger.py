@@ -1,7 +1,7 @@
-"""Which slots have which devices of this executor.
+"""Records which slots have which devices of this executor.
 
-The resource manager chooses the devices. The executor checks each choice against its own table, so
-that nothing is given out twice, whatever the resource manager believes.
+The resource manager chooses the devices. The executor checks each choice against its own ledger, so
+that no device is given out twice, even if the resource manager makes a mistake.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ DeviceKey = tuple[str, str]
 class DeviceLedger:
     """The devices of the host, and the shares that slots have of them.
 
-    `conditions` are those of devices that are not as they were announced. They are reported, and
-    do not keep a slot from being carved: the resource manager decides who gets a device.
+    `conditions` are the conditions of devices that differ from the announced devices. They are
+    reported, but a slot with such a device is still carved, because the resource manager decides
+    which slot gets a device.
     """
 
     host: HostDevices
@@ -36,9 +37,9 @@ class DeviceLedger:
         self._devices = {(each.type, each.uuid): each for each in self.host.devices}
 
     def replace_host(self, host: HostDevices) -> None:
-        """Replaces the devices, for example after one has returned under another minor number.
+        """Replaces the devices, for example after a device got another minor number.
 
-        Slots keep their shares: these belong to UUIDs.
+        Slots keep their shares, because shares refer to UUIDs.
         """
         self.host = host
         self._devices = {(each.type, each.uuid): each for each in host.devices}
@@ -52,7 +53,7 @@ class DeviceLedger:
         )
 
     def put(self, key: SlotKey, assignments: Iterable[CpuAssignment]) -> None:
-        """Sets the devices of a slot; during a resize, those of the present and the new size."""
+        """Sets the devices of a slot. During a resize these are the devices of both sizes."""
         shares: tuple[DeviceShare, ...] = ()
         for each in assignments:
             shares = shares_together(shares, each.devices)
@@ -66,16 +67,17 @@ class DeviceLedger:
         self._slots.pop(key, None)
 
     def used(self) -> dict[DeviceKey, dict[str, int]]:
-        """Returns what slots have of each device, by dimension."""
+        """Returns the amounts that slots have booked of each device, by dimension."""
         return _used(self._slots.values())
 
     def left(self, slots: Collection[SlotKey] | None = None) -> dict[str, int]:
-        """Returns what is left of all devices together, by dimension of the executor's total.
+        """Returns the free amounts of all devices together, by dimension of the executor's total.
 
-        What slots have of a device that vanished does not count: the total lacks the device, too.
+        If a device has vanished, the total does not contain it, so shares of it are not deducted
+        either.
 
         Args:
-            slots: those that count; None: all.
+            slots: the slots whose shares are deducted; None: all slots.
         """
         used = _used(shares for key, shares in self._slots.items() if slots is None or key in slots)
         found: dict[str, int] = {}
@@ -90,16 +92,17 @@ class DeviceLedger:
     def check(
         self, key: SlotKey, profile: ResourceProfile, assignment: CpuAssignment | None
     ) -> None:
-        """Checks that the devices of a slot are here, are what it requested, and are free.
+        """Checks that this host has the devices of a slot, that the slot requested them, and that
+        they are free.
 
         Args:
-            key: the slot; what it has already does not count against it.
-            profile: what it requested.
-            assignment: what the resource manager chose.
+            key: the slot. Its present shares count as free.
+            profile: the profile that the slot requested.
+            assignment: the assignment that the resource manager chose.
 
         Raises:
-            InvalidArgument: a device is not here, or is not what was requested.
-            ResourceExhausted: DEVICES_UNAVAILABLE; another slot has it.
+            InvalidArgument: this host does not have a device, or the profile does not request it.
+            ResourceExhausted: DEVICES_UNAVAILABLE. Another slot has a device.
         """
         shares = assignment.devices if assignment is not None else ()
         if not shares and not profile.devices:
@@ -119,15 +122,15 @@ class DeviceLedger:
                 free = capacity.get(name, 0) - taken.get(name, 0)
                 if amount > free:
                     raise ResourceExhausted(
-                        f"{device.name} has {free} {name} left, and the slot was given {amount};"
-                        " place it elsewhere or wait",
+                        f"{device.name} has {free} {name} left, but the slot was given {amount};"
+                        " place it on another executor or wait",
                         reason=Reason.DEVICES_UNAVAILABLE,
                         details={"device": device.name, f"asked.{name}": amount, "free": free},
                     )
         self._check_functions(key, shares)
 
     def _check_functions(self, key: SlotKey, shares: Iterable[DeviceShare]) -> None:
-        """Checks that the virtual functions of a slot are here, and are no other slot's."""
+        """Checks that this host has the virtual functions of a slot, and that they are free."""
         if not any(share.functions for share in shares):
             return
         taken = {
@@ -151,7 +154,7 @@ class DeviceLedger:
                 if function in taken:
                     raise ResourceExhausted(
                         f"virtual function {function} of {device.name} belongs to another slot;"
-                        " place the slot elsewhere or wait",
+                        " place the slot on another executor or wait",
                         reason=Reason.DEVICES_UNAVAILABLE,
                         details={"device": device.name, "function": function},
                     )
@@ -168,8 +171,9 @@ def _used(slots: Iterable[Iterable[DeviceShare]]) -> dict[DeviceKey, dict[str, i
 
 
 def _check_as_requested(profile: ResourceProfile, shares: Iterable[DeviceShare]) -> None:
-    """Checks number and amounts. More devices than requested may be given, such as a NIC for each
-    of several GPUs.
+    """Checks the number and the amounts of devices.
+
+    More devices than requested are allowed, for example a NIC for each of several GPUs.
     """
     given: dict[str, list[dict[str, int]]] = {}
     for share in shares:
@@ -193,4 +197,4 @@ def _check_as_requested(profile: ResourceProfile, shares: Iterable[DeviceShare])
 
 
 def _names(devices: Iterable[Device]) -> str:
-    return "it has " + (", ".join(each.name for each in devices) or "none")
+    return "this host has " + (", ".join(each.name for each in devices) or "none")

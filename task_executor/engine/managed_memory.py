@@ -1,10 +1,12 @@
 """Divides the managed memory of each slot among the operators that run in it.
 
-Operators register exact fractions, as in FLIP-53. Of one slot they never add up to more than 1, and
-every quota is rounded down. So quotas never add up to more than the slot has, whatever its size.
+Operators register exact fractions, as in Flink's FLIP-53. The fractions of all operators in a slot
+add up to at most 1, and every quota is rounded down. So the quotas never add up to more than the
+slot's managed memory.
 
-Example: a slot has 100 pages. "sort" registers 2/3 and gets 66 pages, "join" registers 1/3 and gets
-33; one page belongs to neither. If the slot grows to 300 pages, they have 200 and 100.
+Example: a slot has 100 pages. "sort" registers 2/3 and gets 66 pages. "join" registers 1/3 and gets
+33 pages. One page belongs to no operator. If the slot grows to 300 pages, the operators have 200
+and 100 pages.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from task_executor.engine.slots import SlotKey
 FRACTION_EXPECTED: Final = (
     'more than 0 and at most 1, written as "3/4" or "0.75" with at most 40 digits on each side'
 )
-OPERATORS_MAX: Final = 1_000  # of one slot
+OPERATORS_MAX: Final = 1_000  # maximum number of operators in one slot
 _FRACTION: Final = re.compile(r"\d{1,40}/\d{1,40}|\d{1,40}(\.\d{1,40})?")
 
 
@@ -36,7 +38,10 @@ class Quota(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A registered operator. It is freed with the task, or, if that is empty, with the slot."""
+    """A registered operator. It is freed at the end of its task.
+
+    If `task_id` is empty, it is freed at the end of the slot.
+    """
 
     fraction: Fraction
     task_id: str
@@ -45,10 +50,11 @@ class Claim:
 class ManagedMemory:
     """The registered operators of all slots.
 
-    Sizes of slots are arguments, because the slot table has them.
+    This class does not store the sizes of slots. They are arguments, because the slot table has
+    them.
 
     Args:
-        page_bytes: size of one page.
+        page_bytes: the size of a page, in bytes.
     """
 
     def __init__(self, page_bytes: int) -> None:
@@ -57,19 +63,20 @@ class ManagedMemory:
         self._sums: dict[SlotKey, Fraction] = defaultdict(Fraction)
 
     def register(self, key: SlotKey, task_id: str, operators: Mapping[str, Fraction]) -> None:
-        """Registers all of the operators, or none.
+        """Registers all of the operators or none.
 
-        An operator that is registered with the same fraction, for this task or for the slot, stays
-        as it is.
+        If an operator is already registered with the same fraction, for this task or for the whole
+        slot, it does not change.
 
         Args:
             key: the slot.
-            task_id: the task that the operators run in; empty: until the slot ends.
-            operators: fractions by operator.
+            task_id: the task that runs the operators; empty: the operators belong to the whole
+                slot.
+            operators: the fraction of each operator, by its id.
 
         Raises:
             AlreadyExists: an operator has another fraction, or belongs to another task.
-            FailedPrecondition: MANAGED_MEMORY_EXCEEDED: the fractions would add up to more than 1.
+            FailedPrecondition: MANAGED_MEMORY_EXCEEDED. The fractions would add up to more than 1.
             InvalidArgument: the slot would have too many operators.
         """
         known = self._claims.get(key, {})
@@ -81,9 +88,9 @@ class ManagedMemory:
         available = 1 - self._sums.get(key, Fraction(0))
         if wanted > available:
             raise FailedPrecondition(
-                f"operators {', '.join(sorted(new))[:200]} ask for {_shown(wanted)} of the managed "
-                f"memory of slot {key.allocation_id}, and {_shown(available)} is left; register "
-                "smaller fractions, or wait for other tasks of the slot to end",
+                f"operators {', '.join(sorted(new))[:200]} request {_shown(wanted)} of the managed "
+                f"memory of slot {key.allocation_id}, but only {_shown(available)} is left; "
+                "register smaller fractions, or wait for other tasks of the slot to end",
                 reason=Reason.MANAGED_MEMORY_EXCEEDED,
                 details={"asked": _shown(wanted), "available": _shown(available)},
             )
@@ -96,7 +103,7 @@ class ManagedMemory:
             self._sums[key] += wanted
 
     def end_task(self, key: SlotKey, task_id: str) -> bool:
-        """Frees the operators of a task; returns whether there were any."""
+        """Frees the operators of a task. Returns True if the task had operators."""
         claims = self._claims.get(key, {})
         ended = [name for name, claim in claims.items() if claim.task_id == task_id]
         for name in ended:
@@ -121,24 +128,24 @@ class ManagedMemory:
 
 
 def compute_memory_size(fraction: Fraction, managed_bytes: int) -> int:
-    """Returns the bytes of a fraction, rounded down (the seed's `computeMemorySize`)."""
+    """Returns the bytes of a fraction, rounded down (Flink's `computeMemorySize`)."""
     return int(fraction * managed_bytes)
 
 
 def compute_number_of_pages(fraction: Fraction, managed_bytes: int, page_bytes: int) -> int:
-    """Returns the whole pages of a fraction (the seed's `computeNumberOfPages`)."""
+    """Returns the number of whole pages of a fraction (Flink's `computeNumberOfPages`)."""
     return compute_memory_size(fraction, managed_bytes) // page_bytes
 
 
 def read_fraction(field: str, text: str) -> Fraction:
-    """Reads an exact fraction.
+    """Parses an exact fraction.
 
     Args:
-        field: name of the field, for the error.
-        text: such as "3/4".
+        field: the name of the field, for errors.
+        text: the fraction as text, such as "3/4".
 
     Raises:
-        InvalidArgument: it is not a number, or not more than 0 and at most 1.
+        InvalidArgument: the text is not a number above 0 and at most 1.
     """
     if _FRACTION.fullmatch(text) and text.isascii():
         try:
@@ -151,11 +158,11 @@ def read_fraction(field: str, text: str) -> Fraction:
 
 
 def read_fractions(operators: Iterable[tuple[str, str]], field: str) -> dict[str, Fraction]:
-    """Reads the fractions of operators, without those that use no managed memory.
+    """Parses the fractions of operators. Operators without managed memory are left out.
 
     Args:
-        operators: names and fractions as text; empty: no managed memory.
-        field: path of the list, for errors.
+        operators: the id of each operator, and its fraction as text (empty: no managed memory).
+        field: the path of the list in the request, for errors.
 
     Raises:
         InvalidArgument: a fraction is not valid.
@@ -170,9 +177,9 @@ def read_fractions(operators: Iterable[tuple[str, str]], field: str) -> dict[str
 def _check_same(operator: str, fraction: Fraction, task_id: str, known: Claim) -> None:
     if fraction != known.fraction:
         raise AlreadyExists(
-            f"operator {operator} is registered with {_shown(known.fraction)} of the slot's "
-            f"managed memory, not {_shown(fraction)}; repeat that fraction, or wait until its task "
-            "has ended",
+            f"operator {operator} is already registered with {_shown(known.fraction)} of the "
+            f"slot's managed memory, not {_shown(fraction)}; register the same fraction, or wait "
+            "until the task of the operator has ended",
             details={"operator_id": operator, "fraction": _shown(known.fraction)},
         )
     if known.task_id not in ("", task_id):

@@ -1,10 +1,10 @@
-"""Decides which slots use more memory of a GPU than they have, from one reading after another.
+"""Decides which slots use more memory of a GPU than their share, from a sequence of readings.
 
-One reading above the share is not enough: a process that has just ended may still be counted, and
-one that replaces it as well. The next reading must confirm it.
+One reading above the share is not enough: it may still count a process that has just ended,
+together with the process that replaces it. A second reading must confirm it.
 
-Example: a slot has 10 GiB. Readings of 8, 12, 9, 12 and 13 GiB say something at the last one only,
-and the slot was last within its share at the third one.
+Example: a slot has 10 GiB. The readings are 8, 12, 9, 12 and 13 GiB. Only the fifth reading shows a
+confirmed overuse. The third reading was the last one in which the slot was within its share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from task_executor.engine.slots import SlotKey
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What the processes of a slot use of the memory of one GPU, and what the slot has."""
+    """The GPU memory that the processes of a slot use, and the slot's share of this memory."""
 
     key: SlotKey
     uuid: str
@@ -34,9 +34,9 @@ class Overuse:
     """A confirmed use above the share.
 
     Attributes:
-        use: the use at the reading that has confirmed it.
-        within_at_s: time of the last reading in which the slot was within its share. If there was
-            none, that of the first one.
+        use: the use in the reading that confirmed the overuse.
+        within_at_s: the time of the last reading in which the slot was within its share. If there
+            was no such reading, the time of the first reading.
     """
 
     use: MemoryUse
@@ -44,11 +44,11 @@ class Overuse:
 
 
 class MemoryWatch:
-    """Compares uses with shares, reading by reading.
+    """Compares the use of each slot with its share, in each reading.
 
     Attributes:
-        must_confirm: the last reading has found a slot above its share for the first time, so the
-            next one should follow soon.
+        must_confirm: True if the last reading found a slot above its share for the first time. The
+            next reading should then follow soon.
     """
 
     def __init__(self) -> None:
@@ -57,15 +57,15 @@ class MemoryWatch:
         self._above: set[tuple[SlotKey, str]] = set()
 
     def observe(self, at_s: float, uses: Iterable[MemoryUse]) -> tuple[Overuse, ...]:
-        """Takes in a new reading.
+        """Evaluates a new reading.
 
         Args:
-            at_s: its time, in seconds.
-            uses: the use of each slot and GPU that is watched, also of those that use nothing.
+            at_s: the time of the reading, in seconds.
+            uses: the use of each watched slot on each GPU, even if it uses no memory.
 
         Returns:
-            Slots that are above their share now and were in the reading before, at each reading
-            until they are within it.
+            The slots that are above their share in this reading and in the reading before. A slot
+            is returned for every further reading, until it is within its share.
         """
         before, self._above = self._above, set()
         within_before, self._within_at_s = self._within_at_s, {}

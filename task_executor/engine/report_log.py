@@ -1,9 +1,9 @@
-"""Numbers the slot reports of an executor and records which of them the RM has acknowledged.
+"""Numbers the slot reports of an executor, and records which reports the RM has acknowledged.
 
-Numbers only increase, across registrations and restarts, so a delayed older report never looks
-newer. Each start of the executor has its own range of 2**40 numbers. If the count of starts is lost
-with the checkpoint, the RM returns the highest number that it has received, and `continue_after`
-continues above it.
+Numbers only increase, even across registrations and restarts. So the RM can ignore a delayed older
+report. Each start of the executor has its own range of 2**40 numbers. If the checkpoint is lost,
+the count of starts is lost too. The RM then returns the highest number that it has received, and
+`continue_after` continues above this number.
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import EndedSlot, Slot, SlotKey
 
 _NUMBERS_KEPT_MAX = 1_000
-"""How many sent and unacknowledged reports are remembered. Beyond that the next report is full."""
+"""Maximum number of unacknowledged reports that are remembered.
+
+With more, the next report is full.
+"""
 
 _NUMBERS_PER_START = 1 << 40
-"""More numbers than one start of an executor uses; 8 million starts fit into 63 bits."""
+"""Numbers of one start: more than a start ever uses. 8 million such ranges fit into 63 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedState:
-    """The content of one report; the fields are those of SlotReport in slots.proto."""
+    """The content of one report.
+
+    The fields correspond to the fields of SlotReport in slots.proto.
+    """
 
     report_number: int
     rm_epoch: int
@@ -35,21 +41,22 @@ class NumberedState:
     slots: tuple[Slot, ...] = ()
     available: Mapping[str, int] = field(default_factory=dict)
     ended: tuple[EndedSlot, ...] = ()
-    cpus: CpuConditions | None = None  # of the host; None in an `unchanged` report
+    cpus: CpuConditions | None = None  # None in an `unchanged` report
     device_conditions: tuple[DeviceCondition, ...] = ()
 
 
 @dataclass
 class ReportLog:
-    """Numbers reports and remembers what the RM has acknowledged."""
+    """Numbers reports, and remembers which reports the RM has acknowledged."""
 
     report_number: int = 0
-    _acknowledged: tuple[int, int] | None = None  # number, table version; None: unknown
+    _acknowledged: tuple[int, int] | None = None  # report number and table version; None: unknown
     _sent: dict[int, int] = field(default_factory=dict)  # report number -> table version
-    _ended: dict[SlotKey, tuple[EndedSlot, int]] = field(default_factory=dict)  # 0: not sent
+    # Ended slots, each with the number of the first report that contains it (0: not sent yet).
+    _ended: dict[SlotKey, tuple[EndedSlot, int]] = field(default_factory=dict)
 
     def full(self, table: SlotTable, *, rm_epoch: int, command_number: int) -> NumberedState:
-        """Returns the next report with everything in it.
+        """Returns the next report, with the complete state.
 
         Args:
             table: the slots to report.
@@ -69,14 +76,15 @@ class ReportLog:
         )
 
     def next(self, table: SlotTable, *, rm_epoch: int, command_number: int) -> NumberedState:
-        """Returns the next report; it is `unchanged` if the RM already has the present slots.
+        """Returns the next report. It is `unchanged` if the RM already has the present slots.
 
         Args:
             table: the slots to report.
             rm_epoch: the epoch that this executor obeys.
             command_number: the last command whose effects are in `table`.
         """
-        # The table has changed since the acknowledged report, or it is not known what the RM has.
+        # The table has changed since the acknowledged report, or it is unknown which slots the RM
+        # has.
         if self._acknowledged is None or self._acknowledged[1] != table.version:
             return self.full(table, rm_epoch=rm_epoch, command_number=command_number)
         return NumberedState(
@@ -89,25 +97,26 @@ class ReportLog:
         )
 
     def ended(self, slot: EndedSlot) -> None:
-        """Adds a slot that ended by itself, for all reports until the RM acknowledges one."""
-        # A known entry is not replaced. Its report number would be lost, and an acknowledgement
-        # that is on its way would no longer remove it.
+        """Adds a slot that ended without an order. Reports contain it until the RM acknowledges
+        one."""
+        # A known entry is not replaced, because its report number would be lost. A later
+        # acknowledgement of this report could then not remove the entry.
         self._ended.setdefault(slot.key, (slot, 0))
 
     def all_ended(self) -> tuple[EndedSlot, ...]:
-        """Returns ended slots that the RM has not acknowledged, in the order of their ends."""
+        """Returns the ended slots that the RM has not acknowledged, the earliest first."""
         return tuple(slot for slot, _ in self._ended.values())
 
     def acknowledge(self, report_number: int) -> bool:
         """Records that the RM has received this report and all earlier ones.
 
         Returns:
-            True if ended slots were removed; the caller should then save a new checkpoint.
+            True if ended slots were removed. The caller should then save a new checkpoint.
         """
         version = self._sent.get(report_number)
         if version is not None:
             self._acknowledged = (report_number, version)
-        # The table version of this report is no longer known, so the next report must be full.
+        # The table version of this report is no longer remembered, so the next report must be full.
         elif self._acknowledged is None or report_number != self._acknowledged[0]:
             self._acknowledged = None
         self._sent = {n: v for n, v in self._sent.items() if n >= report_number}
@@ -120,21 +129,25 @@ class ReportLog:
         return bool(acknowledged)
 
     def start_numbering(self, starts: int) -> None:
-        """Continues above the numbers of all earlier starts; `starts` counts from 1."""
+        """Continues above the numbers of all earlier starts.
+
+        Args:
+            starts: the number of starts, including this one.
+        """
         self.report_number = max(self.report_number, starts * _NUMBERS_PER_START)
 
     def continue_after(self, report_number: int) -> None:
         """Continues above a number that the RM received from an earlier start of this executor.
 
-        The distance is a whole range, because reports of that start may still be on their way.
+        It skips a whole range, because reports of the earlier start may still arrive at the RM.
         """
         self.report_number = max(self.report_number, report_number + _NUMBERS_PER_START)
 
     def require_full_report(self) -> None:
         """Makes the next report full.
 
-        Needed if the RM may not have the slots that an `unchanged` report would refer to, for
-        example because another RM has become the leader.
+        The caller needs this if the RM may not know the slots, for example because another RM has
+        become the leader. An `unchanged` report would then refer to an unknown report.
         """
         self._acknowledged = None
 

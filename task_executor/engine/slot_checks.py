@@ -1,4 +1,4 @@
-"""Checks the amounts of an ordered slot: whether they are valid, and whether they are free."""
+"""Checks that the amounts of an ordered slot are valid, and that they are free."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from task_executor.engine.slots import SlotSpec
 
 
 def check_amounts(spec: SlotSpec) -> None:
-    """Checks the CPU, its cap and the memory of an ordered slot.
+    """Checks the CPU, the CPU time limit and the memory of an ordered slot.
 
     Raises:
-        InvalidArgument: CPU or memory is zero, the cap is below the booked CPU, or the slot is
-            pinned and the cap differs from the booked CPU.
+        InvalidArgument: CPU or memory is zero. Or the limit is below the booked CPU, or differs
+            from the booked CPU although the slot is pinned.
     """
     cpu_milli, cap = spec.profile.cpu_milli, spec.cpu_limit_milli
     if cpu_milli <= 0:
@@ -37,8 +37,8 @@ def check_fit(subject: str, need: Amounts, free: Amounts, total: Amounts) -> Non
         total: the capacity of the executor, for the message.
 
     Raises:
-        ResourceExhausted: INSUFFICIENT_RESOURCES; the details give the requested, available and
-            total amount of each dimension that is short.
+        ResourceExhausted: INSUFFICIENT_RESOURCES. For each dimension that is not sufficient, the
+            details contain the requested, available and total amount.
     """
     if fits(need, free):
         return
@@ -49,7 +49,8 @@ def check_fit(subject: str, need: Amounts, free: Amounts, total: Amounts) -> Non
         parts.append(f"{name}: requested {asked}, available {available} of {whole}")
         details |= {f"asked.{name}": asked, f"available.{name}": available, f"total.{name}": whole}
     raise ResourceExhausted(
-        f"{subject} does not fit here ({'; '.join(parts)}); place it elsewhere or wait",
+        f"{subject} does not fit on this executor ({'; '.join(parts)}); place it on another one or "
+        "wait",
         reason=Reason.INSUFFICIENT_RESOURCES,
         details=details,
     )

@@ -1,9 +1,9 @@
 """The slots of this executor and the capacity that they book.
 
-The table accepts or rejects an ordered slot by the capacity that is free on this host, even if the
-resource manager (RM) has another view of it. It never releases capacity early. A slot is booked
-from the order (CARVING) until its last process has ended (`freed`). While a slot is being resized,
-the larger of its old and new size is booked in each dimension.
+The table accepts or rejects an ordered slot by the free capacity of this host, even if the resource
+manager (RM) has other information. A slot is booked from its order (CARVING) until its last process
+has ended (`freed`). While a slot is being resized, the larger one of the old and the new amount is
+booked in each dimension.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
+from finegrain.units import counted
 from finegrain.values.isolation import Isolation
 from task_executor.engine.cpu_ledger import WHOLE_SHARED_POOL, CpuLedger, HostCpus
 from task_executor.engine.device_ledger import DeviceLedger
@@ -58,15 +59,15 @@ class HostShare:
     """
 
     total: Amounts
-    shared_cpus: CpuSet  # where slots without dedicated cpus run while no cpu is dedicated
-    slots_max: int = 0  # 0: no limit
+    shared_cpus: CpuSet  # the shared pool, while no cpu is dedicated
+    slots_max: int = 0  # maximum number of slots; 0: no limit
     host_cpus: HostCpus | None = None  # None: only `shared_cpus` is known
-    devices: HostDevices = NO_DEVICES  # those that slots can have
+    devices: HostDevices = NO_DEVICES  # devices that slots can have
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result for one ordered slot: the slot, or the error that says why there is none."""
+    """The result for one ordered slot: the slot, or the error because of which there is no slot."""
 
     key: SlotKey
     slot: Slot | None = None
@@ -74,7 +75,7 @@ class Outcome:
 
     @property
     def must_carve(self) -> bool:
-        """True if the slot is new and still has to be created on the host."""
+        """True if the slot is new and must still be created on the host."""
         return self.slot is not None and self.slot.state is CarveState.CARVING
 
 
@@ -82,7 +83,7 @@ class Outcome:
 class SlotTable:
     """All slots of one executor.
 
-    `version` increases with every change that a slot report would show.
+    `version` increases with every change of data that slot reports contain.
     """
 
     share: HostShare
@@ -114,7 +115,7 @@ class SlotTable:
         return self._slots[SlotKey(allocation_id, max(generations))] if generations else None
 
     def visible(self) -> tuple[Slot, ...]:
-        """Returns the slots that a report shows: all except those still being carved."""
+        """Returns the slots that reports contain: all slots that are not being carved."""
         return tuple(slot for slot in self if slot.state is not CarveState.CARVING)
 
     def booking_of(self, spec: SlotSpec) -> dict[str, int]:
@@ -126,24 +127,25 @@ class SlotTable:
         )
 
     def booked_by(self, slot: Slot) -> dict[str, int]:
-        """Returns what a slot books now; during a resize, the larger size per dimension."""
+        """Returns the amounts that a slot books now. During a resize, the larger amount counts."""
         booked = self.booking_of(slot.spec)
         return larger_of(booked, self.booking_of(slot.becoming)) if slot.becoming else booked
 
     def available(self) -> dict[str, int]:
-        """Returns the total minus everything that is booked or withheld."""
-        # The sums are kept up to date, because this is computed for every ordered slot.
+        """Returns the total minus all booked and withheld amounts."""
+        # `_booked` is kept up to date, because this is computed for every ordered slot.
         return self._left(self._booked, self.devices.left())
 
     def allocated(self) -> dict[str, int]:
-        """Returns everything that is booked."""
+        """Returns the amounts that all slots together have booked."""
         return dict(self._booked)
 
     def available_beside(self, slots: Iterable[Slot]) -> dict[str, int]:
-        """Returns the total minus these slots and what is withheld; only positive amounts.
+        """Returns the total minus the bookings of these slots and withheld amounts; never negative.
 
-        A report of `slots` uses it for its available amounts. The difference can be negative,
-        because adopted slots can exceed a total that became smaller over a restart.
+        Reports that contain `slots` use this for the available amounts. The plain difference can be
+        negative, because the total may have become smaller by a restart, and adopted slots can then
+        exceed it.
         """
         beside = tuple(slots)
         taken = total_of(self.booked_by(slot) for slot in beside)
@@ -153,19 +155,19 @@ class SlotTable:
     # -- orders of the resource manager ------------------------------------------------------
 
     def allocate(self, specs: Sequence[SlotSpec]) -> list[Outcome]:
-        """Books the slots that fit, in the given order; returns one outcome per spec.
+        """Books the slots that fit, in the given sequence. Returns one outcome per spec.
 
-        A new slot is CARVING until `carved` or `carve_failed`. If a slot with the same key and
-        content exists, its outcome is that slot. A rejected spec gets an error in its outcome and
-        books nothing.
+        A new slot is CARVING until `carved` or `carve_failed` is called. If a slot with the same
+        key and content exists, the outcome contains this slot. If a spec is rejected, the outcome
+        contains an error, and no capacity is booked.
         """
         return [self._allocate(spec) for spec in specs]
 
     def _allocate(self, spec: SlotSpec) -> Outcome:
         known = self._slots.get(spec.key)
         try:
-            # A repeated order is recognized before the checks. Its amounts are booked already, so
-            # on a full host the checks would reject it because of its own booking.
+            # A repeated order is recognized before the checks. Otherwise, on a full host, the
+            # checks would reject it because its own amounts are booked already.
             if known is not None:
                 return Outcome(spec.key, slot=self._existing(known, spec))
             self._check(spec)
@@ -176,7 +178,7 @@ class SlotTable:
     def _existing(self, known: Slot, spec: SlotSpec) -> Slot:
         if known.spec != spec:
             raise AlreadyExists(
-                f"allocation {spec.allocation_id} generation {spec.generation} exists with "
+                f"slot {spec.allocation_id} generation {spec.generation} exists with "
                 "different content; free it first, or place the request again with a higher "
                 "generation",
                 details={"allocation_id": spec.allocation_id, "generation": spec.generation},
@@ -190,13 +192,13 @@ class SlotTable:
         return known
 
     def _check(self, spec: SlotSpec) -> None:
-        # Several generations can exist at once: the older one is still FREEING while the newer one
-        # runs.
+        # Several generations can exist at once: the older slot is still FREEING while the newer
+        # slot runs.
         latest = self.latest(spec.allocation_id)
         if latest is not None and latest.spec.generation > spec.generation:
             raise FailedPrecondition(
-                f"allocation {spec.allocation_id} is at generation {latest.spec.generation} here; "
-                f"generation {spec.generation} is outdated",
+                f"slot {spec.allocation_id} is at generation {latest.spec.generation} on this "
+                f"executor; generation {spec.generation} is outdated",
                 reason=Reason.STALE_GENERATION,
                 details={
                     "allocation_id": spec.allocation_id,
@@ -205,11 +207,11 @@ class SlotTable:
                 },
             )
         self._check_content(spec)
-        # Slots that are being freed count as well: their processes and groups still exist.
+        # Slots that are being freed count as well, because their processes and groups still exist.
         if self.share.slots_max and len(self._slots) >= self.share.slots_max:
             raise ResourceExhausted(
-                f"this executor has {len(self._slots)} slots and its slots_max is "
-                f"{self.share.slots_max}; free one first or raise slots_max",
+                f"this executor has {counted(len(self._slots), 'slot')}, and its slots_max is "
+                f"{self.share.slots_max}; free a slot or raise slots_max",
                 reason=Reason.SLOT_LIMIT,
                 details={"slots": len(self._slots), "slots_max": self.share.slots_max},
             )
@@ -231,21 +233,22 @@ class SlotTable:
     ) -> Outcome:
         """Books a new size for a slot.
 
-        The slot of the outcome is `becoming` the new size until `resized` or `resize_failed`. A
-        repeated call with the same number and content is the same resize, also after it has
-        completed. A rejected resize books nothing.
+        Until `resized` or `resize_failed` is called, the field `becoming` of the slot in the
+        outcome has the new size. A repeated call with the same number and content does not start a
+        second resize, even after the first one has completed. A rejected resize books no capacity.
 
         Args:
             key: the slot.
-            number: number of the resize; higher than that of every earlier resize of the slot.
-            profile: the new amounts.
-            cpu_limit_milli: the new cap of CPU time, in thousandths of a core.
-            assignment: the new cpus, NUMA nodes and pools; None: the slot keeps its present ones.
+            number: the number of the resize, higher than the numbers of all earlier resizes of the
+                slot.
+            profile: the new resource profile.
+            cpu_limit_milli: the new limit of CPU time, in thousandths of a core.
+            assignment: the new cpus, NUMA nodes and pools; None: the slot keeps its assignment.
 
         Returns:
             The outcome. Its error is ALLOCATION_UNKNOWN, SLOT_NOT_READY (the slot is being freed,
-            or an earlier resize is not settled), STALE_RESIZE (this number or a later one is
-            known), INSUFFICIENT_RESOURCES (the growth is reported as the requested amount),
+            or the result of an earlier resize is unknown), STALE_RESIZE (this number or a higher
+            number is known), INSUFFICIENT_RESOURCES (with the growth as the requested amount),
             CPUS_UNAVAILABLE or INVALID_ARGUMENT.
         """
         try:
@@ -263,21 +266,22 @@ class SlotTable:
         assignment: CpuAssignment | None,
     ) -> Slot:
         slot = self._slots.get(key)
-        # Commands run one at a time. So a slot that is CARVING here has failed, and its remains are
-        # being removed.
+        # Commands run one at a time. So if a slot is CARVING here, its carve has failed and its
+        # remains are being removed.
         if slot is None or slot.state is CarveState.CARVING:
             raise NotFound(
                 f"this executor has no slot {key.allocation_id} generation {key.generation}",
                 details={"allocation_id": key.allocation_id, "generation": key.generation},
             )
         wanted = slot.spec.of_size(number, profile, cpu_limit_milli, assignment)
-        # A retry of this resize, in progress or complete: it must not be rejected as outdated.
+        # This call repeats a resize that is in progress or complete. It must not be rejected as
+        # outdated.
         if slot.state is CarveState.ALLOCATED and wanted in (slot.spec, slot.becoming):
             return slot
         check_resizable(slot, number)
         self._check_content(wanted)
         booked, target = self.booked_by(slot), self.booking_of(wanted)
-        # Only the growth has to fit: the present size is booked already, and stays booked until
+        # Only the growth must fit, because the present size is booked, and stays booked until
         # `resized`.
         growth = subtract(larger_of(booked, target), booked)
         what = f"the growth of slot {key.allocation_id}"
@@ -287,12 +291,12 @@ class SlotTable:
     # -- results -----------------------------------------------------------------------------
 
     def carved(self, key: SlotKey, isolation: Isolation, time_ms: int) -> Slot:
-        """Marks a slot as ALLOCATED: its limits are enforced on the host.
+        """Marks a slot as ALLOCATED, because its limits are enforced on the host.
 
         Args:
             key: the slot.
-            isolation: what is enforced.
-            time_ms: wall clock, for display only.
+            isolation: the isolation of the slot.
+            time_ms: the time in milliseconds of the wall clock, only for display.
 
         Raises:
             IllegalTransition: the slot is not CARVING.
@@ -303,7 +307,7 @@ class SlotTable:
         return self._put(slot)
 
     def carve_failed(self, key: SlotKey) -> None:
-        """Removes a slot whose carve failed, once nothing of it is left on the host.
+        """Removes a slot whose carve failed, when nothing of it is left on the host.
 
         Raises:
             IllegalTransition: the slot is not CARVING.
@@ -314,11 +318,11 @@ class SlotTable:
         self._remove(slot)
 
     def resized(self, key: SlotKey, isolation: Isolation | None = None) -> Slot:
-        """Completes a resize: the new size is enforced, and what it has freed becomes available.
+        """Completes a resize. The new size is enforced, so amounts above it become available.
 
         Args:
             key: the slot.
-            isolation: what is enforced now; None: the same as before.
+            isolation: the new isolation of the slot; None: it has not changed.
         """
         slot = self._slots[key]
         if isolation is not None:
@@ -326,41 +330,40 @@ class SlotTable:
         return self._rebook(replace(slot, spec=slot.becoming or slot.spec, becoming=None))
 
     def update_isolation(self, key: SlotKey, isolation: Isolation) -> None:
-        """Replaces what is enforced of a slot."""
+        """Replaces the isolation of a slot."""
         slot = self._slots[key]
         if slot.isolation != isolation:
             self._put(replace(slot, isolation=isolation))
 
     def resize_failed(self, key: SlotKey) -> Slot:
-        """Cancels a resize: the slot has its old size again, on the host too."""
+        """Cancels a resize: the slot has its old size again, in the table and on the host."""
         return self._rebook(replace(self._slots[key], becoming=None))
 
     def begin_free(self, key: SlotKey, *, end_reason: str = "") -> Slot | None:
-        """Moves a slot to FREEING, where it takes no more tasks.
+        """Moves a slot to FREEING. It then accepts no more tasks.
 
         Args:
             key: the slot.
-            end_reason: why it ends, if the RM did not order it.
+            end_reason: why the slot ends, if the RM did not order it.
 
         Returns:
-            The slot; None if it does not exist (it has been freed already) or is still being
-            carved.
+            The slot; None if it does not exist (it was freed already) or is still being carved.
         """
         slot = self._slots.get(key)
         if slot is None or slot.state is CarveState.CARVING:
             return None
-        # A slot that is FREEING keeps its reason, unless the RM now orders the same: the RM needs
-        # no report of an end that it has ordered.
+        # A slot that is already FREEING keeps its reason. But if the RM now orders to free the
+        # slot, the reason is removed, because the RM needs no report of an end that it has ordered.
         if slot.state is CarveState.FREEING:
             if slot.end_reason and not end_reason:
-                return self._put(replace(slot, end_reason=""))  # the RM has ordered it meanwhile
+                return self._put(replace(slot, end_reason=""))  # the RM has ordered it by now
             return slot
         return self._put(slot.with_state(CarveState.FREEING, end_reason=end_reason))
 
     def accept(self, key: SlotKey) -> bool:
-        """Records that the job master accepted the slot; False if it is not ALLOCATED.
+        """Records that the job master accepted the slot. Returns False if it is not ALLOCATED.
 
-        `version` stays the same, because no report shows it.
+        `version` does not change, because reports do not contain the acceptance.
         """
         slot = self._slots.get(key)
         if slot is None or slot.state is not CarveState.ALLOCATED:
@@ -369,7 +372,7 @@ class SlotTable:
         return True
 
     def freed(self, key: SlotKey) -> Slot:
-        """Removes a slot whose processes and cgroup are gone; its amounts become available.
+        """Removes a slot whose processes and cgroup no longer exist. Its amounts become available.
 
         Raises:
             IllegalTransition: the slot is not FREEING.
@@ -380,10 +383,12 @@ class SlotTable:
         return self._remove(slot)
 
     def vanished(self, key: SlotKey) -> Slot:
-        """Removes a slot that the host lost (a reboot, a removed cgroup), and frees its amounts.
+        """Removes a slot that no longer exists on the host, and frees its amounts.
+
+        The reason is a reboot, or another program that removed the slot's cgroup.
 
         Raises:
-            IllegalTransition: the slot is CARVING; `carve_failed` is for that.
+            IllegalTransition: the slot is CARVING. Call `carve_failed` for such a slot.
         """
         slot = self._slots[key]
         if slot.state is CarveState.CARVING:
@@ -391,7 +396,8 @@ class SlotTable:
         return self._remove(slot)
 
     def adopt(self, slot: Slot) -> None:
-        """Adds a slot that survived a restart. Its amounts count even if they exceed the total.
+        """Adds a slot that survived a restart. Its amounts are booked even if they exceed the
+        total.
 
         Raises:
             IllegalTransition: the slot exists already, or is CARVING.
@@ -406,7 +412,10 @@ class SlotTable:
     # -- cpu conditions -------------------------------------------------------------------------
 
     def update_conditions(self, **conditions: Any) -> bool:
-        """Applies new cpu conditions, named like the fields of `CpuConditions`.
+        """Applies new cpu conditions.
+
+        Args:
+            conditions: the new values, by name of a field of `CpuConditions`.
 
         Returns:
             False if nothing changed.
@@ -416,7 +425,7 @@ class SlotTable:
         return changed
 
     def update_device_conditions(self, conditions: tuple[DeviceCondition, ...]) -> bool:
-        """Replaces the conditions of devices; only reports have them.
+        """Replaces the conditions of devices. They only appear in reports.
 
         Returns:
             False if nothing changed.
@@ -432,30 +441,36 @@ class SlotTable:
         """Withholds capacity for the remains of a slot that is on the host but not in the table.
 
         Dimensions that `amounts` does not name (devices, countable resources, memory parts) are
-        withheld in full, because it is not known how much of them the remains use.
+        withheld completely, because it is unknown how much of them the remains use.
 
         Args:
             key: the slot.
-            amounts: the amounts that are known.
-            dedicated_cpus: cpus that other slots must not get meanwhile.
+            amounts: the known amounts of the slot.
+            dedicated_cpus: cpus that no other slot must get until the capacity is released.
         """
-        # The remains of an unknown slot may use anything. So each dimension without a known amount
-        # counts as fully used.
+        # It is unknown how much of the other dimensions the remains use, so these dimensions count
+        # as fully used.
         self._withheld[key] = {
             name: amounts.get(name, amount) for name, amount in self.share.total.items()
         }
-        # As LSE, because cpus of that class are in no pool at all, not even the best-effort pool.
+        # The class is LSE, because dedicated cpus of this class are in no pool, not even the
+        # best-effort pool.
         self.cpus.put(key, [CpuAssignment(QosClass.LSE, dedicated_cpus)] if dedicated_cpus else [])
         self.version += 1
 
     def release_withheld(self, key: SlotKey) -> None:
-        """Releases the capacity withheld for this slot, once nothing of it is left on the host."""
+        """Releases the withheld capacity, when nothing of the slot is left on the host."""
         if self._withheld.pop(key, None) is not None:
             self.cpus.drop(key)
             self.version += 1
 
     def _left(self, taken: Amounts, devices: Amounts) -> dict[str, int]:
-        """Returns the total minus what is taken and withheld; of devices, what they have left."""
+        """Returns the total minus taken and withheld amounts.
+
+        Args:
+            taken: the amounts that slots have booked.
+            devices: the free amounts of devices, which replace the total in their dimensions.
+        """
         withheld = total_of(self._withheld.values())
         left = subtract(self.share.total, add(taken, withheld))
         return left | {name: each - withheld.get(name, 0) for name, each in devices.items()}
@@ -475,7 +490,7 @@ class SlotTable:
         self.devices.put(slot.key, assignments)
 
     def _rebook(self, slot: Slot) -> Slot:
-        # The old size is subtracted before the slot is replaced, because `booked_by` computes it
+        # The old booking is subtracted before the slot is replaced, because `booked_by` computes it
         # from the old slot.
         self._booked = subtract(self._booked, self.booked_by(self._slots[slot.key]))
         self._booked = add(self._booked, self.booked_by(slot))
@@ -506,7 +521,7 @@ class SlotTable:
             InvariantBroken: the sums differ or are negative, an index disagrees with the slots, or
                 a slot is becoming another slot or an older size.
         """
-        # Recomputed in full, to find a change that has not gone through `_book`, `_rebook` or
+        # All sums are recomputed, to find a change that was made without `_book`, `_rebook` or
         # `_remove`.
         recomputed = total_of(self.booked_by(slot) for slot in self)
         if recomputed != self._booked or any(amount < 0 for amount in recomputed.values()):

@@ -1,16 +1,11 @@
-"""The states of a slot on its executor, and what an order for a slot contains.
+"""The states of a slot on its executor, and the content of an order for a slot.
 
-A slot may be resized in any state but CARVING; a resize is not a state transition.
+A resize is not a state transition. It is possible in every state except CARVING.
 
-```mermaid
-stateDiagram-v2
-    [*] --> CARVING: ordered, fits
-    CARVING --> ALLOCATED: enforced on the host
-    CARVING --> [*]: carve failed, nothing left
-    ALLOCATED --> FREEING: ordered, unowned, orphaned, not accepted
-    ALLOCATED --> [*]: its group vanished
-    FREEING --> [*]: all its processes are gone
-```
+```mermaid stateDiagram-v2 [*] --> CARVING: ordered, fits CARVING --> ALLOCATED: enforced on the
+host CARVING --> [*]: carve failed, nothing is left ALLOCATED --> FREEING: ordered, unowned,
+orphaned, not accepted ALLOCATED --> [*]: its group vanished FREEING --> [*]: all its processes have
+ended ```
 """
 
 from __future__ import annotations
@@ -36,15 +31,15 @@ class SlotKey(NamedTuple):
 class CarveState(StrEnum):
     """State of a slot. Its amounts are booked in each of these states."""
 
-    CARVING = "CARVING"  # booked; its cgroup is being set up; not in reports yet
-    ALLOCATED = "ALLOCATED"  # enforced on the host; takes tasks
-    FREEING = "FREEING"  # takes no tasks; its processes are being terminated
+    CARVING = "CARVING"  # its cgroup is being set up; reports do not contain the slot yet
+    ALLOCATED = "ALLOCATED"  # its limits are enforced on the host; it accepts tasks
+    FREEING = "FREEING"  # its processes are being terminated; it accepts no tasks
 
 
 TRANSITIONS = frozenset(
     {(CarveState.CARVING, CarveState.ALLOCATED), (CarveState.ALLOCATED, CarveState.FREEING)}
 )
-"""Every transition between two states. `SlotTable` checks the states when it removes a slot."""
+"""All transitions between states. `SlotTable` checks the state when it removes a slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +55,11 @@ class SlotSpec:
     profile: ResourceProfile
     cpu_limit_milli: int
     pids_max: int
-    cpus: str = ""  # kernel cpu list: its dedicated cpus, or those of its pool to confine it to
+    cpus: str = ""  # cpu list: the dedicated cpus, or the part of its pool that the slot may use
     job_secret_sha256: str = ""
     target_address: str = ""
-    resize_number: int = 0  # number of the last resize; 0: never resized
-    assignment: CpuAssignment | None = None  # None: LS, in the whole shared pool
+    resize_number: int = 0  # number of the last resize; 0: the slot was never resized
+    assignment: CpuAssignment | None = None  # None: class LS, in the whole shared pool
 
     @property
     def key(self) -> SlotKey:
@@ -100,10 +95,10 @@ class SlotSpec:
         """Returns the spec of this slot after a resize.
 
         Args:
-            number: number of the resize.
-            profile: the new amounts.
-            cpu_limit_milli: the new cap of CPU time.
-            assignment: the new cpus, NUMA nodes and pools; None: the present ones.
+            number: the number of the resize.
+            profile: the new resource profile.
+            cpu_limit_milli: the new limit of CPU time.
+            assignment: the new cpus, NUMA nodes and pools; None: the slot keeps its assignment.
 
         Raises:
             InvalidArgument: the QoS class would change.
@@ -119,23 +114,23 @@ class SlotSpec:
             cpu_limit_milli=cpu_limit_milli,
             resize_number=number,
             assignment=assignment or self.assignment,
-            # A pinned slot runs on the cpus of its assignment. For others `cpus` confines the slot
-            # within its pool, and a resize does not change that.
+            # A pinned slot runs on the cpus of its assignment. For other slots, `cpus` is the part
+            # of the pool that the slot may use, and a resize does not change this.
             cpus=str(given.cpus) if self.is_pinned else self.cpus,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot and its state. Immutable, so that a report is a consistent snapshot."""
+    """One slot and its state. It is immutable, so that a report is a consistent snapshot."""
 
     spec: SlotSpec
     state: CarveState = CarveState.CARVING
     isolation: Isolation = NOTHING_REPORTED
-    allocated_time_ms: int = 0  # wall clock, for display only
-    end_reason: str = ""  # why it is FREEING, if the RM did not order it
-    accepted: bool = False  # by the job master at its target address
-    becoming: SlotSpec | None = None  # during a resize: the new size, booked beside `spec`
+    allocated_time_ms: int = 0  # time of the wall clock, only for display
+    end_reason: str = ""  # why the slot is FREEING, if the RM did not order it
+    accepted: bool = False  # True: the job master at the target address has accepted the slot
+    becoming: SlotSpec | None = None  # the new size during a resize, booked in addition to `spec`
 
     @property
     def key(self) -> SlotKey:
@@ -159,7 +154,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class EndedSlot:
-    """A slot that ended without an order of the RM; kept until the RM has acknowledged its end."""
+    """A slot that ended without an order of the RM. It is kept until the RM acknowledges it."""
 
     key: SlotKey
     reason: str
@@ -181,19 +176,19 @@ def illegal_transition(slot: Slot, to: CarveState | None) -> IllegalTransition:
 
 
 def check_resizable(slot: Slot, number: int) -> None:
-    """Checks that a resize with this number may begin.
+    """Checks that a resize with this number may start.
 
     Raises:
-        FailedPrecondition: SLOT_NOT_READY (the slot is being freed, or an earlier resize is not
-            settled) or STALE_RESIZE (this number or a later one is known).
+        FailedPrecondition: SLOT_NOT_READY (the slot is being freed, or the result of an earlier
+            resize is unknown) or STALE_RESIZE (this number or a higher number is known).
     """
     last = (slot.becoming or slot.spec).resize_number
     name = f"slot {slot.spec.allocation_id}"
     details = {"allocation_id": slot.spec.allocation_id, "resize_number": last}
     if slot.state is CarveState.FREEING:
         raise FailedPrecondition(f"{name} is being freed", details=details)
-    # Checked before `becoming`, because an outdated number is final. An unsettled resize is not:
-    # the caller can try again.
+    # The number is checked first, because an outdated number stays outdated. If the result of an
+    # earlier resize is unknown, the caller can try again.
     if number <= last:
         raise FailedPrecondition(
             f"the last resize of {name} has number {last}; number {number} is outdated, or had "

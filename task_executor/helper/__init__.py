@@ -1,1 +1,1 @@
-"""The privileged helper: manages cgroups and tasks. Imports only the standard library."""
+"""The privileged helper: it manages cgroups and tasks, and imports only the standard library."""

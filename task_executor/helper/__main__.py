@@ -1,7 +1,7 @@
 """The privileged process: `python -m task_executor.helper CONFIG`.
 
 CONFIG is JSON, or the path of a JSON file. The process starts, detaches (or notifies systemd), and
-answers at its socket until it must stop. Tasks continue without it.
+answers calls at its socket until it must stop. Tasks continue when the helper stops.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from task_executor.helper.server import FrameServer, listen
 from task_executor.helper.slots import Slots, slot_name
 from task_executor.helper.tasks import Tasks
 
-_PAGE = 400  # slots and tasks per answer; fits into one frame
-_REMOVE_BASE_S = 3600.0  # the removal of scratch directories may take this long
+_PAGE = 400  # maximum number of slots and tasks in one answer, so that it fits into a frame
+_REMOVE_BASE_S = 3600.0  # maximum time for the removal of scratch directories
 
 
 class Helper:
@@ -49,13 +49,15 @@ class Helper:
         self.config = config
         state = Path(config["state_dir"])
         known = read_json(state / "helper.json") or {}
-        # A reboot removes all groups, so a base of an earlier boot no longer exists.
+        # A reboot removes all groups, so the base from before a reboot no longer exists.
         base = known.get("base") if known.get("boot_id") == boot_id() else None
         if base and next((state / "slots").glob("*.json"), None):
-            config = config | {"isolation": "auto"}  # existing slots in cgroups stay in them
+            config = config | {"isolation": "auto"}  # existing slots are in cgroups and stay there
         self.driver = choose_driver(config, Kernel(), base)
         found = {"boot_id": boot_id(), "base": self.driver.base}
-        if found != known:  # so that a restart works on a full disk
+        if (
+            found != known
+        ):  # without a change, nothing is written, so a restart works on a full disk
             write_json(state / "helper.json", found)
         self.loop = Loop(_reap)
         self.tasks = Tasks(self.loop, config, self.driver, self.send_event)
@@ -67,19 +69,20 @@ class Helper:
         self.holder_fd = os.pidfd_open(config["holder_pid"]) if config["holder_pid"] else -1
         if self.holder_fd >= 0:
             self.loop.watch(self.holder_fd, self._on_holder_exit)
-        # Tasks before slots: to finish a resize, the shims of the slot's tasks must be known.
+        # Tasks are adopted before slots: to complete a resize, the shims of the slot's tasks must
+        # be known.
         self.tasks.adopt()
         for unfinished in self.slots.adopt():
             self.loop.run(unfinished)
-        self.strangers: list[dict[str, Any]] = []  # not reported to a front yet
-        # After the adoption, because every group without an adopted slot is killed.
+        self.strangers: list[dict[str, Any]] = []  # killed unknown groups, not yet reported
+        # This comes after the adoption, because it kills every group without an adopted slot.
         self._destroy_strangers()
 
     def send_event(self, event: dict[str, Any]) -> None:
         self.server.broadcast(event)
 
     def handle(self, verb: str, args: dict[str, Any]) -> Any:
-        return getattr(self, verb)(args)  # safe: the server has checked that the verb is known
+        return getattr(self, verb)(args)  # this is safe, because the server has checked the verb
 
     def hello(self, _args: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -113,8 +116,8 @@ class Helper:
         return self.slots.destroy(slot_name(args), args["grace_ms"] / 1000)
 
     def start_task(self, args: dict[str, Any]) -> Job:
-        # Checked now for an early error, and again in the lambda, because the slot may be destroyed
-        # while the start waits.
+        # The slot is checked now, so that an error comes early. The lambda checks it again, because
+        # the slot may be destroyed while the start waits.
         self.slots.need(args)
         return self.tasks.start(args, lambda: self.slots.limits[self.slots.need(args)])
 
@@ -137,7 +140,8 @@ class Helper:
         return self.tasks.forget(args["task_id"])
 
     def _destroy_strangers(self) -> None:
-        """Kills groups in the folder of slots that have no record; `inspect` reports them."""
+        """Kills all groups in the folder of slots that belong to no known slot. `inspect` reports
+        them."""
         for name in self.slots.strangers():
             pids = sorted(self.driver.pids(self.driver.slot(name), []))
             sys.stderr.write(f"{name} is not a known slot: killed with processes {pids[:10]}\n")
@@ -147,19 +151,19 @@ class Helper:
     def inspect(self, args: dict[str, Any]) -> dict[str, Any]:
         """Returns a page of slots and tasks.
 
-        The first page kills unknown groups, the last one reports them.
+        The request for the first page kills unknown groups, and the last page reports them.
         """
         if not args["after"]:
             self._destroy_strangers()
         slots, tasks, after = self._page(args["after"])
-        # Empty rules are left out: fronts of version 0.2 accept no further fields.
+        # Empty rules for devices are left out, because fronts of version 0.2 reject unknown fields.
         described = [
             {k: v for k, v in self.slots.limits[n].items() if v or not k.startswith("devices_")}
             | {"destroying": n in self.slots.destroying}
             for n in slots
         ]
-        # The last page reports the unknown groups, so that a front which stops half-way misses
-        # none.
+        # Only the last page reports the unknown groups. If a front stops before the last page, they
+        # are reported again later.
         pending = [] if after else self.strangers[:_PAGE]
         del self.strangers[: len(pending)]
         return {
@@ -181,61 +185,63 @@ class Helper:
         return {"slots": of_slots, "tasks": of_tasks, "after": after}
 
     def devices(self, _args: dict[str, Any]) -> dict[str, str]:
-        # Not a part of `report`: fronts of version 0.2 accept no further fields there.
+        # This is a separate call, because fronts of version 0.2 reject unknown fields in `report`.
         return {"problem": self.driver.devices_problem}
 
     def kubelet(self, args: dict[str, Any]) -> dict[str, Any]:
         return self.kubelet_files.read(args["seen"])
 
     def _page(self, after: str) -> tuple[list[str], list[str], str]:
-        """Returns slots and tasks with names after `after`, and the name to continue after.
+        """Returns slots and tasks whose names come after `after`, and the name for the next call.
 
-        That name is empty on the last page.
+        This name is empty on the last page.
         """
-        # Sorted by name, so that an item that is added or removed between two pages shifts no other
-        # item.
+        # The items are sorted by name. So an item that is added or removed between two calls does
+        # not change the pages of other items.
         both = sorted({*self.slots.limits, *self.tasks.known})
         names = [name for name in both if name > after][:_PAGE]
         slots = [name for name in names if name in self.slots.limits]
         tasks = [name for name in names if name in self.tasks.known]
-        # A full page may be the last one. The next page is then empty.
+        # If a full page is the last one, the next page is empty.
         return slots, tasks, names[-1] if len(names) == _PAGE else ""
 
     def stop(self, _args: dict[str, Any]) -> dict[str, Any]:
-        """Stops the helper after the answer was sent. Tasks continue; empty groups are removed."""
+        """Stops the helper after the answer is sent. Tasks continue. Empty groups are removed."""
         self.loop.later(0.05, self._request_stop)
         return {}
 
     def _on_holder_exit(self, _events: int) -> None:
-        """Stops, because only tasks keep the scope alive now.
+        """Stops the helper when the process that holds the scope has ended.
 
-        The next start gets or makes a new holder.
+        From now on only tasks keep the scope alive. The next start of the helper starts a new
+        holder.
         """
-        sys.stderr.write("the process that keeps the scope has ended: starting again\n")
+        sys.stderr.write("the process that holds the systemd scope has ended: restarting\n")
         self._request_stop()
 
     def _request_stop(self, *_signal: Any) -> None:
         self.loop.running = False
 
     def serve(self) -> None:
-        """Serves until it must stop.
+        """Serves until the helper must stop.
 
-        If no slot or task is left, it then removes the groups. By then nothing is locked, so a new
-        helper may start meanwhile and owns the groups.
+        If no slot and no task is left, it then removes the groups. All locks are released before
+        this, so that a new helper can start during the removal and use the groups.
         """
         self.loop.serve()
-        # The lock of the state directory is still held here, so this is not the socket of a new
+        # The lock of the state directory is still held, so this cannot be the socket of a new
         # helper.
         Path(self.config["socket_path"]).unlink(missing_ok=True)
         running = not all(task.exit for task in self.tasks.known.values())
         if running or self.slots.limits or self.tasks.unidentified:
             return
-        # What follows only removes empty groups, and any signal may end it.
+        # The rest only removes empty groups, so any signal may end it.
         default_signals()
         if self.holder_fd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.holder_fd, signal.SIGKILL)  # removes the scope
-        # This releases all locks: a new helper can start while the groups are being removed.
+        # This releases all locks, so that a new helper can start while the groups are being
+        # removed.
         close_all_but((0, 1, 2))
         end = time.monotonic() + _REMOVE_BASE_S
         while self.driver.remove_base() and time.monotonic() < end:
@@ -243,7 +249,7 @@ class Helper:
 
 
 def _reap() -> None:
-    """Reaps shims, and orphans of shims that were killed. Their ends are noticed by pidfd."""
+    """Reaps shims, and orphans of killed shims. The pidfd of a shim shows its end."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -258,8 +264,10 @@ def _notify_systemd(message: str) -> None:
 
 
 def main(argument: str) -> int:
-    """Runs the helper. If it detaches, this returns 0 in the first process once the socket answers,
-    and the helper continues in a fork.
+    """Runs the helper.
+
+    If the helper detaches, it runs in a fork, and this function returns 0 in the first process when
+    the socket answers.
 
     Returns:
         The exit status.
@@ -269,11 +277,12 @@ def main(argument: str) -> int:
         config = check_fields("configuration", json.loads(text), CONFIG)
         state = Path(config["state_dir"])
         state.mkdir(mode=0o750, parents=True, exist_ok=True)
-        # The lock comes first: two helpers in one state directory would adopt the same slots.
+        # The lock comes first, because two helpers with the same state directory would adopt the
+        # same slots.
         lock = os.open(state / "helper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        sys.stderr.write(f"another helper holds {argument}\n")
+        sys.stderr.write(f"another helper already runs with the configuration {argument}\n")
         return EXIT_IN_USE
     except (OSError, ValueError, Fault) as error:
         sys.stderr.write(f"helper: {error}\n")
@@ -281,15 +290,17 @@ def main(argument: str) -> int:
     ready, up = os.pipe()
     if config["detached"] and os.fork():
         os.close(up)
-        # End of file without a byte means that the fork has ended before it could answer.
+        # The end of the stream without a byte means that the fork ended before its socket answered.
         return 0 if os.read(ready, 1) else EXIT_CONFIG
-    with suppress(PermissionError):  # under systemd this process leads a session already
+    with suppress(PermissionError):  # under systemd this process is a session leader already
         os.setsid()
     os.chdir("/")
     become_subreaper()
-    # The kernel should kill a task first: without the helper no slot can be freed.
+    # The kernel should kill tasks before the helper, because without the helper no slot can be
+    # freed.
     spare_from_oom(-900)
-    # Neither Ctrl-C nor a closed terminal or log ends the helper. SIGTERM and the verb `stop` do.
+    # Ctrl-C, a closed terminal or a closed log must not end the helper. Only SIGTERM and the verb
+    # `stop` end it.
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_IGN)
     try:
@@ -298,7 +309,7 @@ def main(argument: str) -> int:
         sys.stderr.write(f"helper: {error}\n")
         if config["holder_pid"] and not any((state / "slots").glob("*.json")):
             with suppress(ProcessLookupError):
-                os.kill(config["holder_pid"], signal.SIGKILL)  # no slot is left in its scope
+                os.kill(config["holder_pid"], signal.SIGKILL)  # its scope contains no slot
         return EXIT_CONFIG
     if not config["detached"]:
         signal.signal(signal.SIGTERM, helper._request_stop)
@@ -306,8 +317,8 @@ def main(argument: str) -> int:
     os.write(up, b"1")
     os.close(up)
     os.close(ready)
-    # Shims are forks. Objects that the collector no longer visits keep their pages shared with
-    # them.
+    # Shims are forks. Memory pages of objects that the garbage collector does not visit stay shared
+    # with the shims.
     gc.collect()
     gc.freeze()
     helper.serve()

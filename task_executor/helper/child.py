@@ -1,6 +1,7 @@
-"""From fork to exec: what a task's process does before the task's program runs.
+"""The steps of a task's process between fork and exec.
 
-Order: join the groups (before any user code), session, limits, privileges, directory, program.
+The process joins its groups (before any code of the user runs), starts a session, sets limits,
+drops privileges, changes the directory and executes the program.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 
 @contextmanager
 def bound_to(cpus: str) -> Iterator[None]:
-    """Processes forked inside run on these cpus ("": ours) from their first instruction on."""
+    """Binds this process to cpus, so that processes forked inside run only on these cpus.
+
+    "" means that the cpus do not change.
+    """
     ours = os.sched_getaffinity(0)
     try:
         if cpus:
@@ -46,9 +50,9 @@ def bound_to(cpus: str) -> Iterator[None]:
 
 
 def spare_from_oom(score: int) -> None:
-    """Sets the OOM score if allowed (only root may lower it).
+    """Sets the OOM score of this process, if this is allowed (only root may lower it).
 
-    The kernel should kill a task rather than the process that watches it.
+    With a low score of the helper and the shims, the kernel kills tasks first.
     """
     try:
         Path("/proc/self/oom_score_adj").write_text(str(score))
@@ -59,25 +63,35 @@ def spare_from_oom(score: int) -> None:
 def become_task(
     spec: dict[str, Any], driver: Driver, groups: Group, stdio: tuple[int, int, int], error_fd: int
 ) -> NoReturn:
-    """Becomes the task's program; if that fails, writes the reason to error_fd as JSON."""
+    """Replaces this process with the task's program. If this fails, writes the reason to
+    `error_fd`.
+
+    Args:
+        spec: the specification of the task.
+        driver: the cgroup driver.
+        groups: the groups of the task.
+        stdio: the descriptors of the standard streams.
+        error_fd: the descriptor that receives the reason of a failure, as JSON.
+    """
     try:
-        # First step, so that no code of the task, and no fork of it, is ever outside the slot.
+        # This is the first step, so that no code of the task ever runs outside of the slot.
         driver.enter(groups)
         os.setsid()
         default_signals()
-        # The helper's protection against the OOM killer is inherited, and a task must not have it.
+        # This process inherited the helper's low OOM score, which a task must not have.
         spare_from_oom(0)
         for number, fd in enumerate(stdio):
             os.dup2(fd, number)
-        # The core file of a large task could fill the disk of the host.
+        # There are no core files, because the core file of a large task could fill the disk of the
+        # host.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.umask(0o022)
         _drop_privileges(spec["uid"], spec["gid"])
-        # As the task's user, so that the task cannot begin in a directory that this user may not
-        # enter.
+        # This runs as the task's user, so that the task cannot start in a directory that its user
+        # may not enter.
         _change_directory(spec["cwd"])
         _execute(spec["argv"], spec["env"])
-    # Every exception is caught, because one that escapes would run the helper's code in this fork.
+    # Every exception is caught. Otherwise this fork would continue with the code of the helper.
     except BaseException as problem:
         error = as_fault(problem, "START_FAILED").as_dict()
     os.write(error_fd, json.dumps(error).encode())
@@ -92,16 +106,17 @@ def become_user(uid: int, gid: int) -> None:
 
 
 def remove_as(uid: int, gid: int, path: str) -> int:
-    """Removes a task's directory in a process of the task's user, so that no link in it can mislead
-    a privileged one. Returns its pid.
+    """Removes a task's directory in a new process that runs as the task's user. Returns its pid.
 
-    The process runs no other program. After an exec, tasks of the same user could read its
-    environment and take it over, and no slot limits it.
+    So a symbolic link in the directory cannot make a privileged process remove other files. The
+    process runs outside of the slot's limits, so it must not execute another program: after an
+    exec, tasks of the same user could read its environment and attach to it.
     """
 
     def work() -> None:
         _drop_privileges(uid, gid)
-        # Without dumps, a task of the same user cannot attach to this process or read its memory.
+        # If a process is not dumpable, other processes of the same user cannot attach to it or read
+        # its memory.
         prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         _remove_tree(path)
 
@@ -109,23 +124,25 @@ def remove_as(uid: int, gid: int, path: str) -> int:
 
 
 def _remove_tree(path: str) -> None:
-    """Removes a tree of any depth and permissions: deeper directories are moved up first.
+    """Removes a directory tree of any depth and permissions, by moving deeper directories up first.
 
-    Several processes may do this at once.
+    Several processes may remove the same tree at once.
     """
     if os.path.islink(path):  # noqa: PTH114
         return os.unlink(path)  # noqa: PTH108
-    # A random mark, because several processes may remove the same tree at once.
+    # The mark is random, because several processes may remove the same tree at once.
     mark, numbers = os.urandom(8).hex(), itertools.count()
     with suppress(FileNotFoundError):
-        # A task can leave a directory that not even its owner may list.
+        # A task can leave a directory that its owner may not list.
         os.chmod(path, 0o700)  # noqa: PTH101
         os.chdir(path)
         while True:
             for name in os.listdir():  # noqa: PTH208
                 with suppress(FileNotFoundError):
                     _remove_level(name, mark, numbers)
-            _remove_if_empty(path)  # a listing during another's moves may be incomplete
+            _remove_if_empty(
+                path
+            )  # a listing may be incomplete while another process moves entries
     return None
 
 
@@ -149,15 +166,18 @@ def _remove_if_empty(path: str) -> None:
 
 
 def _drop_privileges(uid: int, gid: int) -> None:
-    """Becomes the task's user. uid 0 (only if allowed) keeps its capabilities; exec adds none."""
-    # Capabilities first, because after the change of user this process may not drop them.
+    """Changes to the task's user.
+
+    uid 0 (only if allowed) keeps its capabilities, and exec adds no capabilities.
+    """
+    # Capabilities are dropped first, because the task's user may not drop them.
     if os.geteuid() == 0:
         capability = 0
-        # The first number that the kernel does not know ends the loop.
+        # The loop ends at the first capability number that the kernel does not know.
         while uid != 0 and prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
             capability += 1
         become_user(uid, gid)
-    # Set for every task, so that a setuid program does not give it other privileges.
+    # This is set for every task, so that a setuid program does not give the task more privileges.
     if prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise Fault("START_FAILED", "the kernel refused no_new_privs")
 
@@ -172,7 +192,10 @@ def _change_directory(cwd: str) -> None:
 
 
 def _execute(argv: list[str], env: dict[str, str]) -> None:
-    """Like execvpe, with the task's PATH and user. The error names a directory in the way."""
+    """Executes the program like execvpe, with the task's PATH and user.
+
+    If the user may not enter a directory of the path, the error names this directory.
+    """
     name, path, denied = argv[0], env.get("PATH", _DEFAULT_PATH), ""
     candidates = [name] if "/" in name else [f"{part or '.'}/{name}" for part in path.split(":")]
     for candidate in candidates:
@@ -182,7 +205,8 @@ def _execute(argv: list[str], env: dict[str, str]) -> None:
             if not os.path.lexists(candidate):
                 continue
             raise _not_executable(candidate, "its interpreter does not exist") from None
-        # Like execvp, it tries the other directories. The first refusal is reported if none has it.
+        # Like execvp, this tries the other directories of PATH. If no directory has the program,
+        # the first refusal is reported.
         except PermissionError:
             denied = denied or candidate
         except OSError as error:

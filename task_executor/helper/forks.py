@@ -1,4 +1,4 @@
-"""Forks of the helper: separated from its descriptors and signals."""
+"""Forks of the helper. They do not share its descriptors and signal handlers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Collection
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-prctl = ctypes.CDLL(None, use_errno=True).prctl  # resolved once, before any fork
+prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up once, before any fork
 
 
 def become_subreaper() -> None:
@@ -16,7 +16,7 @@ def become_subreaper() -> None:
 
 
 def default_signals() -> None:
-    # The fork shares the helper's wakeup pipe. A signal in the fork must not wake the helper.
+    # The fork inherits the helper's wakeup pipe, and a signal in the fork must not wake the helper.
     signal.set_wakeup_fd(-1)
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(signum, signal.SIG_DFL)
@@ -33,12 +33,13 @@ def close_all_but(keep: Collection[int]) -> None:
 
 
 def run_in_fork(work: Callable[[], None]) -> int:
-    """Runs `work` in a new process. Returns its pid, for the caller to reap."""
+    """Runs `work` in a new process. Returns its pid. The caller must reap the process."""
     if pid := os.fork():
         return pid
     try:
         default_signals()
-        # Locks and sockets too: a fork that kept the helper's lock would block the next helper.
+        # This closes locks and sockets as well, because a fork that kept the helper's lock would
+        # block the next helper.
         close_all_but(())
         work()
         os._exit(0)
@@ -47,7 +48,7 @@ def run_in_fork(work: Callable[[], None]) -> int:
 
 
 def end_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent dies."""
+    """Makes the kernel kill this process when its parent ends."""
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before the call
+    if os.getppid() != parent:  # the parent had already ended before the call
         os._exit(1)

@@ -1,8 +1,8 @@
-"""Reads the files of a kubelet on the same host, which need the helper's privilege.
+"""Reads the files of a kubelet on the same host. This needs the privilege of the helper.
 
-Contents are passed on unchanged. No caller can name a path: directory and file come from the
-helper's configuration, or from the command line of a kubelet with our user and mount namespace. A
-read never blocks the helper.
+The helper returns the contents unchanged. A caller cannot choose a path: paths come from the
+helper's configuration, or from the command line of a kubelet that has the helper's user and mount
+namespace. A read never blocks the helper.
 """
 
 from __future__ import annotations
@@ -21,17 +21,23 @@ STATES = (
     "memory_manager_state",
     "device-plugins/kubelet_internal_checkpoint",
 )
-_FILE_BYTES_MAX = 130 << 10  # six fit into a frame as JSON; usual files have a few KiB
+_FILE_BYTES_MAX = 130 << 10  # six such files fit into a frame; usual files have a few KiB
 _DROP_INS_MAX = 8
 _SEARCH_S = 30.0
 
 
 class UnsuitableFile(OSError):
-    """Not a regular file, or larger than any file of a kubelet."""
+    """The file is not a regular file, or is larger than any file of a kubelet."""
 
 
 class KubeletFiles:
-    """`directory` None: there is no kubelet. `config` None: the kubelet's command line names it."""
+    """Reads the files of a kubelet.
+
+    Args:
+        directory: the kubelet's directory; None: the host has no kubelet.
+        config: the kubelet's configuration file; None: the kubelet's command line names it.
+        proc: the path of /proc, for tests.
+    """
 
     def __init__(self, directory: str | None, config: str | None, proc: str = "/proc") -> None:
         self._directory, self._config, self._proc = directory, config, proc
@@ -40,25 +46,27 @@ class KubeletFiles:
         self._search_at = 0.0
 
     def read(self, seen: str) -> dict[str, Any]:
-        """Returns what a kubelet's files contain.
+        """Returns the contents of a kubelet's files.
 
-        `found`: there is a kubelet. `command`: its arguments. `texts` and `failures` (with reasons)
-        are by name: those of STATES, "config", and "config/NAME" in their order. `mark` changes
-        whenever anything else does. If the caller's mark `seen` is still valid, only `mark` is
-        returned.
+        `found` is true if the host has a kubelet. `command` contains its arguments. `texts`
+        contains the texts of the files by name, and `failures` the reasons why files could not be
+        read. The names are the names in STATES, then "config", then "config/NAME" in alphabetical
+        sequence. `mark` changes whenever another part of the answer changes. If the caller's mark
+        `seen` is still valid, only `mark` is returned.
         """
         directory = self._directory
         if directory is None or not Path(directory).is_dir():
             return {"mark": "none"} | ({} if seen == "none" else _answer(False, [], [], []))
         self._find_kubelet()
         flags = _flags(self._command)
-        # A directory that the configuration names has priority over the kubelet's own flag.
+        # A directory in the helper's configuration has priority over the kubelet's flag.
         if directory == DIRECTORY:
             directory = flags.get("root-dir", directory)
         files = [(name, f"{directory}/{name}") for name in STATES]
         config = self._config or flags.get("config", f"{directory}/config.yaml")
         files += [("config", config), *_drop_ins(flags.get("config-dir", ""))]
-        # Taken before the files are read. A change after this gives another mark, and a new read.
+        # The mark is computed before the files are read. So a later change gives another mark, and
+        # the caller reads the files again.
         mark = repr([self._process, *(_identity(path) for _, path in files)])
         if mark == seen:
             return {"mark": mark}
@@ -73,9 +81,9 @@ class KubeletFiles:
         return {"mark": mark} | _answer(True, self._command, texts, failures)
 
     def _find_kubelet(self) -> None:
-        """Searches for the kubelet's process while none is known, at most every `_SEARCH_S`."""
+        """Searches for the kubelet's process while it is not known, at most every `_SEARCH_S`."""
         pid, started = self._process
-        # A search lists all processes, so it is repeated only if the known kubelet has ended.
+        # A search lists all processes, so it is not repeated while the known kubelet runs.
         if (pid and start_ticks(pid) == started) or time.monotonic() < self._search_at:
             return
         self._search_at = time.monotonic() + _SEARCH_S
@@ -87,9 +95,9 @@ class KubeletFiles:
                 return
 
     def _kubelet_command(self, process: str) -> list[str]:
-        """Returns the arguments of a kubelet; empty for other programs and users.
+        """Returns the arguments of a kubelet; empty if the process is not a kubelet of this user.
 
-        Also empty for one in a container, whose paths are not ours.
+        The result is also empty for a kubelet in a container, because its paths mean other files.
         """
         try:
             if Path(f"{process}/comm").read_text().strip() != "kubelet":
@@ -103,7 +111,7 @@ class KubeletFiles:
             text = Path(f"{process}/cmdline").read_bytes().decode(errors="replace")
         except OSError:
             return []
-        # An empty list would mean that there is no kubelet. This one just has no arguments.
+        # The kubelet has no arguments. An empty list would mean that there is no kubelet.
         return text.rstrip("\0").split("\0")[1:256] or ["--"]
 
 
@@ -126,7 +134,7 @@ def _flags(command: list[str]) -> dict[str, str]:
 
 def _drop_ins(directory: str) -> list[tuple[str, str]]:
     try:
-        # No directory: a path that does not exist, so that the listing fails as for a missing one.
+        # Without a directory, a path that does not exist is used, so that the same error occurs.
         names = sorted(entry.name for entry in os.scandir(directory or "/-"))
     except OSError:
         return []
@@ -143,13 +151,13 @@ def _identity(path: str) -> Any:
 
 
 def _read(path: str) -> str:
-    """Reads a regular file only: opening a pipe could block indefinitely."""
+    """Reads a regular file. Other files are rejected, because opening a pipe could block."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise UnsuitableFile(None, "no ordinary file")
+            raise UnsuitableFile(None, "not a regular file")
         with open(fd, "rb", closefd=False) as file:
-            # One byte more than allowed shows that the file is too large.
+            # This reads one byte more than allowed, to see whether the file is too large.
             content = file.read(_FILE_BYTES_MAX + 1)
     finally:
         os.close(fd)

@@ -1,6 +1,8 @@
-"""Starts the helper from the front, or finds a running one, or becomes the helper.
+"""Starts the helper from the front, finds a running helper, or replaces this process with the
+helper.
 
-The front starts it before grpc is imported, because a process that uses grpc must not fork.
+The front must start the helper before it imports grpc, because a process that uses grpc must not
+fork.
 """
 
 from __future__ import annotations
@@ -32,14 +34,31 @@ _PROGRAM = (
 
 @dataclass(frozen=True)
 class HelperConfig:
-    """Configuration of the helper. Paths are absolute.
+    """Configuration of the helper. All paths are absolute.
 
-    `front_uid` may connect. Tasks run as `task_uid`/`task_gid` unless they name a number within the
-    range; 0 only with `allow_root_tasks`. Without root everything runs as the helper's own user.
-    `cgroup_parent`: the delegated group ("/finegrain.slice/...") if it is not our own. `front_pid`:
-    moved to a leaf together with the helper on v2. `holder_pid`: the process that holds the scope
-    made for the slots. `detached`: the helper continues in a fork. `kubelet_dir` None: there is no
-    kubelet. `kubelet_config` None: the kubelet's command line names it.
+    If the helper does not run as root, all tasks run as the helper's user.
+
+    Attributes:
+        state_dir: the directory of the helper's records.
+        socket_path: the socket at which the helper answers.
+        executor_id: the id of the executor that the helper belongs to.
+        front_uid: the user that may connect to the socket.
+        front_gid: the group that may read the logs of tasks.
+        cgroup_root: the root of the cgroup tree, for tests.
+        cgroup_parent: the delegated group ("/finegrain.slice/..."); None: the helper's own group.
+        front_pid: the process of the front. On cgroup v2 it moves to a leaf together with the
+            helper.
+        isolation: "auto" or "none".
+        task_uid: the user of tasks that name no user.
+        task_gid: the group of this user.
+        task_uid_min: the lowest number of a user that a task may name.
+        task_uid_max: the highest number of a user that a task may name.
+        allow_root_tasks: True if a task may name user 0.
+        scratch_root: the directory of scratch directories; None: the temporary directory.
+        holder_pid: the process that holds the systemd scope of the slots, if there is a scope.
+        detached: True if the helper continues in a fork.
+        kubelet_dir: the kubelet's directory; None: the host has no kubelet.
+        kubelet_config: the kubelet's configuration file; None: its command line names the file.
     """
 
     state_dir: str
@@ -64,19 +83,22 @@ class HelperConfig:
 
 
 class HelperNotStarted(RuntimeError):
-    """The helper did not start; the message is its output."""
+    """The helper did not start. The message is the output of the helper."""
 
 
 def start_helper(config: HelperConfig) -> int:
-    """Returns the pid of a detached helper that answers at the socket.
+    """Starts a detached helper, or finds one, and returns its pid when it answers at the socket.
 
-    A running helper is reused if it has the same configuration, else replaced; its tasks continue.
-    Raises HelperNotStarted.
+    A running helper with the same configuration is reused. A helper with another configuration is
+    replaced, and its tasks continue.
+
+    Raises:
+        HelperNotStarted: no helper answers, or the socket belongs to another executor or user.
     """
     config = replace(config, front_pid=config.front_pid or os.getpid())
     path, output = Path(config.socket_path), ""
-    # Each attempt asks again, because another start may run at the same time, and a helper that was
-    # ordered to stop still answers for a moment.
+    # Each attempt calls the helper again. The reasons: another start may run at the same time, and
+    # a helper that was ordered to stop still answers for a moment.
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_PAUSE_S)
@@ -94,37 +116,40 @@ def start_helper(config: HelperConfig) -> int:
 def become_helper(config: HelperConfig) -> NoReturn:
     """Replaces this process with the helper, which notifies systemd when it answers.
 
-    Raises OSError.
+    Raises:
+        OSError: a directory cannot be made, or the helper cannot be executed.
     """
     state = Path(config.state_dir)
     state.mkdir(mode=0o750, parents=True, exist_ok=True)
-    os.chown(state, -1, config.front_gid)  # the front must reach the tasks' logs
+    os.chown(state, -1, config.front_gid)  # the front must be able to read the logs of tasks
     config = _in_scope(replace(config, detached=False), None)
     os.execv(sys.executable, _command(config))  # noqa: S606 - no shell on purpose
 
 
 def find_helper(config: HelperConfig) -> int:
-    """Waits for the helper that a separate unit has started; returns its pid.
+    """Waits until the helper of a separate unit answers, and returns its pid.
 
-    Raises HelperNotStarted.
+    Raises:
+        HelperNotStarted: no helper answers, or it belongs to another executor or has another
+            version.
     """
     path, end = Path(config.socket_path), time.monotonic() + _UNIT_S
     while (hello := _call(path, "hello")) is None:
         if time.monotonic() > end:
-            message = f"no helper answers at {path}; start it (finegrain executor helper)"
+            message = f"no helper answers at {path}; start the helper (finegrain executor helper)"
             raise HelperNotStarted(message)
         time.sleep(_PAUSE_S)
     if hello["executor_id"] != config.executor_id:
         message = f"{path} belongs to executor {hello['executor_id']}, not to {config.executor_id}"
         raise HelperNotStarted(f"{message}; set executor_id for both")
     if hello["protocol_version"] != PROTOCOL_VERSION:
-        raise HelperNotStarted("the helper has another version; restart it: its tasks continue")
+        raise HelperNotStarted("the helper has another version; restart it (its tasks continue)")
     return int(hello["pid"])
 
 
 def _in_scope(config: HelperConfig, stderr: IO[bytes] | None) -> HelperConfig:
-    """Returns the configuration with a scope if systemd can make one; else cgroups go elsewhere."""
-    # A group that the configuration names is used as it is. Without cgroups no scope is needed.
+    """Returns the configuration, with a systemd scope for the slots if systemd can make one."""
+    # No scope is needed without cgroups, or if the configuration names a group for the slots.
     wanted = config.isolation != "none" and not config.cgroup_parent and config.cgroup_root == "/"
     if wanted and scope_is_available():
         try:
@@ -136,26 +161,28 @@ def _in_scope(config: HelperConfig, stderr: IO[bytes] | None) -> HelperConfig:
 
 
 def digest(config: HelperConfig) -> str:
-    """Returns a digest of a configuration, without what may differ between starts."""
+    """Returns a digest of a configuration, without values that may differ between starts."""
     kept = asdict(replace(config, front_pid=None, holder_pid=None))
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _spawn(config: HelperConfig) -> str:
-    """Starts a helper and waits until it answers or ends; returns its output.
+    """Starts a helper, waits until it answers or ends, and returns its output.
 
-    Raises HelperNotStarted if a retry is useless.
+    Raises:
+        HelperNotStarted: the helper cannot start, and a retry would not help.
     """
     log = Path(config.state_dir) / "helper.log"
     try:
         log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         with log.open("ab") as out:
-            # The log has the output of earlier helpers too. Only what this one writes is returned.
+            # The log also contains the output of earlier helpers. Only the output of this helper is
+            # returned.
             before, devnull = out.tell(), subprocess.DEVNULL
             command = _command(_in_scope(config, out))
             done = subprocess.run(command, stdin=devnull, stdout=out, stderr=out, check=False)
         output = log.read_bytes()[before:][-2000:].decode(errors="replace").strip()
-        if not output and os.statvfs(log.parent).f_bavail == 0:  # so nothing could be logged
+        if not output and os.statvfs(log.parent).f_bavail == 0:  # the disk is full
             output = f"state directory {log.parent}: {os.strerror(errno.ENOSPC)}"
     except OSError as error:
         raise HelperNotStarted(f"state directory {log.parent}: {error.strerror}") from None
@@ -166,13 +193,17 @@ def _spawn(config: HelperConfig) -> str:
 
 def _command(config: HelperConfig) -> list[str]:
     given = json.dumps(asdict(config))
-    # Isolated and without site-packages: a privileged process must load no third-party code, and
-    # take nothing from the environment of its caller.
+    # Python runs isolated and without site-packages, because a privileged process must not load
+    # third-party code, and must not use the environment of its caller.
     return [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROGRAM, given]
 
 
 def _call(path: Path, verb: str) -> dict[str, Any] | None:
-    """Returns the result of one call without arguments; None if no helper answers."""
+    """Returns the result of one call without arguments; None if no helper answers.
+
+    Raises:
+        HelperNotStarted: the socket belongs to another user.
+    """
     try:
         with socket.socket(socket.AF_UNIX) as peer, socket_address(path) as address:
             peer.settimeout(_ANSWER_S)
@@ -185,7 +216,7 @@ def _call(path: Path, verb: str) -> dict[str, Any] | None:
             while data := peer.recv(1 << 16):
                 inbox += data
                 for body in frames(inbox):
-                    # Events have no id. They can come before the answer.
+                    # Events, which have no id, can come before the answer.
                     if "id" in (answer := decode(body)):
                         result: dict[str, Any] = answer["result"]
                         return result

@@ -1,8 +1,8 @@
-"""Event loop: one thread, one selector for descriptors, timers, dead children, and jobs.
+"""Event loop with one thread, for descriptors, timers, ended child processes, and jobs.
 
-A job is a generator that yields how long it wants to wait: seconds, or a pair (descriptor, seconds)
-that also ends when the descriptor becomes readable. So a slow operation is written as a plain loop
-and does not block other operations.
+A job is a generator. To wait, it yields a number of seconds, or a pair (descriptor, seconds). In
+the second form, the wait also ends when the descriptor becomes readable. So a slow operation can be
+written as a plain loop, and does not block other operations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ def _report(_value: Any, error: Exception | None) -> None:
 
 
 def within(seconds: float, job: Job, too_late: Callable[[], Fault]) -> Job:
-    """Runs a job, and raises a Fault in it after `seconds`."""
+    """Runs a job with a time limit.
+
+    Args:
+        seconds: the time limit.
+        job: the job.
+        too_late: returns the Fault that is raised when the job takes longer.
+    """
     end = time.monotonic() + seconds
     for step in job:
         if time.monotonic() > end:
@@ -43,7 +49,11 @@ def within(seconds: float, job: Job, too_late: Callable[[], Fault]) -> Job:
 
 
 class Loop:
-    """`on_child` is called after children may have died. One loop per process."""
+    """The event loop. A process has only one.
+
+    Args:
+        on_child: called when child processes may have ended.
+    """
 
     def __init__(self, on_child: Callable[[], None]) -> None:
         self._selector = selectors.DefaultSelector()
@@ -52,7 +62,9 @@ class Loop:
         self.running = True
         wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the fd is written
+        signal.signal(
+            signal.SIGCHLD, lambda *_: None
+        )  # only with a handler is the wakeup fd written
 
         def woken(_events: int) -> None:
             os.read(wake_reader, 4096)
@@ -71,11 +83,11 @@ class Loop:
             self._selector.unregister(fd)
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
-        # The counter keeps timers of the same moment in order. Callbacks cannot be compared.
+        # The counter orders timers of the same moment, because callbacks cannot be compared.
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), callback))
 
     def run(self, job: Job, done: Done = _report) -> None:
-        """Runs a job until it waits; `done(value, error)` is called once, when it ends."""
+        """Runs a job. `done(value, error)` is called once, when the job ends."""
         try:
             step = next(job)
         except StopIteration as end:
@@ -83,7 +95,7 @@ class Loop:
         except Exception as error:
             return done(None, error)
         fd, seconds = step if isinstance(step, tuple) else (-1, step)
-        # Descriptor and timer both resume the job. Only the first one counts.
+        # Both the descriptor and the timer resume the job, but only the first of the two counts.
         waiting = [job]
 
         def resume(_events: int = 0) -> None:
@@ -98,13 +110,13 @@ class Loop:
         return self.later(seconds, resume)
 
     def serve(self) -> None:
-        """Runs until `running` is cleared. An error in a callback is reported, not raised."""
+        """Runs until `running` is cleared. An error in a callback is logged and not raised."""
         while self.running:
             wait = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
             for key, events in self._selector.select(wait):
-                if self._selector.get_map().get(key.fd) is key:  # not removed meanwhile
+                if self._selector.get_map().get(key.fd) is key:  # no earlier callback removed it
                     self._guard(lambda key=key, events=events: key.data(events))  # type: ignore[misc]
-            due = time.monotonic()  # timers set from now on wait until descriptors were served
+            due = time.monotonic()  # later timers wait until descriptors were served again
             while self._timers and self._timers[0][0] <= due:
                 self._guard(heapq.heappop(self._timers)[2])
 

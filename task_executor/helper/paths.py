@@ -1,4 +1,4 @@
-"""Files that outlive processes, and the identity of a process: (boot id, pid, start time)."""
+"""Files of records, and the identity of a process: its boot id, pid and start time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from typing import Any
 
 
 def write_json(path: Path, content: dict[str, Any], mode: int = 0o600, gid: int = -1) -> None:
-    """Replaces a file; a reader sees either the old or the new content.
+    """Replaces a file atomically: a reader sees the complete old or the complete new content.
 
-    Not synced: the content must survive any process, but only for this boot. A disk that tasks keep
-    busy must not delay the helper.
+    The file is not synced to the disk. Its content must survive the end of processes, but not a
+    reboot, and a disk that tasks keep busy must not delay the helper.
+
+    Args:
+        path: the file.
+        content: the new content.
+        mode: the permissions of the file.
+        gid: the group of the file; -1: the group of this process.
     """
     fresh = path.with_name(f"{path.name}.new")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -31,7 +37,7 @@ def sync_directory(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns the content; None if there is no such file or it is incomplete."""
+    """Returns the content; None if the file does not exist or is incomplete."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -46,16 +52,18 @@ def boot_id() -> str:
 def start_ticks(pid: int) -> int | None:
     """Returns a process's start time in clock ticks since boot; None if it does not exist."""
     try:
-        # The name in parentheses can contain spaces and parentheses, so counting starts after it.
+        # The name in parentheses can contain spaces and parentheses, so fields are counted after
+        # it.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):
         return None
 
 
 def blocked_directory(path: str) -> str | None:
-    """Returns the first directory on the way to path that this process may not enter.
+    """Returns the first directory above `path` that this process may not enter; None if there is
+    none.
 
-    Links are resolved.
+    Links are resolved first.
     """
     parents = reversed(Path(os.path.realpath(path)).parents)
     return next((str(p) for p in parents if os.path.isdir(p) and not os.access(p, os.X_OK)), None)  # noqa: PTH112 - it raises nothing

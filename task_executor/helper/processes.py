@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def threads(pids: Iterable[int]) -> set[int]:
-    """Returns the ids of all threads of these processes; processes that have ended are skipped."""
+    """Returns the ids of all threads of these processes. Processes that have ended are skipped."""
     found: set[int] = set()
     for pid in pids:
         with suppress(OSError):
@@ -18,20 +18,20 @@ def threads(pids: Iterable[int]) -> set[int]:
 
 
 def descendants(roots: Iterable[int]) -> set[int]:
-    """Returns all live (not zombie) processes below roots, without roots themselves."""
+    """Returns all descendants of the processes `roots`, without `roots` and without zombies."""
     children: dict[int, list[int]] = {}
     zombies = set()
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
-                # The name in parentheses can contain spaces, so splitting starts after it.
+                # The name in parentheses can contain spaces, so the text after it is split.
                 state, parent = (
                     Path(f"/proc/{entry.name}/stat").read_text().rpartition(")")[2].split()[:2]
                 )
             except OSError:
                 continue
             children.setdefault(int(parent), []).append(int(entry.name))
-            # A zombie still has a pid, but no signal can end it.
+            # A zombie still has a pid, but has ended already.
             zombies |= {int(entry.name)} if state in "ZX" else set()
     found: set[int] = set()
     pending = list(roots)

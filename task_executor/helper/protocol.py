@@ -1,6 +1,6 @@
-"""Frames and requests on the helper's sockets, and the checks of every argument.
+"""The frames and requests of the helper's sockets, and the checks of every argument.
 
-A frame has 4 bytes of length (big-endian), then JSON of that length.
+A frame is 4 bytes with the length of the content (big-endian), and then the content as JSON.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 PROTOCOL_VERSION = 2  # 2: batches of slot moves, best-effort slots, huge pages, kubelets
 FRAME_BYTES_MAX = 1 << 20
 _MESSAGE_CHARACTERS_MAX = 500
-COMMAND_BYTES_MAX = 128 << 10  # argv and environment together
+COMMAND_BYTES_MAX = 128 << 10  # limit of argv and environment together
 CPU_NUMBER_MAX = 8191
-MEMORY_UNIT_BYTES = 65536  # at least one page everywhere, so the kernel never rounds
+MEMORY_UNIT_BYTES = 65536  # a multiple of every page size, so that the kernel never rounds
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PAGE_SIZE = re.compile(r"[1-9]\d{0,3}[KMG]B")
@@ -31,7 +31,13 @@ Check = Callable[[str, Any], Any]
 
 
 class Fault(Exception):
-    """One error. `reason` is one of `finegrain.errors.Reason`; `details` are its values."""
+    """An error of a call.
+
+    Args:
+        reason: a reason of `finegrain.errors.Reason`.
+        message: the text of the error.
+        details: the values that belong to the error.
+    """
 
     def __init__(self, reason: str, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -43,7 +49,7 @@ class Fault(Exception):
 
 
 def as_fault(error: BaseException, reason: str) -> Fault:
-    """Converts any exception; `reason` is used if the exception has none."""
+    """Converts any exception to a Fault. `reason` is used for exceptions without a reason."""
     if isinstance(error, Fault):
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -52,7 +58,7 @@ def as_fault(error: BaseException, reason: str) -> Fault:
 
 
 def fault_of(content: dict[str, Any]) -> Fault:
-    """Restores a Fault from a message or file."""
+    """Returns the Fault whose content was read from a message or a file."""
     return Fault(content["reason"], content["message"], **content["details"])
 
 
@@ -64,7 +70,7 @@ def _bad(field: str, value: Any, expected: str) -> Fault:
 
 def integer(low: int, high: int, unit: int = 1) -> Check:
     def check(field: str, value: Any) -> int:
-        # `isinstance` would accept true and false as numbers.
+        # `isinstance` is not used, because it would accept true and false as numbers.
         if type(value) is not int or not low <= value <= high or value % unit:
             multiple = f", a multiple of {unit}" if unit > 1 else ""
             raise _bad(field, value, f"an integer from {low} to {high}{multiple}")
@@ -86,7 +92,7 @@ def text(field: str, value: Any) -> str:
 
 
 def octets(field: str, value: Any) -> str:
-    """Checks bytes that are sent as characters 0 to 255."""
+    """Checks a text whose characters 0 to 255 represent bytes."""
     if type(value) is not str or not all(character <= "\xff" for character in value):
         raise _bad(field, value, "bytes as characters 0 to 255")
     return value
@@ -109,13 +115,13 @@ def identifier(field: str, value: Any) -> str:
 
 
 def cpu_list(field: str, value: Any) -> str:
-    """Checks a kernel list such as '0-3,8'; '' means not restricted."""
+    """Checks a cpu list such as '0-3,8'. '' means that the cpus are not restricted."""
     _ranges(field, value, CPU_NUMBER_MAX)
     return str(value)
 
 
 def _ranges(field: str, value: Any, most: int) -> int:
-    """Checks a list such as '0-3,8'; returns how many numbers it has."""
+    """Checks a list such as '0-3,8', and returns the count of its numbers."""
     count = 0
     if type(value) is not str:
         raise _bad(field, value, "a list such as 0-3,8")
@@ -128,14 +134,14 @@ def _ranges(field: str, value: Any, most: int) -> int:
 
 
 def page_bytes(field: str, value: Any) -> dict[str, int]:
-    """Checks bytes of huge pages, by page size as the kernel names it (2MB, 1GB)."""
+    """Checks an object with the bytes of huge pages for each page size (2MB, 1GB)."""
     if type(value) is not dict or not all(map(_PAGE_SIZE.fullmatch, value)):
         raise _bad(field, value, "an object of bytes by page size, such as 2MB")
     return {size: integer(0, 1 << 60)(f"{field}.{size}", held) for size, held in value.items()}
 
 
 def device_minors(field: str, value: Any) -> dict[str, str]:
-    """Checks lists of minors of device files by kind and major ("c 195")."""
+    """Checks an object with a list of minor numbers for each kind and major number ("c 195")."""
     if type(value) is not dict or len(value) > 64 or not all(map(_MAJOR.fullmatch, value)):
         raise _bad(field, value, "an object of minors by major, such as c 195, at most 64")
     for major, minors in value.items():
@@ -152,7 +158,7 @@ def device_map(field: str, value: Any) -> str:
 
 
 def expand(cpus: str) -> frozenset[int]:
-    """Returns the numbers of a kernel list that has passed `cpu_list`."""
+    """Returns the numbers of a list that `cpu_list` has checked."""
     ends = [part.partition("-") for part in cpus.split(",") if part]
     return frozenset(n for low, _, high in ends for n in range(int(low), int(high or low) + 1))
 
@@ -162,7 +168,7 @@ def argv(field: str, value: Any) -> list[str]:
         raise _bad(field, value, "a list of text, program first")
     checked = [text(field, item) for item in value]
     if not checked[0] or sum(len(item.encode()) + 1 for item in checked) > COMMAND_BYTES_MAX:
-        raise _bad(field, value, f"a program and at most {COMMAND_BYTES_MAX} bytes in all")
+        raise _bad(field, value, f"a program, and at most {COMMAND_BYTES_MAX} bytes in total")
     return checked
 
 
@@ -175,7 +181,7 @@ def environment(field: str, value: Any) -> dict[str, str]:
         if type(item) is not str or "\0" in item or _unencodable(item):
             raise _bad(f"{field}[{key}]", "***", "valid Unicode text without NUL")
     if sum(len(f"{key}={item}".encode()) + 1 for key, item in value.items()) > COMMAND_BYTES_MAX:
-        raise _bad(field, "too long", f"at most {COMMAND_BYTES_MAX} bytes in all")
+        raise _bad(field, "too long", f"at most {COMMAND_BYTES_MAX} bytes in total")
     return value
 
 
@@ -183,7 +189,7 @@ class Field(NamedTuple):
     """One argument of a verb."""
 
     check: Check
-    default: Any = ...  # ... means required; None means that null is allowed
+    default: Any = ...  # ...: the argument is required; None: null is allowed
 
 
 Fields = Mapping[str, Field]
@@ -290,10 +296,15 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def frames(inbox: bytearray) -> Iterator[bytes]:
-    """Takes complete frames off `inbox`. Raises Fault if a length is not allowed."""
+    """Removes complete frames from `inbox`, and yields their contents.
+
+    Raises:
+        Fault: a frame has a length that is not allowed.
+    """
     while len(inbox) >= 4:
         size = int.from_bytes(inbox[:4], "big")
-        # The smallest object is {}. A larger length is an error of the peer, not a reason to wait.
+        # The smallest object is {}. A frame with an invalid length will never be complete, so the
+        # length is checked first.
         if not 2 <= size <= FRAME_BYTES_MAX:
             raise Fault("INVALID_ARGUMENT", f"frame of {size} bytes; expected 2 to 1 MiB")
         if len(inbox) < 4 + size:
@@ -304,10 +315,14 @@ def frames(inbox: bytearray) -> Iterator[bytes]:
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """Returns the JSON object in a frame. Raises Fault for anything else."""
+    """Returns the JSON object in a frame.
+
+    Raises:
+        Fault: the frame is not a JSON object.
+    """
     try:
         message = json.loads(body)
-    # Deep nesting makes the parser fail with RecursionError, which must not stop the helper.
+    # With deep nesting the parser raises RecursionError, which must not stop the helper.
     except (ValueError, RecursionError) as error:
         raise Fault("INVALID_ARGUMENT", f"frame is not JSON: {error}"[:200]) from None
     if type(message) is not dict:
@@ -316,7 +331,11 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def check_request(message: dict[str, Any], verbs: Mapping[str, Fields]) -> dict[str, Any]:
-    """Returns the arguments of a request, checked and with defaults filled in. Raises Fault."""
+    """Returns the checked arguments of a request, with defaults filled in.
+
+    Raises:
+        Fault: the verb is unknown, or an argument is not valid.
+    """
     verb, args = message.get("verb"), message.get("args", {})
     if type(verb) is not str or verb not in verbs:
         raise _bad("verb", verb, "one of " + ", ".join(verbs))
@@ -324,7 +343,7 @@ def check_request(message: dict[str, Any], verbs: Mapping[str, Fields]) -> dict[
 
 
 def check_fields(what: str, args: Any, fields: Fields) -> dict[str, Any]:
-    # Unknown names are rejected: a misspelled limit must not be left out silently.
+    # Unknown names are rejected, so that a misspelled limit is not ignored silently.
     if type(args) is not dict or not fields.keys() >= args.keys():
         unknown = sorted(args.keys() - fields.keys()) if type(args) is dict else args
         raise _bad(what, unknown, "an object with " + ", ".join(fields))
@@ -333,7 +352,7 @@ def check_fields(what: str, args: Any, fields: Fields) -> dict[str, Any]:
         value = args.get(name, field.default)
         if value is ...:
             raise _bad(name, None, "a value")
-        # null stands for a default of None, and is wrong for every other field.
+        # null is allowed only if the default is None, and means this default.
         is_default_null = value is None and field.default is None
         checked[name] = None if is_default_null else field.check(name, value)
     return checked

@@ -1,7 +1,7 @@
-"""A delegated systemd scope for the slots, which a restart of our service does not end.
+"""A delegated systemd scope for the slots. It continues when the executor's service restarts.
 
-One sleeping process holds it, because systemd removes groups without processes. This code runs in
-the process that starts the helper.
+A sleeping process, the holder, is always in the scope, because systemd removes a scope without
+processes. This code runs in the process that starts the helper.
 """
 
 from __future__ import annotations
@@ -23,36 +23,43 @@ _CGROUPS = Path("/sys/fs/cgroup")  # where systemd mounts all hierarchies
 _ATTEMPTS, _RETRY_S, _START_S, _PAUSE_S = 3, 1.0, 60.0, 0.02
 _HOLDER = ("sleep", "infinity")
 _PROPERTIES = ("Delegate=yes", "TasksMax=infinity", "Description=Slots and tasks of finegrain")
-_IN_BACKGROUND = '"$@" </dev/null >/dev/null & echo $!'  # an orphan at once, so init reaps it
+_IN_BACKGROUND = '"$@" </dev/null >/dev/null & echo $!'  # the orphan's parent, init, reaps it
 
 
 class ScopeError(RuntimeError):
-    """systemd did not create a scope; the message says why."""
+    """systemd did not create a scope. The message says why."""
 
 
 def scope_is_available() -> bool:
-    """True for root under systemd, unless our own group is delegated for slots already."""
+    """True for root under systemd, unless the executor's own group is already delegated."""
     own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].splitlines()[:1] or [""]
     given = own[0].endswith(".scope") and Kernel().is_delegated(f"{_CGROUPS}{own[0]}")
     return os.geteuid() == 0 and _SYSTEMD.exists() and not given
 
 
 def hold_scope(state: Path, executor_id: str, stderr: IO[bytes] | None) -> int:
-    """Returns the pid of the process that holds this executor's scope, a new one if needed.
+    """Returns the pid of the holder of this executor's scope. Starts a holder if necessary.
 
-    Output of systemd goes to `stderr` (None: our own standard error). Raises ScopeError.
+    Args:
+        state: the directory with the record of the holder.
+        executor_id: the id of the executor, which names the scope.
+        stderr: the file for the output of systemd; None: standard error.
+
+    Raises:
+        ScopeError: there is no scope, and systemd did not create one.
     """
     unit, failure = f"finegrain-{executor_id}.scope", ""
-    # Step 1: the recorded holder still runs. Its start time excludes another process with its pid.
+    # Step 1: use the recorded holder if it still runs. Its start time shows that the pid was not
+    # reused.
     known = read_json(state / "holder.json") or {}
     if known.get("boot_id") == boot_id() and _is_running(known["pid"], known["start_ticks"]):
         return int(known["pid"])
-    # Step 2: join the scope that tasks have kept alive, or make a new one.
+    # Step 2: start a new holder, in the scope that tasks have kept alive or in a new scope.
     for _ in range(_ATTEMPTS):
         try:
             pid = _join(place, stderr) if (place := _place(unit)) else _make(unit, stderr)
         except (OSError, subprocess.SubprocessError, ScopeError) as error:
-            failure = str(error)  # the scope may have been vanishing
+            failure = str(error)  # the scope may have ended during the attempt
             time.sleep(_RETRY_S)
             continue
         with _killed_on_failure(pid):
@@ -70,7 +77,7 @@ def _is_running(pid: int, ticks: int) -> bool:
 
 
 def _place(unit: str) -> str:
-    """Returns the group of an active scope; empty if there is none."""
+    """Returns the group of an active scope; empty if the scope is not active."""
     command = ["systemctl", "show", "--property=ControlGroup", "--value", unit]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -79,39 +86,39 @@ def _make(unit: str, stderr: IO[bytes] | None) -> int:
     command = ["systemd-run", "--scope", "--quiet", "--collect", "--slice=finegrain.slice"]
     command += [f"--unit={unit}", *(f"--property={each}" for each in _PROPERTIES)]
     pid, end = _start([*command, *_HOLDER], stderr), time.monotonic() + _START_S
-    with suppress(FileNotFoundError, ProcessLookupError):  # it has given up
+    with suppress(FileNotFoundError, ProcessLookupError):  # systemd-run has failed
         while time.monotonic() < end:
-            # The process enters the scope before it becomes `sleep`. Only then has systemd
-            # finished.
+            # systemd-run has finished when the process is in the scope and has become `sleep`.
             inside = f"/{unit}" in Path(f"/proc/{pid}/cgroup").read_text()
             if inside and Path(f"/proc/{pid}/comm").read_text().strip() == _HOLDER[0]:
                 return pid
             time.sleep(_PAUSE_S)
-        os.kill(pid, signal.SIGKILL)  # it must not make a scope later
+        os.kill(pid, signal.SIGKILL)  # otherwise it could still make a scope later
     raise ScopeError("systemd-run failed; the log has details")
 
 
 def _join(place: str, stderr: IO[bytes] | None) -> int:
-    """Starts a new holder in a scope whose tasks outlived the old one.
+    """Starts a new holder in an existing scope. Tasks kept the scope alive after the old holder
+    ended.
 
-    It joins the scope's group in each hierarchy that systemd uses.
+    The holder joins the scope's group in each hierarchy that systemd uses.
     """
     # v1 and hybrid hosts have several hierarchies below the mount point.
     tops = [Path(f"{root}{place}") for root in (_CGROUPS, *_CGROUPS.iterdir())]
     if not (groups := [top for top in tops if top.is_dir()]):
-        raise ScopeError("it has just ended")
+        raise ScopeError("the scope has just ended")
     pid = _start(list(_HOLDER), stderr)
     with _killed_on_failure(pid):
         for group in groups:
             leaf = group / LEAF
-            # On v2 the scope's own group has children by now, so processes can only be in its leaf.
+            # On v2 the scope's group has children, so processes can be only in its leaf.
             (leaf if leaf.is_dir() else group).joinpath("cgroup.procs").write_text(str(pid))
     return pid
 
 
 @contextmanager
 def _killed_on_failure(pid: int) -> Iterator[None]:
-    """Kills a new holder if a later step fails, so that none is left unrecorded."""
+    """Kills a new holder if a later step fails, so that no unrecorded holder is left."""
     try:
         yield
     except OSError:

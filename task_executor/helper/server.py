@@ -1,6 +1,6 @@
-"""Server of the frame protocol on a unix socket, used by the helper and by each shim.
+"""Server of the frame protocol on a unix socket. The helper and each shim use it.
 
-It checks the peer's user. No invalid input stops the process.
+It checks the user of the peer. Invalid input never stops the process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from task_executor.helper.protocol import (
 )
 
 _CONNECTIONS_MAX = 64
-_OUTBOX_BYTES_MAX = 16 << 20  # a peer that does not read is disconnected
+_OUTBOX_BYTES_MAX = 16 << 20  # a peer that leaves more than this unread is disconnected
 
 
 def peer_uid(peer: Any) -> int:
@@ -36,7 +36,7 @@ def peer_uid(peer: Any) -> int:
 
 @contextmanager
 def socket_address(path: Path) -> Iterator[str]:
-    """Yields a name for a socket that fits into the 107 bytes of sun_path, for any path."""
+    """Yields a name of the socket `path` with at most 107 bytes, the limit of sun_path."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -45,11 +45,14 @@ def socket_address(path: Path) -> Iterator[str]:
 
 
 def listen(path: Path, uid: int, gid: int) -> socket.socket:
-    """Returns a listening socket. It is 0600 and owned by uid before its name becomes visible."""
+    """Returns a listening socket.
+
+    The socket has its owner `uid`, its group `gid` and mode 0600 before its name becomes visible.
+    """
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    # The socket is made with mode 0600, because a later chmod would leave it open for a moment.
+    # The socket is made with mode 0600. With a later chmod, other users could connect for a moment.
     umask = os.umask(0o177)
     try:
         with socket_address(fresh) as address:
@@ -58,16 +61,21 @@ def listen(path: Path, uid: int, gid: int) -> socket.socket:
         os.umask(umask)
     listener.listen(128)
     os.chown(fresh, uid, gid)
-    # Only now can a peer connect: the name appears with the right owner, and replaces an old
-    # socket.
+    # From now on peers can connect. The rename replaces an old socket.
     fresh.rename(path)
     return listener
 
 
 class FrameServer:
-    """Answers requests. `handle(verb, args)` returns a dict, or a job that ends in one.
+    """Answers requests.
 
-    Both may raise Fault.
+    Args:
+        loop: the event loop.
+        listener: the listening socket.
+        uids: the users that may connect.
+        verbs: the fields of each verb, for the check of requests.
+        handle: called with the verb and the arguments of a request. It returns a dict, or a job
+            that returns a dict. Both may raise Fault.
     """
 
     def __init__(
@@ -86,7 +94,7 @@ class FrameServer:
     def _accept(self, _events: int) -> None:
         peer, _ = self._listener.accept()
         peer.setblocking(False)
-        # The limit protects the descriptors of the helper, which shims and locks need as well.
+        # The limit exists because shims and locks need descriptors of the helper as well.
         if peer_uid(peer) in self.uids and len(self._connections) < _CONNECTIONS_MAX:
             self._connections.add(_Connection(self, peer))
         else:
@@ -113,13 +121,12 @@ class _Connection:
                 del self._outbox[: self._peer.send(self._outbox)]
             if events & READ and not self._closing:
                 self._receive()
-        # The event was for a state that has changed meanwhile. The next event comes when there is
-        # more.
+        # The socket is no longer ready. The next event comes when it is.
         except BlockingIOError:
             pass
         except OSError:
             return self._close()
-        return self._settle()
+        return self._watch_or_close()
 
     def _receive(self) -> None:
         data = self._peer.recv(1 << 18)
@@ -128,7 +135,7 @@ class _Connection:
         try:
             for body in frames(self._inbox):
                 self._request(decode(body))
-        except Fault as fault:  # the rest of the stream cannot be trusted
+        except Fault as fault:  # it is unknown where the next frame starts
             self.send({"id": None, "ok": False, "error": fault.as_dict()})
             self._closing = True
 
@@ -142,11 +149,11 @@ class _Connection:
             return self.send({"id": identity, "ok": False, "error": refusal})
 
         if type(identity) is not int or message.keys() - {"id", "verb", "args"}:
-            raise Fault("INVALID_ARGUMENT", "a request has an integer id, a verb and args")
+            raise Fault("INVALID_ARGUMENT", "a request must have an integer id, a verb and args")
         try:
             args = check_request(message, self._server.verbs)
             answer = self._server.handle(message["verb"], args)
-        # No error of a request may stop the process, so each one becomes an answer.
+        # An error in a request must not stop the process, so each error becomes an answer.
         except Exception as error:
             return done(None, error)
         if isinstance(answer, Generator):
@@ -157,15 +164,15 @@ class _Connection:
         if self._open:
             try:
                 self._outbox += encode(message)
-            # The peer waits for an answer with this id, so it gets an error in place of the large
-            # answer.
+            # The peer waits for an answer with this id, so it gets an error instead of the answer
+            # that is too large.
             except Fault as fault:
                 refusal = {"id": message.get("id"), "ok": False, "error": fault.as_dict()}
                 self._outbox += encode(refusal)
-            self._settle()
+            self._watch_or_close()
 
-    def _settle(self) -> None:
-        # What is in the outbox is sent before a connection is closed.
+    def _watch_or_close(self) -> None:
+        # All data in the outbox is sent before a connection is closed.
         if (self._closing and not self._outbox) or len(self._outbox) > _OUTBOX_BYTES_MAX:
             return self._close()
         wanted = (0 if self._closing else READ) | (WRITE if self._outbox else 0)

@@ -1,7 +1,8 @@
-"""The shim: one process per task that starts it, watches it and records its end.
+"""The shim: for each task, a process that starts the task, watches it and records its end.
 
-It is a fork of the helper, and outlives helper and front. It decides when the task has ended.
-Others send requests to its control socket, and read the result in `exit.json`.
+The shim is a fork of the helper. It continues when the helper and the front stop. It decides when
+the task has ended. The helper sends requests to the shim's control socket, and reads the result of
+the task in `exit.json`.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from task_executor.helper.paths import start_ticks, sync_directory, write_json
 from task_executor.helper.protocol import SHIM_VERBS, Fault, as_fault, fault_of
 from task_executor.helper.server import FrameServer, listen
 
-KILL_GRACE_S = 5.0  # between SIGTERM and SIGKILL after a timeout
+KILL_GRACE_S = 5.0  # time between SIGTERM and SIGKILL after a timeout
 _INPUT_BYTES_MAX = 256 << 10
-_RECORD_BYTES = 16384  # reserved at the start, so that a full disk cannot lose an exit status
+_RECORD_BYTES = 16384  # reserved at the start, so that the exit record fits on a full disk
 _DRAIN_S, _REMOVE_S, _RETRIES = 2.0, 10.0, 60
 _PF_FORKNOEXEC = 0x40  # include/linux/sched.h; in the flags of /proc/PID/stat
 
@@ -34,38 +35,46 @@ def run_shim(
 ) -> NoReturn:
     """Runs the shim in the forked process; never returns.
 
-    `keep`: the descriptor to report on and the directory's lock. All others are closed.
+    Args:
+        spec: the specification of the task.
+        directory: the directory of the task.
+        front_gid: the group that may read the records and logs.
+        driver: the cgroup driver.
+        keep: the descriptor for the report to the helper, and the descriptor of the directory's
+            lock. All other descriptors are closed.
     """
     try:
         os.setsid()
         default_signals()
-        # A signal that ends the helper must not end the shim, which has to record the task's end.
+        # A signal that ends the helper must not end the shim, which must record the task's end.
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         close_all_but(keep)
-        # Numbers 0 to 2 are taken, so that no pipe or log is used as standard output by accident.
+        # This occupies the descriptors 0 to 2, so that no pipe or log becomes standard output by
+        # accident.
         null = os.open("/dev/null", os.O_RDWR)
         for number in range(3):
             os.dup2(null, number)
-        # Orphans of the task become children of the shim. Without cgroups this is how they are
-        # found.
+        # Orphans of the task become children of the shim. Without cgroups they can be found only in
+        # this way.
         become_subreaper()
-        # Outside the slot: its limits do not apply to the shim, and its end does not kill the shim.
+        # The shim is not in the slot's group, so that the slot's limits do not apply to it, and the
+        # end of the slot does not kill it.
         driver.enter(driver.shims())
         _Shim(spec, directory, front_gid, driver, keep[0]).run()
     except BaseException as error:
         exit_record = {"error": as_fault(error, "START_FAILED").as_dict()}
         with suppress(OSError):
             os.write(keep[0], json.dumps(exit_record).encode())
-        # The helper reads this record when the shim has ended, also if the report was lost.
+        # The helper reads this record when the shim has ended, even if the report was lost.
         write_json(directory / "exit.json", exit_record, 0o640, front_gid)
     finally:
         os._exit(0)
 
 
 class _Log:
-    """Stores the first bytes of one stream, up to a limit. The rest is only counted."""
+    """Stores the first bytes of one stream, up to a limit, and counts the bytes after the limit."""
 
     def __init__(self, path: Path, limit: int, gid: int) -> None:
         self.kept = self.dropped = 0
@@ -77,19 +86,19 @@ class _Log:
     def add(self, data: bytes) -> None:
         try:
             written = os.write(self._file, data[: self._limit - self.kept])
-        except OSError:  # a full disk loses output, never the task
+        except OSError:  # on a full disk, output is lost, but the task continues
             written = 0
         self.kept += written
         if written < len(data):
-            # After the first byte that is lost nothing more is stored, so that the log has no gap.
+            # After the first lost byte, nothing more is stored, so that the log has no gap.
             self.dropped, self._limit = self.dropped + len(data) - written, self.kept
 
     def sync(self) -> None:
         try:
             os.fsync(self._file)
         except OSError:
-            # The kernel could not write everything. How much is lost is not known, so at least 1 is
-            # shown.
+            # The kernel could not write all data. The lost amount is unknown, so the count is at
+            # least 1.
             self.dropped = max(1, self.dropped)
 
 
@@ -109,12 +118,11 @@ class _Shim:
         self.reading: set[int] = set()
 
     def run(self) -> None:
-        # Reserve the disk space for the exit record before anything runs.
+        # This reserves the disk space of the exit record before the task starts.
         record = os.open(self.directory / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
         os.fchown(record, -1, self.front_gid)
         os.posix_fallocate(record, 0, _RECORD_BYTES)
-        # A helper that restarts finds the shim by this record, so it is written before the task
-        # starts.
+        # A restarted helper finds the shim by this record, so it is written before the task starts.
         self._write_task()
         control = listen(self.directory / "control", os.geteuid(), os.getegid())
         FrameServer(self.loop, control, {0, os.geteuid()}, SHIM_VERBS, self._handle)
@@ -127,7 +135,7 @@ class _Shim:
             raise error
 
     def _write_task(self) -> None:
-        """Writes the record by which a later helper finds the shim; without values of env."""
+        """Writes the record by which a later helper finds the shim, without the values of env."""
         me = {"shim_pid": os.getpid(), "shim_start_ticks": start_ticks(os.getpid())}
         task = {"pid": self.pid, "start_time_ticks": start_ticks(self.pid) if self.pid else 0}
         record = self.spec | me | task | {"env": sorted(self.spec["env"])}
@@ -139,18 +147,18 @@ class _Shim:
             # Stage 1: start the program.
             self._make_scratch()
             self.driver.make(self.group)
-            # Before its process exists, so that it is never without the limit.
+            # The limit is set before the process exists, so that the task never runs without it.
             if limit := self.spec["memory_limit_bytes"]:
                 self.driver.limit_memory(self.group, limit)
             error_fd = self._fork()
             yield from self._until_exec(error_fd)
-            # Stage 2: it runs. The record gets its pid before the helper can report the task as
-            # started.
+            # Stage 2: the task runs. Its pid is written to the record before the helper can report
+            # the task as started.
             self._write_task()
             self._report({"pid": self.pid, "start_time_ticks": start_ticks(self.pid) or 0})
             if self.spec["timeout_ms"]:
                 self.loop.later(self.spec["timeout_ms"] / 1000, self._on_timeout)
-            # The task may have ended and been reaped by now. Its pid may then be another process.
+            # If the task was reaped already, its pid may belong to another process.
             pidfd = os.pidfd_open(self.pid) if self.status < 0 else -1
             while self.status < 0:
                 yield pidfd, 3600.0
@@ -159,15 +167,13 @@ class _Shim:
         yield from self._finish(record, fault)
 
     def _make_scratch(self) -> None:
-        """Makes the scratch directory.
-
-        It is directly below the temporary directory, where any user can enter.
-        """
+        """Makes the scratch directory, directly in the temporary directory that all users may
+        enter."""
         if scratch := self.spec["scratch"]:
-            os.mkdir(scratch, 0o700)  # noqa: PTH102 - fails if anything is there
+            os.mkdir(scratch, 0o700)  # noqa: PTH102 - fails if the path exists
             fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             os.fchmod(fd, 0o711)
-            os.fchown(fd, self.spec["uid"], self.spec["gid"])  # its user may replace it from now on
+            os.fchown(fd, self.spec["uid"], self.spec["gid"])  # from now on its user may replace it
             os.close(fd)
 
     def _fork(self) -> int:
@@ -181,12 +187,14 @@ class _Shim:
             become_task(self.spec, self.driver, groups, stdio, pipes["error"][1])
         os.close(stdin)
         for _reader, writer in pipes.values():
-            # The shim must not keep the writers open, or it would never see the end of the streams.
+            # The shim must close its copy of the writers. Otherwise it would never see the end of
+            # the streams.
             os.close(writer)
         for name, log in self.logs.items():
             self._collect(pipes[name][0], log)
         if feed >= 0:
-            # A task that does not read its input must not block the shim.
+            # The descriptor is non-blocking, because a task that does not read its input must not
+            # block the shim.
             os.set_blocking(feed, False)
             self.input_fd = feed
         return pipes["error"][0]
@@ -207,28 +215,31 @@ class _Shim:
     def _until_exec(self, error_fd: int) -> Job:
         """Waits until the program runs.
 
-        The pipe closes at exec, or at death before it; a flag of the kernel says which.
+        The pipe closes when the process calls exec, or when it ends before exec. A flag of the
+        kernel shows which of the two happened.
         """
         yield error_fd, 3600.0
         reply = os.read(error_fd, 1 << 16)
         os.close(error_fd)
         if reply:
             raise fault_of(json.loads(reply))
-        # The pipe is closed and the flag still set: the process is dying. Wait until it is reaped.
+        # If the pipe is closed and the flag is still set, the process is ending. This waits until
+        # it is reaped.
         while self.status < 0 and self._is_fork():
             yield 0.001
         if self.status >= 0 and self.died_before_exec:
             if self.driver.counters(self.group).get("oom_kills"):
                 raise Fault(
                     "LIMIT_TOO_SMALL",
-                    "out of memory before the program ran: limit too small to start",
+                    "the task ran out of memory before its program started; the limit is too small",
                 )
             raise Fault("START_FAILED", "killed before its program ran")
 
     def _is_fork(self) -> bool:
         """True if the task's process has not called exec yet.
 
-        It reads a flag of the kernel, because a program can give itself any name.
+        This reads a flag of the kernel. The name of the process is no proof, because a program can
+        change its name.
         """
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
@@ -237,13 +248,13 @@ class _Shim:
         return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_FORKNOEXEC)
 
     def _reap(self) -> None:
-        """Reaps all ended processes below the shim, orphans included.
+        """Reaps all ended processes below the shim, including orphans.
 
-        Only the end of the task's first process ends the task.
+        Only the end of the task's first process is the end of the task.
         """
         while True:
             try:
-                # WNOWAIT: the flag in /proc is read before the process is reaped. Afterwards it no
+                # WNOWAIT does not reap the process yet, because after that the flag in /proc no
                 # longer exists.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
@@ -253,7 +264,7 @@ class _Shim:
             if ended.si_pid == self.pid:
                 self.died_before_exec = self._is_fork()
             _, status, usage = os.wait4(ended.si_pid, 0)
-            # These sums are reported only where no cgroup counts. ru_maxrss is in KiB.
+            # These sums are reported only if no cgroup counts the use. ru_maxrss is in KiB.
             self.used_usec += round((usage.ru_utime + usage.ru_stime) * 1e6)
             self.peak_bytes = max(self.peak_bytes, usage.ru_maxrss * 1024)
             if ended.si_pid == self.pid:
@@ -276,10 +287,10 @@ class _Shim:
     def _handle(self, verb: str, args: dict[str, Any]) -> dict[str, Any]:
         # A pid of 0 means that the fork has not happened yet.
         if self.status >= 0 or not self.pid:
-            raise Fault("TASK_ENDED", f"task {self.spec['task_id']} does not run")
+            raise Fault("TASK_ENDED", f"task {self.spec['task_id']} is not running")
         match verb:
             case "signal":
-                # The process is not reaped yet, so the number is still its own.
+                # The process is not reaped yet, so its pid cannot belong to another process.
                 os.killpg(self.pid, args["signum"])
             case "kill":
                 self._stop(args["grace_ms"] / 1000)
@@ -288,7 +299,7 @@ class _Shim:
         return {}
 
     def _take_input(self, offset: int, data: bytes, eof: bool) -> dict[str, Any]:
-        """Accepts new bytes that fit; the caller repeats the rest.
+        """Accepts as many new bytes as the buffer can hold. The caller sends the other bytes again.
 
         After stdin was closed, all bytes count as accepted.
         """
@@ -299,14 +310,14 @@ class _Shim:
                 f"offset is {offset}; expected at most {self.received}, the bytes received so far"
             )
             raise Fault("OUT_OF_RANGE", message, offset=offset, accepted=self.received)
-        # A caller repeats what it got no answer for, so bytes that are known are skipped.
+        # A caller that got no answer sends the same bytes again, so known bytes are skipped.
         new = data[self.received - offset :][: _INPUT_BYTES_MAX - len(self.inbox)]
-        if self.input_ends:  # it can never be read
+        if self.input_ends:  # the task cannot read more input
             self.received = max(self.received, offset + len(data))
         else:
             self.received += len(new)
             self.inbox += new
-            # The end is only reached when all bytes before it have been accepted.
+            # The input ends only when all bytes before the end have been accepted.
             self.input_ends = eof and self.received >= offset + len(data)
             self._feed()
         return {"accepted_offset": self.received}
@@ -321,7 +332,7 @@ class _Shim:
         except BlockingIOError:
             return self.loop.watch(self.input_fd, self._feed, WRITE)
         except OSError:
-            # The task has closed its stdin, so nothing of the rest can ever be read.
+            # The task has closed its stdin, so it will not read the other bytes.
             self.inbox.clear()
             self.input_ends = True
         self.loop.unwatch(self.input_fd)
@@ -331,22 +342,23 @@ class _Shim:
         return None
 
     def _finish(self, record: int, fault: Fault | None) -> Job:
-        """Kills what is left of the task, then writes the exit record, then reports."""
-        # Stage 1: end what the task has left behind.
+        """Kills all processes that the task has left, writes the exit record, and reports it."""
+        # Stage 1: kill the processes that the task has left.
         yield from self._try_for_a_while(self.driver.kill(self.group, [os.getpid()]))
         self._reap()
-        # Stage 2: collect output that is still in the pipes. Without cgroups a process that has
-        # escaped can keep them open, so this is limited.
+        # Stage 2: collect the output that is still in the pipes. The time is limited, because
+        # without cgroups a process that has escaped can keep the pipes open.
         end = time.monotonic() + _DRAIN_S
         while self.reading and time.monotonic() < end:
             yield 0.001
-        # Stage 3: read the counters, because they vanish with the group.
+        # Stage 3: read the counters, because they are lost when the group is removed.
         counters = self.driver.counters(self.group)
         yield from self._try_for_a_while(self.driver.remove(self.group))
-        # Stage 4: make it durable. Logs first: a reader of the record then finds all output.
+        # Stage 4: make the result durable. Logs come first, so that a reader of the record finds
+        # all output.
         for log in self.logs.values():
             log.sync()
-        # The padding overwrites the whole reserved space. JSON allows spaces at the end.
+        # The padding overwrites the whole reserved space, because JSON allows spaces at the end.
         body = json.dumps(self._exit_record(counters, fault)).encode().ljust(_RECORD_BYTES)
         for attempt in range(_RETRIES):
             try:
@@ -357,13 +369,17 @@ class _Shim:
                 yield 1.0 if attempt else 0.1
         (self.directory / "exit.json.new").rename(self.directory / "exit.json")
         sync_directory(self.directory)
-        # After the record, because the removal of a large directory must not delay the task's end.
+        # This comes after the record, because the removal of a large directory must not delay the
+        # report of the task's end.
         yield from self._remove_scratch()
         if fault:
             self._report({"error": fault.as_dict()})
 
     def _remove_scratch(self) -> Job:
-        """Removes the scratch directory. A removal that takes long continues without the shim."""
+        """Removes the scratch directory.
+
+        If the removal takes long, it continues without the shim.
+        """
         if scratch := self.spec["scratch"]:
             remove_as(self.spec["uid"], self.spec["gid"], scratch)
             end = time.monotonic() + _DRAIN_S
@@ -371,7 +387,8 @@ class _Shim:
                 yield 0.002
 
     def _try_for_a_while(self, job: Job) -> Job:
-        """Runs a job with a deadline: a group that stays busy must not delay the exit record."""
+        """Runs a job with a deadline, because a group that stays busy must not delay the exit
+        record."""
         try:
             yield from within(_REMOVE_S, job, lambda: Fault("INTERNAL", "group is still busy"))
         except (Fault, OSError):
@@ -384,7 +401,8 @@ class _Shim:
         return {
             "exit_code": exit_status if exit_status is not None and exit_status >= 0 else None,
             "signal": -exit_status if exit_status is not None and exit_status < 0 else None,
-            # A task that ended well has survived the kill of one of its processes.
+            # With exit status 0, the task has survived the kill of one of its processes, so it does
+            # not count as killed for memory.
             "oom_killed": oom_kills > 0 and exit_status != 0,
             "oom_kills": oom_kills,
             "timed_out": self.timed_out,
@@ -400,5 +418,5 @@ class _Shim:
         }
 
     def _report(self, message: dict[str, Any]) -> None:
-        with suppress(OSError):  # the helper may have ended; a later one reads the files
+        with suppress(OSError):  # if the helper has ended, a later helper reads the files
             os.write(self.report_fd, json.dumps(message).encode())

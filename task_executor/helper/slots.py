@@ -1,7 +1,7 @@
-"""The slots of this executor: created, resized, moved and destroyed, each with a record on disk.
+"""Creates, resizes, moves and destroys the slots of this executor. Each slot has a record on disk.
 
-An operation on a slot succeeds completely or changes nothing. The front decides who owns a slot and
-whether it fits.
+An operation on a slot either succeeds completely or changes nothing. The front decides which job
+owns a slot, and whether a slot fits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ _DESTROY_S = 30.0
 
 
 class Slots:
-    """All slots by name. `shims_of(name)` returns the live shims of a slot's tasks."""
+    """All slots by name.
+
+    Args:
+        state: the directory of the records.
+        driver: the cgroup driver.
+        shims_of: returns the pids of the live shims of a slot's tasks, by name of the slot.
+    """
 
     def __init__(self, state: Path, driver: Driver, shims_of: Callable[[str], list[int]]) -> None:
         self.directory, self.driver, self.shims_of = state / "slots", driver, shims_of
@@ -30,20 +36,23 @@ class Slots:
         self.resizing: set[str] = set()
 
     def adopt(self) -> list[Job]:
-        """Adopts the slots of an earlier helper; the jobs finish its interrupted resizes."""
+        """Adopts the slots of an earlier helper. The returned jobs complete its interrupted
+        resizes."""
         unfinished = []
         for path in self.directory.glob("*.json"):
             record = read_json(path)
             group = self.driver.slot(path.stem)
             whole = all(self.driver.kernel.exists(directory) for directory in group.values())
-            # Groups do not outlive a reboot, so a record of another boot describes nothing.
+            # Groups do not survive a reboot, so records from before a reboot are ignored.
             if record and record["boot_id"] == boot_id() and whole:
                 self.limits[path.stem] = record["limits"]
-                # The earlier helper may have frozen the slot and died before the thaw.
+                # The earlier helper may have ended after it froze the slot and before it thawed the
+                # slot.
                 self.driver.thaw(group)
-                with suppress(Fault, OSError):  # the front compares, and resizes what differs
+                with suppress(Fault, OSError):  # the front later corrects limits that differ
                     self.driver.limit_devices(group, record["limits"])
-                # A record with a target means that a resize was interrupted. It is continued later.
+                # If the record contains a new size, a resize was interrupted. It is continued
+                # later.
                 unfinished += [self.resize(record["to"])] if record.get("to") else []
             else:
                 path.unlink()
@@ -51,13 +60,17 @@ class Slots:
         return unfinished
 
     def strangers(self) -> list[str]:
-        """Returns the groups that no record names, for the caller to destroy."""
+        """Returns the groups without a record. The caller destroys them."""
         kernel, places = self.driver.kernel, self.driver.base.values()
         found = {p.rpartition("/")[2] for base in places for p in kernel.children(f"{base}/slots")}
         return sorted(found - self.limits.keys() - self.destroying)
 
     def need(self, args: dict[str, Any]) -> str:
-        """Returns the name of a slot that exists and is not being destroyed. Raises Fault."""
+        """Returns the name of a slot.
+
+        Raises:
+            Fault: the slot does not exist, or is being destroyed.
+        """
         name = slot_name(args)
         if name not in self.limits:
             raise Fault("ALLOCATION_UNKNOWN", f"no slot {name} on this executor", slot=name)
@@ -66,9 +79,13 @@ class Slots:
         return name
 
     def create(self, limits: dict[str, Any]) -> dict[str, Any]:
-        """Creates a slot, or nothing; returns what is enforced.
+        """Creates a slot, and returns the isolation report.
 
-        The same limits again are the same slot. Raises Fault.
+        If a slot with the same limits exists, it is not created again. After an error, nothing of
+        the slot is left.
+
+        Raises:
+            Fault: the slot exists with other limits, or cannot be created.
         """
         name = slot_name(limits)
         if name in self.limits:
@@ -77,17 +94,17 @@ class Slots:
             return self.driver.report()
         group = self.driver.slot(name)
         try:
-            # Shims leave the cpus before the slot gets them.
+            # Shims leave the dedicated cpus before the slot gets them.
             self._bind_shims(limits)
             self.driver.make(group)
             self.driver.apply(group, limits)
-            # The record comes last. A crash before it leaves a group without a record, and the next
-            # helper destroys that: no half-made slot is ever adopted.
+            # The record comes last. After a crash before this line, the group has no record, and
+            # the next helper destroys it. So a slot that is only partly made is never adopted.
             self._write(name, limits)
             self.limits[name] = limits
             self._rebind_shims()
         except (Fault, OSError) as error:
-            for _wait in range(3):  # it has no process, so no waiting is needed
+            for _wait in range(3):  # the group has no process, so no pause is needed
                 next(self.driver.remove(group), None)
             if isinstance(error, Fault):
                 raise
@@ -95,14 +112,14 @@ class Slots:
         return self.driver.report()
 
     def _bind_shims(self, *planned: dict[str, Any]) -> None:
-        """Keeps shims off cpus that are, or will be, dedicated: most serve tasks of other slots."""
+        """Moves shims off cpus that are or will be dedicated. Most shims belong to other slots."""
         slots = (*self.limits.values(), *planned)
-        # The front marks slots with dedicated cpus by -1, which means no quota.
+        # For slots with dedicated cpus, the front sets the limit -1, which means no quota.
         pinned = (each for each in slots if each["cpu_limit_milli"] == -1)
         self.driver.bind_shims({cpu for each in pinned for cpu in expand(each["cpus"])})
 
     def _rebind_shims(self) -> None:
-        with suppress(Fault, OSError):  # the next carve or move repeats it
+        with suppress(Fault, OSError):  # the next carve or move does it again
             self._bind_shims()
 
     def _write(self, name: str, limits: dict[str, Any], to: dict[str, Any] | None = None) -> None:
@@ -110,24 +127,26 @@ class Slots:
         write_json(self.directory / f"{name}.json", content)
 
     def resize(self, limits: dict[str, Any]) -> Job:
-        """Applies all new limits, or the old ones again. Repeatable.
+        """Applies all new limits. If this fails, it applies the old limits again.
 
-        The record on disk names both sizes, so a helper that starts after a crash continues. Raises
-        Fault.
+        The call can be repeated. The record on disk contains both sizes, so that after a crash the
+        next helper continues the resize.
+
+        Raises:
+            Fault: the slot does not exist, is being destroyed, or has its old limits.
         """
         name = self.need(limits)
-        # Two changes of one slot at once could mix their limits.
+        # Two changes of one slot at the same time could mix their limits.
         while name in self.resizing:
             yield 0.02
-        # It may have been destroyed while this has waited.
+        # The slot may have been destroyed during the wait.
         old, failure = self.limits[self.need(limits)], Fault("CARVE_FAILED", "nothing was tried")
         self.resizing.add(name)
         try:
-            # The record comes first: after a crash the next helper sees that a resize was in
-            # progress.
+            # The record comes first, so that after a crash the next helper knows about the resize.
             self._write(name, old, limits)
-            # The new limits, or else the old ones again. If tasks now use more than the old size,
-            # the new limits are tried once more.
+            # If the new limits fail, the old limits are applied again. If tasks now use more than
+            # the old limits, the new limits are tried once more.
             for wanted in (limits, old, limits):
                 try:
                     yield from self.driver.make_room(self.driver.slot(name), wanted["memory_bytes"])
@@ -139,7 +158,7 @@ class Slots:
                     failure = as_fault(error, "CARVE_FAILED")
                     continue
                 self.limits[name] = wanted
-                with suppress(OSError):  # full disk: the old record leads here too
+                with suppress(OSError):  # on a full disk, the old record leads to the same result
                     self._write(name, wanted)
                 break
         finally:
@@ -150,13 +169,16 @@ class Slots:
         return self.driver.report()
 
     def place(self, slots: list[dict[str, Any]]) -> Job:
-        """Binds slots to other cpus and memory nodes: all of them, or none. Repeatable.
+        """Binds slots to other cpus and memory nodes: either all of these slots or none.
 
-        Slots that no longer exist are skipped. It yields after each slot, because there may be
-        thousands. Raises Fault.
+        The call can be repeated. Slots that no longer exist are skipped. The job yields after each
+        slot, because there may be thousands of slots.
+
+        Raises:
+            Fault: a slot could not be bound. All slots are bound as before, if possible.
         """
         names, before = [slot_name(each) for each in slots], list[dict[str, Any]]()
-        # A resize that is in progress would bring the old cpus back.
+        # This waits for resizes in progress, because a resize could restore the old cpus.
         while self.resizing.intersection(names):
             yield 0.02
         self.resizing.update(names)
@@ -164,17 +186,17 @@ class Slots:
             items = list(zip(names, slots, strict=True))
             # Shims leave all new cpus before the first slot moves.
             self._bind_shims(*(self.limits[n] | each for n, each in items if n in self.limits))
-            # Move the slots one at a time, and remember where each one was.
+            # Move the slots one at a time, and record the old binding of each slot.
             for name, each in items:
                 if known := self.limits.get(name):
                     before.append(known)
                     self._place(name, known | {"cpus": each["cpus"], "mems": each["mems"]})
                     yield 0.0
         except (Fault, OSError) as error:
-            # Undo: all slots that have moved go back.
+            # Undo: move all slots back that were moved.
             for known in before:
                 if (name := slot_name(known)) in self.limits:
-                    with suppress(Fault, OSError):  # the front compares after a failure
+                    with suppress(Fault, OSError):  # the front later corrects slots that differ
                         self._place(name, known)
             raise as_fault(error, "CARVE_FAILED") from None
         finally:
@@ -183,7 +205,10 @@ class Slots:
         return None
 
     def _place(self, name: str, limits: dict[str, Any]) -> None:
-        """Writes the record first: on a full disk the slot then stays where its record says."""
+        """Binds a slot.
+
+        The record is written first, so that on a full disk the slot does not move.
+        """
         group = self.driver.slot(name)
         if self.limits[name] != limits:
             self._write(name, limits)
@@ -199,10 +224,14 @@ class Slots:
         self.driver.bind_tasks(self.driver.slot(name), self.shims_of(name), cpus)
 
     def destroy(self, name: str, grace_s: float = 0.0) -> Job:
-        """Terminates a slot's processes, waits for the shims' exit records, and removes its groups.
+        """Terminates a slot's processes, waits for the exit records of its shims, and removes its
+        groups.
 
-        SIGTERM first if there is a grace period, then SIGKILL until no process is left. Repeatable.
-        Raises SLOT_NOT_READY.
+        With a grace period, processes first receive SIGTERM. Then they receive SIGKILL, until no
+        process is left. The call can be repeated.
+
+        Raises:
+            Fault: SLOT_NOT_READY. Processes are left after the time limit.
         """
         # A resize in progress must not write limits into a group that is being removed.
         while name in self.destroying | self.resizing:
@@ -212,7 +241,8 @@ class Slots:
             if grace_s:
                 yield from self._ask_to_end(name, grace_s)
             yield from within(_DESTROY_S, self._empty(name), lambda: self._not_empty(name))
-            # Deleted last: until the slot is empty, a restarted helper must know it and its limits.
+            # The record is deleted last, because a restarted helper must know the slot and its
+            # limits until it is empty.
             (self.directory / f"{name}.json").unlink(missing_ok=True)
             self.limits.pop(name, None)
             self._rebind_shims()
@@ -229,12 +259,12 @@ class Slots:
 
     def _empty(self, name: str) -> Job:
         group = self.driver.slot(name)
-        # Without these limits the processes get the CPU time that they need to exit.
+        # Without CPU limits, the processes get the CPU time that they need to exit.
         self.driver.unthrottle(group)
         yield from self.driver.kill(group, self.shims_of(name))
         while shims := self.shims_of(
             name
-        ):  # a shim that was just starting adds its task after the kill
+        ):  # a shim that is just starting may add its task after the kill
             yield 0.005
             yield from self.driver.kill(group, shims)
         yield from self.driver.kill(group)
@@ -247,5 +277,5 @@ class Slots:
 
 
 def slot_name(args: dict[str, Any]) -> str:
-    """Returns a name that is safe for a directory: the id was checked before."""
+    """Returns the name of a slot. It is safe as a directory name, because the id was checked."""
     return f"{args['allocation_id']}.{args['generation']}"

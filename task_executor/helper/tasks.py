@@ -1,7 +1,7 @@
-"""The tasks of this executor, with their directories and shims; also tasks of an earlier helper.
+"""The tasks of this executor, with their directories and shims, including tasks of earlier helpers.
 
-This module starts shims, watches whether they live, and checks which user a task may run as. Output
-and exit records are written by the shims.
+This module starts shims, watches for their end, and checks which user a task may run as. The shims
+write the output and the exit records.
 """
 
 from __future__ import annotations
@@ -32,14 +32,21 @@ _START_S, _ANSWER_S = 60.0, 5.0
 
 
 class Task:
-    """One directory below `tasks`. `record` is task.json; `exit` is exit.json once it exists."""
+    """One task, with its directory below `tasks`.
+
+    Attributes:
+        record: the content of task.json.
+        exit: the content of exit.json, when it exists.
+    """
 
     def __init__(self, directory: Path, record: dict[str, Any]) -> None:
         self.id, self.directory, self.record = directory.name, directory, record
         self.slot = f"{record['allocation_id']}.{record['generation']}"
         self.exit: dict[str, Any] | None = None
         self.shim_fd = -1
-        self.start_unanswered = False  # True: its end is not reported yet either
+        self.start_unanswered = (
+            False  # True: the end is reported only after the answer to the start
+        )
 
     def refresh(self) -> None:
         self.record = read_json(self.directory / "task.json") or self.record
@@ -52,7 +59,14 @@ class Task:
 
 
 class Tasks:
-    """All tasks by id. `send_event` sends an event to the front, if one is connected."""
+    """All tasks by id.
+
+    Args:
+        loop: the event loop.
+        config: the configuration of the helper.
+        driver: the cgroup driver.
+        send_event: sends an event to the front, if a front is connected.
+    """
 
     def __init__(
         self, loop: Loop, config: dict[str, Any], driver: Driver, send_event: Callable[..., None]
@@ -76,8 +90,8 @@ class Tasks:
     def _adopt(self, directory: Path) -> Job:
         """Waits for the record of a shim that is starting.
 
-        A shim locks its directory as long as it lives. A free lock without a record means that
-        nothing was ever started there.
+        A shim locks its directory until it ends. If the directory is not locked and has no record,
+        no task was started in it.
         """
         lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         while (record := read_json(directory / "task.json")) is None:
@@ -86,7 +100,9 @@ class Tasks:
             except BlockingIOError:
                 yield 0.01
                 continue
-            record = read_json(directory / "task.json")  # written just before the shim ended?
+            record = read_json(
+                directory / "task.json"
+            )  # a shim may have written it before it ended
             break
         os.close(lock)
         self.unidentified.discard(directory.name)
@@ -99,9 +115,10 @@ class Tasks:
             self._watch(task)
 
     def _watch(self, task: Task) -> None:
-        """Watches a shim by pidfd, which a reused pid cannot confuse.
+        """Watches a shim by its pidfd, because a pid can be reused.
 
-        The start time is read after the pidfd was opened, and proves that the process is the shim.
+        The start time is read after the pidfd is opened. It shows that the process is really the
+        shim.
         """
         record = task.record
         try:
@@ -125,15 +142,16 @@ class Tasks:
             self.loop.run(self._finish_lost(task))
 
     def _finish_lost(self, task: Task) -> Job:
-        """Finishes for a shim that was killed: kills its task, and writes the exit record."""
+        """Replaces a shim that was killed: kills its task, and writes the exit record."""
         why = "the host was restarted"
         if task.record["boot_id"] == boot_id():
-            why = "its shim was killed; the task was killed with it"
+            why = "its shim was killed, so the task was killed too"
             pid = task.record.get("pid")
-            # The pid may belong to another process by now, which has another start time.
+            # The start time shows whether the pid still belongs to the task, and not to another
+            # process.
             if pid and start_ticks(pid) == task.record["start_time_ticks"]:
-                # Without cgroups this is the only way to its process group. Its first process may
-                # have ended.
+                # Without cgroups, other processes of the task can be found only by its process
+                # group.
                 self.driver.signal(-pid, signal.SIGKILL)
             yield from self.driver.kill(task.record["group"])
             yield from self.driver.remove(task.record["group"])
@@ -141,12 +159,13 @@ class Tasks:
         exit_record = {"error": error, "ended_unix_ms": round(time.time() * 1000)}
         try:
             write_json(task.directory / "exit.json", exit_record, 0o640, self.config["front_gid"])
-        finally:  # on a full disk the next helper repeats this
+        finally:  # if the disk is full, the next helper does this again
             self._ended(task, exit_record)
 
     def _ended(self, task: Task, exit_record: dict[str, Any]) -> None:
         task.exit = exit_record
-        # The front gets the answer to the start before the end: else it would not know the task.
+        # The front must receive the answer to the start before the end of the task. Otherwise it
+        # would not know the task.
         if not task.start_unanswered:
             self._send_end(task)
 
@@ -156,20 +175,28 @@ class Tasks:
         self.send_event({"event": "task_exited", "task_id": task.id, "record": task.exit})
 
     def start(self, args: dict[str, Any], limits: Callable[[], dict[str, Any]]) -> Job:
-        """Starts a task; returns its pid and start time.
+        """Starts a task, and returns its pid and start time.
 
-        A repeated call with the same content returns the existing task; other content under the
-        same id is a conflict. `limits` is called last, because the slot may be moved or destroyed
-        while this job waits. Raises Fault.
+        A repeated call with the same content returns the existing task. Other content with the same
+        id is an error.
+
+        Args:
+            args: the arguments of the call.
+            limits: returns the limits of the slot. It is called last, because the slot may be moved
+                or destroyed while this job waits.
+
+        Raises:
+            Fault: the task cannot be started.
         """
         task_id = args["task_id"]
-        # Without a limit that was not given: an earlier helper, which knew none, has started tasks.
+        # A memory limit that is not set is left out of the digest, because tasks of earlier helpers
+        # have no such field.
         named = {n: v for n, v in args.items() if n != "memory_limit_bytes" or v is not None}
         digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
-        # The id may be of a task from before a restart, whose record is not read yet.
+        # The id may belong to a task from before a restart, whose record is not read yet.
         while task_id in self.unidentified:
             yield 0.01
-        # The same id again: a retry, or a conflict.
+        # If the id is known, the call is a retry or a conflict.
         if known := self.known.get(task_id):
             if known.record["digest"] != digest:
                 message = f"task {task_id} exists with different content"
@@ -177,7 +204,7 @@ class Tasks:
             yield from self._until_started(known)
             if not known.record.get("pid") and known.exit and known.exit.get("error"):
                 raise fault_of(known.exit["error"])
-            if known.exit:  # the caller may have missed the event
+            if known.exit:  # the caller may not have received the event
                 self.loop.later(0, lambda: self._send_end(known))
             return {name: known.record[name] for name in ("pid", "start_time_ticks")}
         uid, gid = self._user(args["uid"], args["gid"])
@@ -186,12 +213,13 @@ class Tasks:
         spec = args | {"uid": uid, "gid": gid, "digest": digest, "scratch": None}
         if args["cwd"] is None:
             parent = self.config["scratch_root"] or tempfile.gettempdir()
-            # A random name, because every user can make files in the temporary directory.
+            # The name is random, because every user can make files in the temporary directory.
             spec["cwd"] = spec["scratch"] = f"{parent}/finegrain-task-{secrets.token_hex(8)}"
         slot = f"{args['allocation_id']}.{args['generation']}"
         spec |= {"slot": self.driver.slot(slot), "boot_id": boot_id()}
         spec["group"] = self.driver.task(spec["slot"], task_id)
-        # Without cgroups the fork inherits the cpus. So they are looked up right before it.
+        # Without cgroups, the fork inherits the cpus of this process, so they are read right before
+        # the fork.
         binds = self.driver.report()["cpuset"] == "affinity"
         with bound_to(limits()["cpus"] if binds else ""):
             task, reader = self._fork_shim(spec)
@@ -209,7 +237,8 @@ class Tasks:
         except OSError:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        # Locked before the fork: the shim inherits the lock, so it is held without a gap.
+        # The lock is taken before the fork. The shim inherits it, so the directory is locked
+        # without interruption.
         fcntl.flock(lock, fcntl.LOCK_EX)
         reader, writer = os.pipe()
         pid = os.fork()
@@ -219,30 +248,30 @@ class Tasks:
         os.close(lock)
         me = {"shim_pid": pid, "shim_start_ticks": start_ticks(pid)}
         task = self.known[spec["task_id"]] = Task(directory, spec | me)
-        # Set before `_watch`, which may find that the shim has ended already.
+        # This is set before `_watch`, which may find that the shim has already ended.
         task.start_unanswered = True
         self._watch(task)
         return task, reader
 
     def _started(self, task: Task, reader: int) -> Job:
-        """Waits for the shim's report that the program runs. A failed task is forgotten."""
+        """Waits for the shim's report that the program runs. A task that failed is deleted."""
         yield reader, _START_S
         os.set_blocking(reader, False)
         try:
             reply = os.read(reader, 1 << 16)
         except BlockingIOError:
-            message = f"no answer from its shim for {_START_S:.0f} s; submit the same task again"
+            message = f"its shim did not answer within {_START_S:.0f} s; submit the same task again"
             raise Fault("START_FAILED", message, task_id=task.id) from None
         answer: dict[str, Any] = json.loads(reply) if reply else {"error": None}
         if "error" not in answer:
             task.record |= answer
-            # The event goes out after this answer has been sent.
+            # The event of the end is sent after this answer.
             self.loop.later(0, lambda: self._start_answered(task))
             return answer
         while not task.exit:  # the shim uses the directory until it ends
             yield 0.002
         fault = fault_of(answer["error"] or task.exit["error"])
-        # A task that never ran leaves nothing behind. The same id can be submitted again.
+        # Of a task that never ran, nothing is left. The same id can be submitted again.
         yield from self.forget(task.id)
         raise fault
 
@@ -257,9 +286,15 @@ class Tasks:
             task.refresh()
 
     def limit(self, task_id: str, memory_bytes: int, slot_bytes: Callable[[str], int]) -> Job:
-        """Changes the memory limit of a running task; does nothing if it has ended. Repeatable.
+        """Changes the memory limit of a task, unless it has ended. The call can be repeated.
 
-        Raises TASK_UNKNOWN, BELOW_USE (the old limit is in effect) or CARVE_FAILED.
+        Args:
+            task_id: the id of the task.
+            memory_bytes: the new limit.
+            slot_bytes: returns the memory limit of a slot, by name.
+
+        Raises:
+            Fault: TASK_UNKNOWN, BELOW_USE (the old limit is in effect) or CARVE_FAILED.
         """
         while task_id in self.unidentified:
             yield 0.01
@@ -281,9 +316,12 @@ class Tasks:
             raise as_fault(error, "CARVE_FAILED") from None
 
     def _user(self, uid: int | None, gid: int | None) -> tuple[int, int]:
-        """Returns the user of a task: the configured one, or one of the allowed range.
+        """Returns the user of a task: the configured user, or a user of the allowed range.
 
-        Without root only our own user is allowed.
+        If the helper does not run as root, only the helper's own user is allowed.
+
+        Raises:
+            Fault: USER_NOT_ALLOWED.
         """
         own, config = os.geteuid(), self.config
         default_user = (config["task_uid"], config["task_gid"]) if own == 0 else (own, os.getegid())
@@ -304,8 +342,9 @@ class Tasks:
     def ask(self, task_id: str, verb: str, args: dict[str, Any]) -> Job:
         """Sends one request to a task's shim, without blocking other requests.
 
-        Raises TASK_ENDED only if the task has certainly ended, because a caller that writes input
-        then discards the rest. In doubt it raises UNREACHABLE.
+        Raises:
+            Fault: TASK_UNKNOWN, TASK_ENDED or UNREACHABLE. It is TASK_ENDED only if the task has
+                certainly ended, because a caller that writes input then discards the other bytes.
         """
         while task_id in self.unidentified:
             yield 0.01
@@ -314,7 +353,7 @@ class Tasks:
             raise Fault("TASK_UNKNOWN", f"no task {task_id} on this executor", task_id=task_id)
         task = self.known[task_id]
         yield from self._until_started(task)
-        ended = Fault("TASK_ENDED", f"task {task_id} does not run any more", task_id=task_id)
+        ended = Fault("TASK_ENDED", f"task {task_id} has ended", task_id=task_id)
         deadline = time.monotonic() + _ANSWER_S
         if task.exit:
             raise ended
@@ -329,7 +368,7 @@ class Tasks:
                 while not isinstance(error, BlockingIOError) and time.monotonic() < deadline:
                     if task.exit:
                         raise ended from None
-                    yield 0.01  # it is ending: its pidfd reports that
+                    yield 0.01  # the shim is ending, which its pidfd will show
                 message = f"the shim of task {task_id} does not answer ({error}); try again"
                 raise Fault("UNREACHABLE", message, task_id=task_id) from None
         if not answer["ok"]:
@@ -337,7 +376,7 @@ class Tasks:
         return answer["result"]
 
     def forget(self, task_id: str) -> Job:
-        """Removes all files of an ended task; the scratch directory only if the shim could not."""
+        """Removes all files of an ended task, including a scratch directory that the shim left."""
         while task_id in self.unidentified:
             yield 0.01
         if (task := self.known.get(task_id)) is None:
@@ -349,25 +388,27 @@ class Tasks:
             fd = os.pidfd_open(remove_as(task.record["uid"], task.record["gid"], scratch))
             yield fd, 3600.0
             os.close(fd)
-        # Another call may have removed it while this one has waited.
+        # Another call may have removed the task during the wait.
         if self.known.pop(task_id, None):
             shutil.rmtree(task.directory)
 
 
 def _check_within(slot_bytes: int, memory_bytes: int | None) -> None:
     if memory_bytes is not None and memory_bytes > slot_bytes:
-        message = f"memory_limit_bytes is {memory_bytes}; expected at most the slot's, {slot_bytes}"
+        message = f"memory_limit_bytes is {memory_bytes}; expected at most the slot's {slot_bytes}"
         raise Fault("CARVE_FAILED", message)
 
 
 def _exchange(peer: socket.socket, outbox: bytearray, deadline: float) -> Job:
-    """Sends outbox and returns the answer's frame.
+    """Sends `outbox`, and returns the frame of the answer.
 
-    Raises OSError if none comes, BlockingIOError after the deadline.
+    Raises:
+        OSError: the peer closed the connection.
+        BlockingIOError: there was no answer before the deadline.
     """
     inbox, whole = bytearray(), list[bytes]()
     # Send without blocking, then wait for one whole frame.
-    while outbox:  # input can be more than a socket buffers at once
+    while outbox:  # input can be larger than the buffer of the socket
         try:
             del outbox[: peer.send(outbox)]
         except BlockingIOError:
@@ -378,6 +419,6 @@ def _exchange(peer: socket.socket, outbox: bytearray, deadline: float) -> Job:
         yield peer.fileno(), max(0.0, deadline - time.monotonic())
         inbox += (data := peer.recv(1 << 20))
         if not data:
-            raise ConnectionResetError("it closed the connection")
+            raise ConnectionResetError("the shim closed the connection")
         whole = list(frames(inbox))
     return whole[0]

@@ -1,1 +1,1 @@
-"""The executor's daemon: gRPC service, reports, tasks, checkpoint, metrics."""
+"""The executor's front process: gRPC service, reports, tasks, checkpoint, metrics."""

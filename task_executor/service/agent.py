@@ -1,7 +1,8 @@
-"""Registers the executor with the RM and sends slot reports.
+"""Registers the executor with the resource manager (RM) and sends slot reports to it.
 
-It decides when to register and report, applies the answers, and frees slots as orphans when no RM
-has been reachable for too long. Commands of the RM arrive elsewhere, by TaskExecutorService.
+The agent decides when to register and to report, and applies the RM's answers. When no RM has been
+reachable for too long, it frees the slots as orphans. Commands of the RM do not arrive here, but at
+the gRPC service (`executor_service.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from task_executor.service.encoding import state_to_proto
 from task_executor.service.manager_link import ManagerLink
 from task_executor.service.slot_keeper import SlotKeeper
 
-COALESCE_S = 0.02  # how long to wait for more changes before a report
+COALESCE_S = 0.02  # pause before a report, so that one report covers several changes
 REPORT_INTERVAL_MS_DEFAULT = 2_000
 REPORT_INTERVAL_MS_MIN, REPORT_INTERVAL_MS_MAX = 50, 3_600_000
 CONFLICT_PAUSE_S = 10.0  # between attempts that need an operator's action
@@ -39,7 +40,7 @@ NEEDS_OPERATOR = frozenset(
         Reason.ALREADY_EXISTS,
     }
 )
-"""Errors that need an operator's action; retried only every `CONFLICT_PAUSE_S`."""
+"""Reasons of errors that an operator must fix. The agent retries only every `CONFLICT_PAUSE_S`."""
 
 Registration = Callable[[slots_pb2.SlotReport], resource_manager_pb2.RegisterExecutorRequest]
 Measure = Callable[[], Awaitable[slots_pb2.UsageReport]]
@@ -51,9 +52,9 @@ log = get_logger(__name__)
 class _NextStep(Enum):
     """What the agent does after a report."""
 
-    WAIT = "wait"  # for the report interval, or for a change
-    AT_ONCE = "at once"  # send another report
-    REGISTER = "register"
+    WAIT = "wait"  # wait for the end of the report interval, or for a change
+    AT_ONCE = "at once"  # send another report at once
+    REGISTER = "register"  # register again
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class AgentState:
 
 
 def boot_seconds() -> float:
-    """Returns seconds of a clock that no adjustment changes and that also runs during suspend."""
+    """Returns the time of a monotonic clock that also advances while the host is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -77,12 +78,13 @@ class Agent:
     """Registers and reports until it is cancelled.
 
     Args:
-        keeper: slots, fence and report numbers.
+        keeper: the slots, the command fence and the report numbers of this executor.
         link: the connection to the RM.
-        registration: builds the registration request; it contains the first report.
+        registration: builds the registration request from the first report.
         measure: returns the measured usage of slots.
         tokens: receives the hash of the user token that the RM sends.
-        orphan_timeout_ms: how long slots are kept without a reachable RM; None: indefinitely.
+        orphan_timeout_ms: how long slots are kept while no RM is reachable; None: indefinitely.
+        clock: returns the current time in seconds.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class Agent:
         self._tokens = tokens
         self._orphan_timeout_ms = orphan_timeout_ms
         self._clock = clock
-        self._logged_reason: Reason | None = None  # last failure logged while the RM is unreachable
+        self._logged_reason: Reason | None = None  # the failure that was last logged
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()  # set while no registration is in progress
         self._settled.set()
@@ -121,7 +123,7 @@ class Agent:
             except FinegrainError as error:
                 await self._handle_failure(error)
                 continue
-            # A full disk must not end the agent. It tries again after a pause.
+            # The agent must continue when the disk is full. It tries again after a pause.
             except OSError as error:
                 log.error("checkpoint_not_written", error=str(error))
                 await asyncio.sleep(1.0)
@@ -132,7 +134,7 @@ class Agent:
                 await self._wait_for_change()
 
     async def wait_registered(self, timeout_s: float) -> None:
-        """Waits at most `timeout_s` seconds for a registration that is in progress."""
+        """Waits for the end of a registration in progress, at most `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._settled.wait()
@@ -140,7 +142,7 @@ class Agent:
             return
 
     def register_again(self) -> None:
-        """Makes the agent register again soon, because what it announced has changed."""
+        """Makes the agent register again soon, because its capacity or devices changed."""
         self.state.registered = False
         self._changed.set()
 
@@ -149,12 +151,13 @@ class Agent:
     async def _register(self) -> None:
         self._settled.clear()
         try:
-            # A new registration has no earlier report that an `unchanged` one could refer to.
+            # The registration contains a report. It must be complete, because an `unchanged` report
+            # refers to an earlier report of the same registration.
             self._keeper.reports.require_full_report()
             answer, report_number = await self._announce()
             await self._apply_registration(answer, report_number)
         finally:
-            # Set also after a failure, so that commands do not wait for the whole time.
+            # This is set after a failure as well, so that waiting commands continue at once.
             self._settled.set()
         log.info(
             "registered",
@@ -178,7 +181,8 @@ class Agent:
                 return await self._link.register(self._registration(report)), report.report_number
             except FailedPrecondition as error:
                 known = str(error.details.get("report_number", ""))
-                # Any other stale registration needs more than a higher report number.
+                # A higher report number does not help if the registration is stale for another
+                # reason.
                 if error.reason is not Reason.STALE_REGISTRATION or not known.isdecimal():
                     raise
                 if attempt == 2:
@@ -189,28 +193,29 @@ class Agent:
     async def _apply_registration(
         self, answer: resource_manager_pb2.RegisterExecutorResponse, report_number: int
     ) -> None:
-        """Applies the answer. The epoch is durable before any command of that epoch is admitted."""
+        """Applies the answer. It stores the epoch before any command of that epoch is admitted."""
         keeper = self._keeper
         keeper.fence.check_epoch(answer.rm_epoch)
         await keeper.keep_epoch(answer.rm_epoch)
         keeper.fence.register(answer.rm_epoch, answer.registration_number)
         self._tokens.user_sha256 = answer.user_token_sha256
         if keeper.user_token_sha256 != answer.user_token_sha256:
-            # Saved for a front that restarts while the RM is away. A full disk must not prevent
-            # this registration; the next checkpoint that is written contains the hash.
+            # A front that restarts while the RM is unreachable needs the hash. If the disk is full,
+            # the registration continues, and the next checkpoint contains the hash.
             keeper.user_token_sha256 = answer.user_token_sha256
             await keeper.save_or_log()
         self.state.report_interval_ms = duration_ms_from_proto(
             answer.report_interval, "report_interval"
         )
-        # A value out of bounds would flood the RM, or make this executor look lost.
+        # If the interval is too short, reports overload the RM. If it is too long, the RM considers
+        # this executor lost.
         self.state.report_interval_ms = min(
             max(self.state.report_interval_ms, REPORT_INTERVAL_MS_MIN), REPORT_INTERVAL_MS_MAX
         )
         self.state.registration_number = answer.registration_number
         self.state.registered = True
         self._mark_connected()
-        # Saved, because an end that the RM has acknowledged must not come back after a restart.
+        # Without this save, a restarted front would again report ends that the RM has acknowledged.
         if keeper.reports.acknowledge(report_number):
             await keeper.save()
         await self._follow_policy(answer.host_policy, answer.host_policy_number)
@@ -220,7 +225,7 @@ class Agent:
     async def _report(self) -> _NextStep:
         keeper = self._keeper
         usage = await self._measure()
-        # Cleared before the state is read, so that a change after this wakes the next report.
+        # This clears the event before reading the state. So a later change causes another report.
         self._changed.clear()
         request = resource_manager_pb2.ReportSlotsRequest(
             executor_id=keeper.identity.executor_id,
@@ -237,10 +242,11 @@ class Agent:
         keeper = self._keeper
         keeper.fence.check_epoch(answer.rm_epoch)
         if answer.rm_epoch > keeper.fence.rm_epoch:
-            # Durable first: a command of this epoch may be on its way already.
+            # The epoch must be durable first, because a command of this epoch may arrive at any
+            # moment.
             await keeper.keep_epoch(answer.rm_epoch)
             keeper.fence.raise_epoch(answer.rm_epoch)
-        # This answer acknowledges no report. The next registration sends everything again.
+        # This answer acknowledges no report. The next registration contains a complete report.
         if answer.register_again:
             log.info("register_again", manager=self._link.address, rm_epoch=answer.rm_epoch)
             return _NextStep.REGISTER
@@ -257,7 +263,8 @@ class Agent:
     async def _follow_policy(self, message: cpus_pb2.HostPolicy, number: int) -> None:
         """Applies the settings that an operator made for this host.
 
-        Invalid settings are logged and ignored; reports keep the number of the settings in effect.
+        Invalid settings are logged and ignored. Reports then keep the number of the settings in
+        effect.
         """
         try:
             policy = host_policy_from_proto(message, "host_policy")
@@ -283,7 +290,7 @@ class Agent:
                 await self._changed.wait()
         except TimeoutError:
             return
-        await asyncio.sleep(COALESCE_S)  # changes come in bursts; one report covers them
+        await asyncio.sleep(COALESCE_S)  # several changes often follow each other closely
 
     # -- without the resource manager --------------------------------------------------------
 
@@ -295,7 +302,10 @@ class Agent:
         self.state.contact_at = self._clock()
 
     async def _handle_failure(self, error: FinegrainError) -> None:
-        """Handles an RM that is unreachable or rejects us. Tasks continue until orphaned."""
+        """Handles an RM that is unreachable or rejects this executor, and waits for the next try.
+
+        Tasks continue until the orphan timeout.
+        """
         if error.reason is not self._logged_reason or not self.state.registered:
             self._logged_reason = error.reason
             log.warning(
@@ -305,14 +315,14 @@ class Agent:
                 error=error.message,
             )
         self.state.connected = False
-        # No report is accepted before the next registration.
+        # The RM accepts no report until this executor has registered again.
         if error.reason in (Reason.STALE_REGISTRATION, Reason.EXECUTOR_UNKNOWN):
             self.state.registered = False
         pause_s = await self._link.next_address(error)
-        # Retry at least as often as reports are due: an RM that has restarted marks this executor
-        # as lost if its report is late.
+        # The pause is at most one report interval, because a restarted RM marks this executor as
+        # lost when its report is late.
         pause_s = min(pause_s, self.state.report_interval_ms / 1000)
-        # These errors do not go away by themselves, so the pause is long.
+        # These errors remain until an operator acts, so the pause is long.
         if error.reason in NEEDS_OPERATOR:
             log.error("registration_refused", reason=error.reason.value, error=error.message)
             pause_s = CONFLICT_PAUSE_S
@@ -333,7 +343,7 @@ class Agent:
             await self._keeper.free(orphans, reason=Reason.ORPHANED.value)
 
     async def send_last_report(self, timeout_s: float) -> None:
-        """Sends one more report before a planned stop; gives up after `timeout_s` seconds."""
+        """Sends one more report before a planned stop. It waits at most `timeout_s` seconds."""
         if not self.state.registered:
             return
         try:

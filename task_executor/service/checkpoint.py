@@ -1,11 +1,11 @@
-"""The executor's checkpoint on disk: what a restarted front must know.
+"""The executor's checkpoint on disk: the state that a restarted front needs.
 
-It is written so that after any crash a reader finds either the old or the new state, complete.
+After any crash, each file has either its old or its new content, and is complete.
 
     executor.lock     locked by the one front that uses this directory
     state.json        identity, epoch, slots, hash of the user token: one document, replaced whole
     tasks/ID.json     one per task, written when it is accepted, deleted with the task
-    endpoint.json     addresses of the running front; for people and tools
+    endpoint.json     addresses of the running front, for people and tools
     helper/           owned by the helper
 """
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The content of the document. The names of the fields are its keys."""
+    """The content of state.json. The names of the fields are the keys in the file."""
 
     executor_id: str
     instance_id: str
@@ -50,16 +50,21 @@ class SavedState:
     boot_id: str = ""
     slots: tuple[Slot, ...] = ()
     ended: tuple[EndedSlot, ...] = ()
-    starts: int = 0  # fronts started with this identity; separates their report numbers
-    policy: HostPolicy = field(default_factory=HostPolicy)  # set by an operator for this host
-    policy_number: int = 0  # number of `policy`; 0: none was set
-    user_token_sha256: str = ""  # from the last registration; empty: not known
-    operators: tuple[SlotOperator, ...] = ()  # registered for whole slots
+    starts: int = 0  # number of fronts started with this identity; part of their report numbers
+    policy: HostPolicy = field(default_factory=HostPolicy)  # settings that an operator made
+    policy_number: int = 0  # number of `policy`; 0: an operator made no settings
+    user_token_sha256: str = ""  # hash from the last registration; empty: not known
+    operators: tuple[SlotOperator, ...] = ()  # operators that are registered for whole slots
 
 
 @dataclass(slots=True)
 class StateDirectory:
-    """A locked state directory. `damage` has a sentence for each file that could not be read."""
+    """A locked state directory.
+
+    Attributes:
+        path: the directory.
+        damage: one sentence for each file that could not be read.
+    """
 
     path: Path
     damage: list[str] = field(default_factory=list)
@@ -108,11 +113,11 @@ class StateDirectory:
     def load(self, executor_id: str) -> SavedState:
         """Returns the saved state, or a new identity if there is none or it is damaged.
 
-        A damaged document is renamed to state.json.damaged and noted in `damage`. The slots on the
-        host are then learned from the helper.
+        A damaged state.json is renamed to state.json.damaged and noted in `damage`. The front then
+        learns from the helper which slots exist on the host.
 
         Args:
-            executor_id: as configured; empty: the saved one.
+            executor_id: the configured id of the executor; empty: the saved id is used.
 
         Raises:
             ConfigurationError: the directory belongs to another executor, a newer version wrote it,
@@ -141,17 +146,17 @@ class StateDirectory:
         return saved
 
     def save(self, state: SavedState) -> None:
-        """Replaces the document durably.
+        """Replaces state.json durably.
 
         Raises:
-            OSError: it could not be written; the old document is unchanged.
+            OSError: the file could not be written. Its old content is unchanged.
         """
         write_document(self.path / STATE_FILE, state_content(state))
 
     # -- tasks -------------------------------------------------------------------------------
 
     def tasks(self) -> Iterator[dict[str, Any]]:
-        """Yields all saved tasks; a damaged one is skipped and noted in `damage`."""
+        """Yields all saved tasks. A damaged file is skipped and noted in `damage`."""
         for path in sorted((self.path / TASKS_FOLDER).glob("*.json")):
             try:
                 content = read_document(path)
@@ -162,15 +167,15 @@ class StateDirectory:
                 yield content
 
     def save_task(self, task_id: str, content: dict[str, Any]) -> None:
-        """Writes one task durably.
+        """Writes the file of one task durably.
 
         Raises:
-            OSError: it could not be written; the old file is unchanged.
+            OSError: the file could not be written. An earlier file is unchanged.
         """
         write_document(self._task_path(task_id), content)
 
     def forget_task(self, task_id: str) -> None:
-        """Deletes one task; a missing one is not an error."""
+        """Deletes the file of one task, if it exists."""
         self._task_path(task_id).unlink(missing_ok=True)
 
     def _task_path(self, task_id: str) -> Path:
@@ -181,7 +186,7 @@ class StateDirectory:
 
 
 class Saver:
-    """Saves the latest state for many concurrent callers: one write serves all that wait for it."""
+    """Saves the latest state for concurrent callers. One write serves all waiting callers."""
 
     def __init__(self, directory: StateDirectory, snapshot: Callable[[], SavedState]) -> None:
         self._directory = directory
@@ -191,7 +196,7 @@ class Saver:
         self._written = 0
 
     async def save(self) -> None:
-        """Returns when a state at least as new as the present one is durable.
+        """Returns when the present state, or a newer state, is durable.
 
         Raises:
             OSError: it could not be written (for example, the disk is full).
@@ -200,31 +205,31 @@ class Saver:
         mine = self._wanted
         async with self._lock:
             if self._written >= mine:
-                return  # covered by a write that began after our change
-            # Read at the same time as the snapshot. A caller that arrives during the write needs
-            # the next write.
+                return  # a write that began after this call has stored the state
+                # `covers` is read together with the snapshot. A caller that arrives during the
+                # write needs the next write.
             covers = self._wanted
             await asyncio.to_thread(self._directory.save, self._snapshot())
             self._written = covers
 
 
 class DamagedError(Exception):
-    """A document that is incomplete, changed, or not written by this program."""
+    """A file is incomplete, was changed, or was not written by this program."""
 
 
 def write_document(path: Path, content: dict[str, Any], mode: int = 0o600) -> None:
     """Replaces a file durably.
 
-    Writes text with version and checksum to a new file, syncs it, renames it, and syncs the
-    directory.
+    It writes the content with version and checksum to a new file, syncs this file, renames it, and
+    syncs the directory.
 
     Args:
         path: the file to replace.
-        content: its new content.
-        mode: permissions of the file.
+        content: the new content of the file.
+        mode: the permissions of the file.
 
     Raises:
-        OSError: it could not be written; the old file is unchanged.
+        OSError: the file could not be written. The old file is unchanged.
     """
     text = encode_document(content)
     fresh = path.with_name(f".{path.name}.new")
@@ -239,7 +244,7 @@ def write_document(path: Path, content: dict[str, Any], mode: int = 0o600) -> No
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)
         raise
-    # The directory is synced too. Otherwise a power cut may bring the old file back.
+    # Without a sync of the directory, the old file may be back after a power cut.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
@@ -248,11 +253,11 @@ def write_document(path: Path, content: dict[str, Any], mode: int = 0o600) -> No
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Returns the content of a document; None if there is no such file.
+    """Returns the content of a file; None if the file does not exist.
 
     Raises:
-        DamagedError: it is incomplete, changed or not ours.
-        ConfigurationError: a newer version wrote it.
+        DamagedError: the file is incomplete, was changed, or was not written by this program.
+        ConfigurationError: a newer version wrote the file.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -264,7 +269,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
 
 
 def encode_document(content: dict[str, Any]) -> str:
-    """Returns the text of a document: the content with version and checksum."""
+    """Returns the text of a file: the content with version and checksum."""
     body = json.dumps(content, separators=(",", ":"), sort_keys=True)
     # The content is stored as text, so the checksum does not depend on how a reader prints JSON.
     return json.dumps({"version": FORMAT_VERSION, "sha256": _digest(body), "content": body})
@@ -274,12 +279,12 @@ def decode_document(text: str, path: Path) -> dict[str, Any]:
     """Returns the content of a text that `encode_document` made.
 
     Args:
-        text: the text of a file.
-        path: that file, for the messages.
+        text: the text of the file.
+        path: the path of the file, for error messages.
 
     Raises:
-        DamagedError: it is incomplete, changed or not ours.
-        ConfigurationError: a newer version wrote it.
+        DamagedError: the text is incomplete, was changed, or was not written by this program.
+        ConfigurationError: a newer version wrote the text.
     """
     try:
         document = json.loads(text)
@@ -287,7 +292,8 @@ def decode_document(text: str, path: Path) -> dict[str, Any]:
         intact = document["sha256"] == _digest(body)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise DamagedError("incomplete, or not a file of the executor") from None
-    # Checked before the checksum: a file of a newer version must not be taken for damaged.
+    # The version is checked before the checksum, so that a file of a newer version does not count
+    # as damaged.
     if version > FORMAT_VERSION:
         raise ConfigurationError(
             f"{path} was written by a newer version of finegrain (format {version}, this one "
@@ -307,24 +313,25 @@ def _digest(body: str) -> str:
 
 
 def state_content(state: SavedState) -> dict[str, Any]:
-    """Returns the content of the document; the inverse of `parse_state`."""
+    """Returns the content of state.json; the inverse of `parse_state`."""
     content: dict[str, Any] = _JSON.to_json(state)
     return content
 
 
 def parse_state(content: dict[str, Any], damage: list[str]) -> SavedState:
-    """Decodes the output of `state_content`, including that of earlier versions.
+    """Decodes the content of state.json, from this version or an earlier version.
 
-    A slot or policy that cannot be read is left out; the rest is kept.
+    A slot or policy that cannot be read is left out, and the rest is kept.
 
     Args:
-        content: the content of the document.
-        damage: receives a sentence for each part that is left out.
+        content: the content of the file, as `state_content` returns it.
+        damage: receives one sentence for each slot or policy that is left out.
 
     Raises:
         DamagedError: another part is missing or has the wrong type.
     """
-    # Slots and policy are read one at a time below, so that a bad slot does not cost all others.
+    # Each slot and the policy are read separately below, so that one bad slot does not make the
+    # others unreadable.
     parts = {name: value for name, value in content.items() if name not in ("slots", "policy")}
     try:
         state = _JSON.from_json(SavedState, parts)

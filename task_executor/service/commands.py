@@ -1,7 +1,8 @@
-"""Executes the RM's commands: each one once, one at a time, and answers with the resulting state.
+"""Executes the commands of the resource manager (RM), and answers with the resulting state.
 
-A command is admitted by the fence, executed completely even if the caller disconnects, and then
-recorded, so that a retry gets the same answer.
+Commands are executed one at a time, and each command once. The fence admits a command. Then the
+command is executed completely, even if the caller disconnects. The answer is recorded, so that a
+retry gets the same answer.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ class CommandRunner:
     """Executes AllocateSlots, FreeSlots and ResizeSlot, one at a time.
 
     Args:
-        keeper: the slots.
-        pids_max: limit of processes for a slot whose order has none.
-        registered: waits for a registration in progress; an RM may send a command before its answer
-            to our registration has arrived.
-        offer: called with all slots that were carved; it offers those with a target address.
+        keeper: the slots of this executor.
+        pids_max: the limit of processes for a slot whose order names no limit.
+        registered: waits for a registration in progress. This is necessary because an RM may send a
+            command before its answer to the registration has arrived here.
+        offer: called with all carved slots. It offers each slot that has a target address to its
+            job master.
         refresh_host: reads the host's cpus and the kubelet's state again.
     """
 
@@ -103,8 +105,8 @@ class CommandRunner:
     def _check_meant_for_us(self, request: Command) -> None:
         """Raises AlreadyExists if the command names another executor.
 
-        Two executors may have the same numbers, so only the name shows that another one advertises
-        our address.
+        Another executor may by mistake advertise the address of this executor. Its epoch and
+        registration number may be equal too, so only the name shows the mistake.
         """
         own = self._keeper.identity.executor_id
         if request.executor_id not in ("", own):
@@ -122,7 +124,8 @@ class CommandRunner:
     async def _run_once(
         self, numbers: CommandNumbers, work: Callable[[], Awaitable[Answer]]
     ) -> Answer:
-        # Shielded: a caller that disconnects must not leave a command half executed.
+        # The shield lets the command continue when the caller disconnects, so that no command is
+        # executed only partly.
         running = asyncio.create_task(self._admit(numbers, work))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
@@ -132,15 +135,14 @@ class CommandRunner:
         self, numbers: CommandNumbers, work: Callable[[], Awaitable[Answer]]
     ) -> Answer:
         fence = self._keeper.fence
-        # Waited for outside the lock, so that other commands go on.
+        # This waits without the lock, so that other commands continue.
         if numbers.registration_number > fence.registration_number:
             await self._registered(REGISTRATION_WAIT_S)
         async with self._lock:
             if self._closed:
                 raise Unavailable("this executor is stopping")
-            # The fence requires that a higher epoch is durable before `admit` enters it.
-            # A command of another registration is rejected by `admit`, and must not raise the
-            # stored epoch.
+            # A higher epoch must be durable before `admit` accepts it. `admit` rejects a command of
+            # another registration, so such a command must not raise the stored epoch.
             if numbers.registration_number == fence.registration_number:
                 await self._keep_epoch(numbers.rm_epoch)
             try:
@@ -163,18 +165,18 @@ class CommandRunner:
     async def _allocate(
         self, request: task_executor_pb2.AllocateSlotsRequest, numbers: CommandNumbers
     ) -> task_executor_pb2.AllocateSlotsResponse:
-        # A malformed order is rejected alone. The others are carved.
+        # If one order is malformed, only this order is rejected. The other slots are carved.
         parsed = [
             self._parse(message, f"allocations[{index}]")
             for index, message in enumerate(request.allocations)
         ]
         specs = [each for each in parsed if isinstance(each, SlotSpec)]
         if any(spec.is_pinned for spec in specs):
-            # Dedicated cpus must be online and not given to a container by a kubelet.
+            # Dedicated cpus must be online, and a kubelet must not have given them to a container.
             await self._refresh_host()
         carved = await self._keeper.carve(specs)
-        # Outcomes exist only for orders that could be read. Results follow the order of the
-        # message.
+        # `carved` has outcomes only for orders that could be read. The results follow the sequence
+        # of the orders in the message.
         outcomes = iter(carved)
         results = [
             result(
@@ -183,7 +185,7 @@ class CommandRunner:
             )
             for message, each in zip(request.allocations, parsed, strict=True)
         ]
-        # The report in the answer carries the command's number, so the number is set first.
+        # The report in the answer contains the command's number, so the number is set first.
         self._keeper.fence.contained(numbers)
         answer = task_executor_pb2.AllocateSlotsResponse(
             results=results, report=state_to_proto(self._keeper.full_state())
@@ -235,7 +237,7 @@ class CommandRunner:
                 error = bad
             results.append(result(message.allocation_id, error))
         await self._keeper.free(wanted)
-        # Most slots are gone within this time. The answer then shows their capacity as free.
+        # Most slots are removed within this time, and the answer then shows their capacity as free.
         await self._keeper.wait_freed([key for key, _ in wanted], FREE_WAIT_S)
         self._keeper.fence.contained(numbers)
         answer = task_executor_pb2.FreeSlotsResponse(
@@ -258,7 +260,7 @@ class CommandRunner:
                 await self._refresh_host()
             error = (await resize_slot(self._keeper, *change, assignment=assignment)).error
         if error is not None and error.reason is Reason.UNREACHABLE:
-            raise error  # outcome unknown: no answer is recorded, so a retry is executed
+            raise error  # the outcome is unknown, so no answer is recorded and a retry is executed
         self._keeper.fence.contained(numbers)
         answer = task_executor_pb2.TaskExecutorServiceResizeSlotResponse(
             result=result(request.allocation_id, error),

@@ -1,11 +1,11 @@
 """Moves slots on the host so that they run on the cpus that the ledger assigns to them.
 
-The order of moves guarantees that no slot runs on another slot's dedicated cpus and that none is
-ever without a cpu. Sharing slots are moved off cpus before these become dedicated, and moved back
-only when nothing of the slot that had them is left.
+A slot never runs on dedicated cpus of another slot, and always has at least one cpu. To guarantee
+this, slots that share cpus are moved off a cpu before the cpu becomes dedicated. They are moved
+back only when nothing is left of the slot that had the dedicated cpu.
 
-Every move is one write per slot, from one non-empty cpu set to another. Only the slot's own cgroup
-limits cpus. So no parent cgroup needs the old and the new cpus together during a move.
+Each move of a slot is one write, from one non-empty cpu set to another. Only the slot's own cgroup
+limits cpus, so parent cgroups need no change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Mover(Protocol):
 
 
 class CpuBindings:
-    """Tracks on which cpus slots run on the host, and moves those that differ from the ledger.
+    """Tracks on which cpus slots run, and moves slots whose cpus differ from the ledger.
 
     Code that changes where slots run must hold `lock` from reading the ledger until the helper has
     confirmed the change.
@@ -42,16 +42,16 @@ class CpuBindings:
         self._table = table
         self._helper = helper
         self._applied: dict[SlotKey, CpuBinding] = {}  # the last confirmed binding of each slot
-        self._version = -1  # ledger version that all slots follow; -1: unknown
+        self._version = -1  # version of the ledger that all slots follow; -1: unknown
         self.lock = asyncio.Lock()
 
     @property
     def is_out_of_sync(self) -> bool:
-        """True while slots may run elsewhere than the ledger says: a move has failed or is due."""
+        """True while slots may run on other cpus than in the ledger: a move failed or is due."""
         return self._version != self._table.cpus.version
 
     def applied(self, key: SlotKey, binding: CpuBinding) -> None:
-        """Records that a slot was bound by another call: it was carved or resized."""
+        """Records that carving or resizing has bound a slot to these cpus."""
         self._applied[key] = binding
 
     def forget(self, key: SlotKey) -> None:
@@ -60,17 +60,18 @@ class CpuBindings:
         self._version = -1
 
     def removed(self, key: SlotKey) -> None:
-        """Removes a slot of which nothing is left on the host."""
+        """Forgets a slot of which nothing is left on the host."""
         self._applied.pop(key, None)
 
     async def sync(self, *, force: bool = False) -> None:
         """Moves every slot whose cpus have changed. The caller must hold `lock`.
 
         Args:
-            force: True: writes the cpus of all slots, also of those that have not changed.
+            force: True: write the cpus of all slots, including slots whose cpus have not changed.
 
         Raises:
-            FinegrainError, OSError: a move failed; all slots are back where they were, if possible.
+            FinegrainError, OSError: a move failed. All slots were moved back to their old cpus, if
+                possible.
         """
         if not self.is_out_of_sync and not force:
             return
@@ -81,8 +82,8 @@ class CpuBindings:
         try:
             await self._move(moves)
         except (FinegrainError, OSError):
-            # Some of them may have been moved. If they cannot be moved back, it stays unknown where
-            # they run, and the next sync writes them all.
+            # Some slots may have been moved. If a slot cannot be moved back, its cpus stay unknown
+            # and the next sync writes all slots.
             for key in moves:
                 self._applied.pop(key, None)
             with contextlib.suppress(FinegrainError, OSError):
@@ -96,7 +97,7 @@ class CpuBindings:
             log.info("slots_moved", slots=len(moves), **self._pools())
 
     async def sync_or_log(self, *, force: bool = False) -> None:
-        """Like `sync`, but takes `lock` and logs an error; a later sync retries."""
+        """Takes `lock` and calls `sync`. It logs an error, and a later sync retries."""
         async with self.lock:
             try:
                 await self.sync(force=force)
@@ -109,7 +110,10 @@ class CpuBindings:
         await self.sync_or_log(force=True)
 
     def _desired(self) -> Iterator[tuple[SlotKey, CpuBinding]]:
-        """Yields slots with dedicated cpus first, so that cpus they leave are free for others."""
+        """Yields each slot with its cpus, slots with dedicated cpus first.
+
+        Cpus that such a slot leaves are then free before the other slots are moved.
+        """
         slots = [slot for slot in self._table if self._is_movable(slot)]
         slots.sort(key=lambda slot: not slot.spec.is_pinned)
         for slot in slots:

@@ -1,8 +1,8 @@
-"""Tells tasks by environment variables which devices their slot has.
+"""Builds the environment variables that tell a task which devices its slot has.
 
-CUDA, containers and ROCm read the first three variables, and see no other GPUs. FINEGRAIN_DEVICES
-has everything, as JSON. All are set for slots without devices as well, so that a task there sees no
-GPU by accident.
+CUDA, containers and ROCm read the first three variables, and use no other GPUs. FINEGRAIN_DEVICES
+lists all devices as JSON. Tasks of slots without devices get the variables as well, so that such a
+task does not use a GPU by accident.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEVICES: Final = "FINEGRAIN_DEVICES"
 NVIDIA_VENDOR: Final = "nvidia"
 
 _NO_DEVICES: Final = "void"
-"""For the NVIDIA container runtime: no GPU at all, not even its libraries."""
+"""Value for the NVIDIA container runtime: the container gets no GPU and no GPU libraries."""
 
 
 def device_environment(
@@ -38,11 +38,12 @@ def device_environment(
     """Returns the variables that name a slot's devices.
 
     Args:
-        host: devices of this executor that slots can have. Without GPUs among them, only
-            FINEGRAIN_DEVICES is set: the executor then gives out no GPUs, and tasks choose theirs.
-        assignment: what the slot has.
-        levels: how strictly the slot is held to its share of each device.
-        context_bytes: memory of an NVIDIA GPU that CUDA takes for a task before it allocates any.
+        host: the devices of this executor that slots can have. If there are no GPUs among them,
+            only FINEGRAIN_DEVICES is set, because tasks then choose their GPUs themselves.
+        assignment: the devices that are assigned to the slot.
+        levels: how strictly the executor enforces the slot's share of each device.
+        context_bytes: memory of an NVIDIA GPU that CUDA uses for each task, before the task
+            allocates any memory.
     """
     shares = assignment.devices if assignment is not None else ()
     known = {(each.type, each.uuid): dict(each.levels) for each in levels}
@@ -62,10 +63,10 @@ def device_environment(
 
 
 def check_not_overridden(host: HostDevices, env: Mapping[str, str]) -> None:
-    """Checks that a task does not set the variables that name its devices.
+    """Checks that a task does not set variables that this executor sets to the slot's devices.
 
     Raises:
-        InvalidArgument: it does, and this executor sets them.
+        InvalidArgument: the task sets such a variable.
     """
     for name in (CUDA, NVIDIA, ROCR, DEVICES) if _gives_out_gpus(host) else (DEVICES,):
         if name in env:
@@ -102,7 +103,8 @@ def _described(
         found["pci_address"] = device.pci_address
         found["numa_node"] = device.numa_node
         memory = dict(share.amounts).get(GPU_MEMORY, 0)
-        # What it takes for itself counts as use of the share, so a task has less than that.
+        # Memory that CUDA itself uses counts against the share, so the task can allocate less
+        # memory than the share.
         if memory and device.vendor == NVIDIA_VENDOR:
             found["usable_memory_bytes"] = max(memory - context_bytes, 0)
         found["minor"] = device.minor  # it may have changed since the slot was placed

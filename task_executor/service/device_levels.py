@@ -1,4 +1,4 @@
-"""Decides how strictly this executor can hold slots to their devices: the levels of enforcement."""
+"""Determines how strictly this executor can enforce device shares: the levels of enforcement."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from task_executor.host.device_nodes import NO_NODES, DeviceNodes
 from task_executor.host.helper_messages import IsolationReport
 
 FILES_CLOSED = "cgroup"
-"""Access to device files is limited to those of the slot."""
+"""A task can open only the device files of its slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnforcement:
-    """What this executor can enforce of devices.
+    """The limits on the use of devices that this executor can enforce.
 
     Attributes:
-        nodes: the device files that are closed to slots that do not have them.
-        watched: UUIDs of GPUs whose memory is measured for each slot.
-        limited: levels of what enforces shares of devices, by UUID and dimension.
+        nodes: the files of the devices. A slot can open only the files of its own devices.
+        watched: UUIDs of the GPUs on which the memory use of each slot is measured.
+        limited: the level of enforcement for shares of a device, by UUID and dimension.
     """
 
     nodes: DeviceNodes = NO_NODES
@@ -49,11 +49,11 @@ class DeviceEnforcement:
     limited: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def announced(self, host: HostDevices, report: IsolationReport) -> HostDevices:
-        """Returns the devices of a host with their levels, as the resource manager gets them.
+        """Returns the devices of a host with their levels, for the resource manager.
 
         Args:
-            host: the devices.
-            report: what the helper enforces.
+            host: the devices of the host.
+            report: the helper's isolation report.
         """
         return replace(
             host,
@@ -74,14 +74,14 @@ class DeviceEnforcement:
 
         Args:
             host: the devices of the host.
-            shares: what the slot has.
-            report: what the helper enforces.
+            shares: the slot's shares of devices.
+            report: the helper's isolation report.
         """
         announced = self.announced(host, report).devices
         known = {(each.type, each.uuid): each for each in announced}
         found = []
         shares = tuple(shares)
-        # A process can be the client of one MPS daemon, and each GPU has its own.
+        # Each GPU has its own MPS daemon, and a process can be the client of only one daemon.
         if sum(each.type == GPU for each in shares) > 1:
             plain = replace(self, limited={})
             known = {(e.type, e.uuid): e for e in plain.announced(host, report).devices}
@@ -102,16 +102,17 @@ class DeviceEnforcement:
         if device.uuid in self.watched:
             levels[GPU_MEMORY] = WATCH
         levels |= self.limited.get(device.uuid, {})
-        # Nothing else can use a device that only one slot can open.
+        # If only one slot can open a device, no other slot can use it.
         share = DeviceShare(device.type, device.uuid, device.minor, device.capacity)
         levels[WHOLE_DEVICE] = KERNEL if self.is_closed(share, report) else VISIBLE_ONLY
         return tuple(sorted(levels.items()))
 
 
 def unmet_levels(profile: ResourceProfile, isolation: Isolation) -> str:
-    """Returns which levels that a request requires of devices its slot does not have; "": none.
+    """Returns which levels of enforcement are weaker than the request requires; "" if none.
 
-    The resource manager has chosen by what the executor announced, which may have changed since.
+    The resource manager chose the devices by the levels that the executor had announced. These
+    levels may have changed since then.
     """
     unmet = [
         f"{name} of {device.uuid} is enforced by {dict(device.levels).get(name, NONE)},"

@@ -1,7 +1,8 @@
 """Ends the tasks of slots that use more memory of a GPU than their share: the level "watch".
 
-Nothing refuses the memory, so a slot can be above its share for a moment. How far and how long is
-logged and counted. `task_executor.engine.memory_watch` decides who is above its share.
+At this level the driver does not reject an allocation, so a slot can exceed its share for a moment.
+The excess and its duration are logged and counted. `task_executor.engine.memory_watch` decides
+which slots exceed their share.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from task_executor.service.task_runner import TaskRunner
 from task_executor.service.task_table import Task
 
 ENDED_S: Final = 10.0
-"""How long killed tasks may take to end before they are killed again."""
+"""Seconds until tasks that were killed, but have not ended, are killed again."""
 
-# MPS limits single processes, by variables that a program could change: what it misses is measured.
+# MPS limits each process, by variables that a program can change. So the memory of the whole slot
+# is measured as well.
 _MEASURED: Final = (WATCH, MPS)
 
 log = get_logger(__name__)
@@ -38,10 +40,10 @@ class OveruseWatch:
     """Ends the tasks of slots that are above their share of a GPU's memory.
 
     Args:
-        keeper: the slots.
-        runner: ends tasks.
-        ended: called with the bytes above the share, and with the seconds from the last reading
-            within the share until all tasks had ended.
+        keeper: the slots of this executor.
+        runner: ends the tasks.
+        ended: called when all tasks of a slot have ended. Its arguments are the bytes above the
+            share, and the seconds since the last reading in which the slot was within its share.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class OveruseWatch:
 
         Args:
             usages: measured use of devices.
-            at_s: when it was measured, in seconds of `time.monotonic`.
+            at_s: the time of the measurement, in seconds of `time.monotonic`.
 
         Returns:
             True if the next reading should follow soon.
@@ -82,20 +84,21 @@ class OveruseWatch:
         for over in self._watch.observe(at_s, uses):
             if over.use.key not in self._ending:
                 self._ending.add(over.use.key)
-                # In the background, because a reading must not wait for a helper that is busy.
+                # This runs in the background, because readings must not wait for a busy helper.
                 self._keeper.run_in_background(self._end_tasks(over))
         return self._watch.must_confirm
 
     async def _end_tasks(self, over: Overuse) -> None:
         try:
-            # A task that is being started has no memory yet. If it takes some, it is ended then.
+            # A task that is being started uses no GPU memory yet. If it uses memory later, a later
+            # reading ends it.
             tasks = [
                 task
                 for task in self._keeper.tasks.of_slot(over.use.key)
                 if task.state is TaskState.RUNNING
             ]
             if not tasks:
-                return  # they have ended, and their memory is being freed
+                return  # all tasks have ended, and the driver is freeing their memory
             log.warning("gpu_memory_exceeded", tasks=len(tasks), **_ids(over))
             why = TaskFault(Reason.GPU_MEMORY_EXCEEDED.value, self._sentence(over))
             async with asyncio.TaskGroup() as group:
@@ -109,10 +112,11 @@ class OveruseWatch:
             self._ending.discard(over.use.key)
 
     async def _end(self, task: Task, why: TaskFault) -> None:
-        """Kills a task and waits for its end. If that fails, a later reading tries again."""
+        """Kills a task and waits for its end. If this fails, a later reading tries again."""
         try:
             with task.watched() as changed:
-                # At once: a grace period would let it take yet more of its neighbours' memory.
+                # There is no grace period, because the task could take still more memory of other
+                # slots.
                 await self._runner.end_for(task, why)
                 async with asyncio.timeout(ENDED_S):
                     while not task.has_ended:
@@ -129,7 +133,7 @@ class OveruseWatch:
 
 
 def _watched_shares(slot: Slot) -> Iterator[tuple[str, int]]:
-    """Yields UUID and bytes of the GPUs whose memory is watched for a slot."""
+    """Yields, for each GPU whose memory is watched for a slot, the UUID and the slot's bytes."""
     assignment = slot.spec.assignment
     if slot.state is not CarveState.ALLOCATED or assignment is None:
         return
@@ -140,7 +144,7 @@ def _watched_shares(slot: Slot) -> Iterator[tuple[str, int]]:
     }
     for share in assignment.devices if watched else ():
         share_bytes = dict(share.amounts).get(GPU_MEMORY, 0)
-        # A request that names compute alone has no share of the memory, and may use all of it.
+        # A request that names only a compute share may use all memory of the GPU.
         if share.uuid in watched and share_bytes:
             yield share.uuid, share_bytes
 

@@ -1,6 +1,7 @@
-"""Tests a GPU in a slot of the executor's own, before slots of jobs get it again.
+"""Tests a GPU that has recovered, before slots of jobs get this GPU again.
 
-The slot is not in the slot table: it books nothing, and no report has it. It exists for seconds.
+The test runs in a temporary slot that belongs to the executor. This slot is not in the slot table,
+so it books no capacity and appears in no report. It exists for a few seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from task_executor.service.device_environment import CUDA, NVIDIA
 from task_executor.service.slot_keeper import SlotKeeper
 
 TIMEOUT_MS: Final = 60_000
-MEMORY_BYTES: Final = 4 << 30  # a CUDA context maps much of the driver
+MEMORY_BYTES: Final = 4 << 30  # memory of the test's slot; a CUDA context maps much of the driver
 OUTPUT_LIMIT_BYTES: Final = 4_096
 PROBE_PREFIX: Final = "finegrain-probe-"
 
@@ -36,8 +37,8 @@ class DeviceProbe:
     """Tests devices, one at a time.
 
     Args:
-        keeper: the slots; its helper runs the test.
-        command: the program that tests the GPU that CUDA_VISIBLE_DEVICES names.
+        keeper: the slots of this executor. Its helper runs the test.
+        command: the test program. It tests the GPU that CUDA_VISIBLE_DEVICES names.
     """
 
     def __init__(self, keeper: SlotKeeper, command: tuple[str, ...] = ()) -> None:
@@ -47,10 +48,13 @@ class DeviceProbe:
         self._lock = asyncio.Lock()
 
     async def run(self, device: Device) -> str:
-        """Tests an NVIDIA GPU or an instance of one; returns why it failed, or nothing.
+        """Tests an NVIDIA GPU or MIG instance.
 
-        A test that cannot be made (no CUDA here, no helper) passes: then only the driver's word is
-        left.
+        If the test cannot run (without CUDA or without the helper), the GPU passes: only the driver
+        can then say whether the GPU works.
+
+        Returns:
+            Why the GPU failed the test; empty if it passed.
         """
         async with self._lock:
             key = SlotKey(f"{PROBE_PREFIX}{device.name}", next(self._numbers))
@@ -66,7 +70,7 @@ class DeviceProbe:
         return self._judge(device, result)
 
     async def _test(self, key: SlotKey, device: Device) -> tuple[ExitRecord | None, str]:
-        """Runs the program; returns how it ended (None: not in time) and what it said."""
+        """Runs the program. Returns how it ended (None: not in time), and its output."""
         helper = self._keeper.helper
         share = DeviceShare(device.type, device.uuid, device.minor, device.capacity)
         limits = SlotLimits(key.allocation_id, key.generation, 1_000, MEMORY_BYTES)
@@ -100,7 +104,8 @@ class DeviceProbe:
             return ""
         if record.exit_code == cuda_probe.FAILED:
             return said[-_TEXT_LENGTH_MAX:] or "the test failed"
-        # No driver, no interpreter for the task's user, or killed: nothing is known of the device.
+        # The program did not run to its end: for example, there is no driver, the task's user has
+        # no Python interpreter, or the program was killed. This says nothing about the device.
         log.warning(
             "device_not_probed",
             device=device.name,
@@ -116,5 +121,5 @@ class DeviceProbe:
             await helper.destroy_slot(key.allocation_id, key.generation)
             await helper.forget_task(f"{key.allocation_id}-{key.generation}")
         except FinegrainError as error:
-            # It is then an unknown slot, which the next comparison destroys.
+            # The slot is then unknown on the host, and the next reconciliation destroys it.
             log.warning("probe_not_removed", slot=key.allocation_id, error=error.message)

@@ -1,8 +1,8 @@
-"""Sorts the processes on GPUs: those of slots, and strangers'.
+"""Decides for each process on a GPU whether it belongs to a slot or is a foreign process.
 
-Strangers are processes of no slot of this executor. Those that only draw do not count, and neither
-do the executor's own. A process counts from the second reading on, because it may have just ended,
-or may be on its way into its slot.
+A foreign process belongs to no slot of this executor. Processes that only draw graphics, and
+processes of the executor itself, do not count. A foreign process counts only when a second reading
+shows it again: at the first reading it may have just ended, or may not have entered its slot yet.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from task_executor.host.gpu_monitor import GpuReading, GpuSample, ProcessKind
 from task_executor.host.process_owners import ProcessOwner, ProcessOwners
 
 MEMORY_SHOWN_S: Final = 30.0
-"""How long a reported amount of a stranger's memory stays: each change makes a full report."""
+"""Seconds for which the reported memory of a foreign process stays the same.
+
+Each change causes a full report, so changes must be rare.
+"""
 
 STRANGERS_MAX: Final = 32
-"""Most strangers of one device that are reported."""
+"""Maximum number of foreign processes that are reported for one device."""
 
 _MemoryAndCount = tuple[int, int]
 
@@ -43,12 +46,12 @@ class DeviceUses:
 
 
 class ProcessSorter:
-    """Sorts the processes of each reading.
+    """Finds the owners of the processes in each reading.
 
     Args:
-        owners: looks up processes.
-        trusts_pids: process ids that drivers report are those that are seen here. Otherwise no
-            process is recognized.
+        owners: finds the slot or the user of a process.
+        trusts_pids: True if process ids in the driver's reports are valid in this process's PID
+            namespace. If False, all processes are ignored.
     """
 
     def __init__(self, owners: ProcessOwners, *, trusts_pids: bool) -> None:
@@ -66,18 +69,19 @@ class ProcessSorter:
         own: Iterable[int],
         own_slots: Collection[SlotKey] = (),
     ) -> DeviceUses:
-        """Returns the uses of devices by strangers, and measured uses of slots.
+        """Returns the foreign uses of devices, and the measured uses by slots.
 
         Args:
-            reading: the GPUs.
-            devices: that slots can have.
-            groups: control groups of slots, as for `ProcessOwners.find`.
-            tasks: processes of tasks.
-            own: the executor's own processes.
-            own_slots: slots of the executor itself; `groups` has theirs as well.
+            reading: the driver's data about all GPUs.
+            devices: the devices that slots can have.
+            groups: the slot of each control group, as for `ProcessOwners.find`.
+            tasks: the slot of each process that was started as a task.
+            own: the ids of the executor's own processes.
+            own_slots: the slots that the executor uses itself. `groups` contains their control
+                groups too.
         """
         own = tuple(own)
-        # A process may use many GPUs; each is looked up once for each reading.
+        # A process may use many GPUs, so its owner is found only once for each reading.
         known: dict[int, ProcessOwner | None] = {}
         before, self._strangers = self._strangers, {}
         foreign: dict[str, tuple[ForeignUse, ...]] = {}
@@ -92,7 +96,7 @@ class ProcessSorter:
                 if pid not in known:
                     known[pid] = self._owners.find(pid, groups=groups, tasks=tasks, own=own)
                 owner = known[pid]
-                # The executor's own slots test devices, and have MPS daemons.
+                # The executor's own slots run tests of devices and MPS daemons.
                 if owner is None or owner.slot in own_slots:
                     continue
                 memory = process.memory_bytes or 0
@@ -114,7 +118,7 @@ class ProcessSorter:
         now_s: float,
     ) -> None:
         known = before.get(key)
-        # Another process may have got the number of one that has ended.
+        # A new process may have the id of a process that has ended.
         if known is None or (known.use.name, known.use.user) != (use.name, use.user):
             self._strangers[key] = _Stranger(use, now_s)
             return

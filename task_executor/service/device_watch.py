@@ -1,7 +1,8 @@
-"""Watches devices while the executor runs: health, use by others than slots, measured use.
+"""Watches devices while the executor runs: their health, their foreign use, and their measured use.
 
-About once a second it reads the GPUs, and now and then the ports of NICs. What differs from the
-announced devices goes into reports as conditions. Devices that recover are probed.
+The watch reads the GPUs about once a second, and the ports of NICs less often. If a device differs
+from the announced device, reports contain the difference as a condition. A device that recovers is
+probed before slots get it again.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ from task_executor.service.device_use import DeviceUses, ProcessSorter
 from task_executor.service.slot_keeper import SlotKeeper
 
 CONFIRM_S: Final = 0.2
-"""Time until the next reading, if one has found a slot above its share."""
+"""Seconds until the next reading, after a reading that found a slot above its share."""
 
 DOUBTS_MAX: Final = 3
-"""Consecutive readings without the memory of processes, until a GPU counts as not measured."""
+"""A GPU counts as not measured after this many consecutive readings without process memory."""
 
 NICS_EVERY_S: Final = 5.0
 XID_WAIT_MS: Final = 60_000
-"""How long a GPU stays out after a critical XID, if the driver reports no recovery action."""
+"""Seconds for which a GPU is unhealthy after a critical XID (a driver error), if the driver
+reports no recovery action."""
 
 FOREIGN_AUTO: Final = "auto"
 FOREIGN_AVOID: Final = "avoid"
@@ -55,8 +57,8 @@ CRITICAL_XIDS: Final = {
     120: "an error of its system processor",
     140: "an unrecovered memory error",
 }
-"""XIDs after which a GPU is not used, where the driver reports no recovery action. Errors that a
-program can cause (13, 31, 43, 45 and others) are not among them.
+"""XIDs (numbers of NVIDIA driver errors) after which a GPU is not used, if the driver reports no
+recovery action. XIDs that a program can cause (13, 31, 43, 45 and others) are not in this table.
 """
 
 DeviceKey = tuple[str, str]
@@ -67,20 +69,20 @@ log = get_logger(__name__)
 
 
 class DeviceWatch:
-    """Passes conditions of devices to the slot table, and keeps their measured use.
+    """Passes conditions of devices to the slot table, and keeps the measured use of devices.
 
     Args:
-        keeper: the slots.
-        monitor: reads NVIDIA GPUs; None: there are none.
+        keeper: the slots of this executor.
+        monitor: reads the NVIDIA GPUs; None if the host has no NVIDIA GPUs.
         probe: tests devices that have recovered.
         kubelet: returns the last known state of a kubelet.
-        own_pids: returns the executor's own processes.
-        foreign_use: what to do about strangers' uses: "auto", "avoid" or "ignore".
-        moved: called with the devices if one has another minor number or PCI address.
-        check_use: called with each new measurement of use and its time (of `time.monotonic`);
-            returns True if the next reading should follow soon.
-        measured_changed: called if other GPUs than before are `measured`.
-        root: root of the file system, for tests.
+        own_pids: returns the ids of the executor's own processes.
+        foreign_use: what to do about foreign uses: "auto", "avoid" or "ignore".
+        moved: called with all devices when a device has a new minor number or PCI address.
+        check_use: called with each new measurement of use and its time (of `time.monotonic`).
+            It returns True if the next reading should follow soon.
+        measured_changed: called when the set of `measured` GPUs has changed.
+        root: the root of the file system, for tests.
     """
 
     def __init__(
@@ -105,14 +107,16 @@ class DeviceWatch:
         self._moved = moved
         self._check_use = check_use
         self._measured_changed = measured_changed
-        self._measures: dict[str, bool] = {}  # by UUID of a GPU: whether `measured` has it
-        self._doubts: dict[str, int] = {}  # consecutive readings without memory of processes
+        self._measures: dict[str, bool] = {}  # by GPU UUID: whether the GPU is in `measured`
+        # Consecutive readings without the memory of processes, by GPU UUID.
+        self._doubts: dict[str, int] = {}
         self._must_confirm = False
         self._checked = 0  # number of the last reading whose use was checked
         self._root = root
         owners = ProcessOwners(root / "proc")
-        # In a container, a process may have the number of another one of the host. An operator can
-        # rule that out for what is shown, and not for what ends tasks.
+        # In a container, the same process id may belong to another process than on the host. The
+        # setting "avoid" says that this is not so. It is trusted for the reports of foreign uses,
+        # but not for ending tasks.
         self._sees_host = owners.sees_host
         trusts_pids = foreign_use == FOREIGN_AVOID or self._sees_host
         self._sorter = ProcessSorter(owners, trusts_pids=trusts_pids)
@@ -132,17 +136,17 @@ class DeviceWatch:
 
     @property
     def has_work(self) -> bool:
-        """True if there is a device whose state can be watched."""
+        """True if the host has a device whose state can be watched."""
         return any(_is_gpu(each) or each.type == RDMA for each in self._devices)
 
     @property
     def measured(self) -> frozenset[str]:
-        """UUIDs of the GPUs whose memory is measured for each slot."""
+        """UUIDs of the GPUs on which the memory use of each slot is measured."""
         return frozenset(uuid for uuid, measures in self._measures.items() if measures)
 
     @property
     def usages(self) -> tuple[DeviceUsage, ...]:
-        """Measured use of devices at the last reading."""
+        """Measured use of devices, from the last reading."""
         return self._uses.usages
 
     @property
@@ -152,7 +156,7 @@ class DeviceWatch:
 
     @property
     def conditions(self) -> tuple[DeviceCondition, ...]:
-        """The conditions that are reported."""
+        """The conditions that reports contain."""
         return self._keeper.table.devices.conditions
 
     @property
@@ -160,7 +164,7 @@ class DeviceWatch:
         return self._keeper.table.devices.host.devices
 
     async def run(self) -> None:
-        """Watches until cancelled."""
+        """Watches the devices until the task is cancelled."""
         try:
             while True:
                 started_s = time.monotonic()
@@ -175,12 +179,12 @@ class DeviceWatch:
                 self._monitor.close()
 
     async def find_measured(self) -> None:
-        """Reads the GPUs for the first time, so that `measured` is known."""
+        """Reads the GPUs for the first time. After this, `measured` is known."""
         if self._monitor is not None:
             self._note_measured(await self._monitor.read())
 
     async def refresh(self) -> None:
-        """Reads everything once, and passes on what has changed."""
+        """Reads all devices once, and passes changes on."""
         reading = await self._monitor.read() if self._monitor is not None else None
         now_ms = time.monotonic_ns() // 1_000_000
         if reading is not None:
@@ -205,7 +209,7 @@ class DeviceWatch:
         self.pass_on(now_ms)
 
     def pass_on(self, now_ms: int) -> None:
-        """Gives the present conditions to the slot table, which reports them if they changed."""
+        """Passes the present conditions to the slot table, which reports them if they changed."""
         conditions = tuple(
             condition
             for device in sorted(self._devices, key=lambda each: (each.type, each.uuid))
@@ -230,7 +234,7 @@ class DeviceWatch:
         if device.type == RDMA and (problem := self._nics.get(device.uuid, "")):
             return Observation(DeviceHealth.UNHEALTHY, problem)
         if reading is None or not _is_gpu(device) or device.vendor not in ("", "nvidia"):
-            # Without further news, a problem that was found at the start stays.
+            # Nothing watches the health of this device, so a problem from the start stays.
             problem = self._announced[device.type, device.uuid]
             is_known = device.type == RDMA or not problem
             return WORKS if is_known else Observation(DeviceHealth.UNHEALTHY, problem)
@@ -248,7 +252,7 @@ class DeviceWatch:
         key = (device.type, device.uuid)
         if key in self._probing:
             return
-        # The driver's word is all there is for other devices.
+        # There is no test for other devices, so the driver's report decides.
         if not _is_gpu(device) or self._monitor is None:
             record.probed(time.monotonic_ns() // 1_000_000, "")
             return
@@ -264,11 +268,11 @@ class DeviceWatch:
             del self._probing[device.type, device.uuid]
 
     def _condition(self, device: Device, now_ms: int) -> DeviceCondition | None:
-        """Returns the condition of a device; None if it is as it was announced."""
+        """Returns the condition of a device; None if the device is as announced."""
         record = self._health[device.type, device.uuid]
         foreign = self._foreign_uses(device) if self._avoid else ()
         if record.health is DeviceHealth.HEALTHY and not foreign:
-            # A problem that was announced, and has ended since, must be taken back.
+            # If an announced problem has ended, an empty condition withdraws it.
             is_announced = bool(self._announced[device.type, device.uuid])
             return DeviceCondition(device.type, device.uuid) if is_announced else None
         is_healthy = record.health is DeviceHealth.HEALTHY
@@ -292,7 +296,7 @@ class DeviceWatch:
         self._silence = reading.problem
 
     def _follow_moves(self, reading: GpuReading) -> None:
-        """Takes in GPUs that have another minor number or PCI address since a reset."""
+        """Updates GPUs that have a new minor number or PCI address after a reset."""
         moved = [_moved(each, reading.gpus.get(each.uuid)) for each in self._devices]
         if tuple(moved) == self._devices:
             return
@@ -318,14 +322,19 @@ class DeviceWatch:
         )
 
     def _note_measured(self, reading: GpuReading) -> bool:
-        """Takes in which GPUs tell the memory of processes; returns True if that has changed."""
+        """Records for which GPUs the driver reports the memory of processes.
+
+        Returns:
+            True if this has changed for a GPU.
+        """
         before = self.measured
         for device in self._devices if self._sees_host and not reading.problem else ():
             sample = reading.gpus.get(device.uuid)
-            # A GPU that does not work says nothing about what its driver measures.
+            # While a GPU does not work, it is unknown whether its driver measures processes.
             if device.type != GPU or sample is None or sample.problem:
                 continue
-            # A single list of processes may fail while processes start and end.
+            # One reading without process memory is no proof: the list of processes may fail while
+            # processes start and end.
             doubts = 0 if sample.measures_processes else self._doubts.get(device.uuid, 0) + 1
             self._doubts[device.uuid] = doubts
             if sample.measures_processes or doubts >= DOUBTS_MAX:
@@ -348,13 +357,13 @@ class DeviceWatch:
 
 
 def gpu_monitor(host: HostDevices) -> GpuMonitor | None:
-    """Returns a monitor of the NVIDIA GPUs of a host; None if it has none that are real."""
+    """Returns a monitor of the host's NVIDIA GPUs; None if the host has no real NVIDIA GPU."""
     has_gpus = any(_is_gpu(each) and each.vendor in ("", "nvidia") for each in host.devices)
     return GpuMonitor() if has_gpus and not host.fake else None
 
 
 def _by_xids(sample: GpuSample) -> Observation:
-    """Returns what XIDs say, if the driver does not report recovery actions."""
+    """Returns the health that follows from XIDs, for drivers that report no recovery actions."""
     critical = [each for each in sample.xids if each in CRITICAL_XIDS]
     if sample.recovery_known or not critical:
         return WORKS
@@ -364,7 +373,7 @@ def _by_xids(sample: GpuSample) -> Observation:
 
 
 def _moved(device: Device, sample: GpuSample | None) -> Device:
-    """Returns a GPU with its present minor number and PCI address."""
+    """Returns the GPU with its present minor number and PCI address."""
     if sample is None or sample.minor is None or device.parent_uuid or device.type != GPU:
         return device
     address = sample.pci_address or device.pci_address

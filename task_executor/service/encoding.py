@@ -1,6 +1,7 @@
-"""Encodes the executor's values as protocol messages, field by field by name.
+"""Encodes the executor's values as protocol messages.
 
-The table below lists only fields whose name or form differs between protocol and executor.
+Fields with equal names are copied. The table below lists only the fields whose name or form differs
+between protocol and executor.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ WORD_LENGTH_MAX = 300
 def state_to_proto(state: NumberedState) -> slots_pb2.SlotReport:
     """Encodes a report.
 
-    For very many slots the notes on isolation are left out, because the size of a message is
-    limited. The registration has the same notes for the whole host.
+    For very many slots, the notes on isolation are left out, because the size of a message is
+    limited. The registration contains the same notes for the whole host.
     """
     message = write(slots_pb2.SlotReport, state)
     if len(message.slots) and message.ByteSize() > STATE_BYTES_WITH_NOTES_MAX:
@@ -60,7 +61,7 @@ def state_to_proto(state: NumberedState) -> slots_pb2.SlotReport:
 def host_cpus_to_proto(
     cpus: HostCpus, nodes: Iterable[NumaCapacity], *, time_shared: bool = False
 ) -> cpus_pb2.HostCpus:
-    """Encodes what slots can have of the host's cpus and NUMA nodes."""
+    """Encodes the host's cpus and NUMA nodes, as far as slots can use them."""
     offers = [write(cpus_pb2.NumaCapacity, node) for node in nodes]
     return write(cpus_pb2.HostCpus, cpus, numa=offers, time_shared=time_shared)
 
@@ -85,7 +86,7 @@ def _task_exit(task: Task) -> task_executor_pb2.TaskExit | None:
 
 
 def _signal(record: ExitRecord) -> int:
-    # A task whose end was not observed (the host restarted) is reported as killed.
+    # If the end of a task was not observed (the host restarted), the task is reported as killed.
     lost = record.exit_code is None and record.signal is None
     return SIGKILL if lost else record.signal or 0
 
@@ -101,15 +102,15 @@ def _kubelet(kubelet: object) -> cpus_pb2.KubeletReport | None:
 
 
 def _containers(containers: tuple[KubeletContainer, ...]) -> list[cpus_pb2.KubeletContainer]:
-    """Encodes containers with dedicated cpus first, at most `CONTAINERS_MAX`."""
+    """Encodes at most `CONTAINERS_MAX` containers. Containers with dedicated cpus come first."""
     first = sorted(containers, key=lambda each: not each.cpus)[:CONTAINERS_MAX]
     return write.each(cpus_pb2.KubeletContainer, first)
 
 
 def _word(text: str) -> str:
-    """Returns a name from another program's file, made printable and cut.
+    """Makes a name from another program's file printable, and shortens it.
 
-    The RM would reject the whole report because of an invalid name.
+    The RM would reject the whole report because of one invalid name.
     """
     return printable(text)[:WORD_LENGTH_MAX]
 
@@ -129,7 +130,8 @@ write = Writer(
             slots_pb2.SlotStatus,
             {"allocated_time": As("allocated_time_ms", _moment)},
             parts="spec",
-            # Until a resize is confirmed, the RM sees the old size. Secrets are never sent back.
+            # Until a resize is confirmed, reports contain the old size. Reports never contain
+            # secrets.
             kept="accepted becoming end_reason spec.job_secret_sha256 spec.target_address",
             unset="executor_id executor_address resizes device_conditions",
         ),
@@ -172,8 +174,8 @@ write = Writer(
                 "signal": FromValue(_signal, ("signal",)),
                 "cpu_time_us": "cpu_usec",
                 "end_time": "ended_unix_ms",
-                # The protocol counts all output of a task. The record has stored and dropped output
-                # apart.
+                # The protocol has one count for all output of a task. The record counts stored
+                # output and dropped output separately.
                 "stdout_bytes": FromValue(
                     lambda record: record.stdout_bytes + record.stdout_dropped_bytes,
                     ("stdout_bytes",),

@@ -1,7 +1,7 @@
 """TaskExecutorService: passes each call to the part that handles it.
 
-The server (finegrain/rpc/server.py) has checked token and size of the call. It converts errors that
-are raised here into gRPC statuses.
+Before a call arrives here, the server (finegrain/rpc/server.py) checks its token and its size. The
+server converts errors that are raised here into gRPC statuses.
 """
 
 from __future__ import annotations

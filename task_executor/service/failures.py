@@ -12,15 +12,15 @@ def carve_failed(spec: SlotSpec, error: Exception) -> FinegrainError:
     if isinstance(error, FinegrainError):
         details |= {"cause_reason": error.reason.value, **error.details}
     return FailedPrecondition(
-        f"slot {spec.allocation_id} could not be carved: {error}; nothing of it is left, "
-        "place it elsewhere",
+        f"slot {spec.allocation_id} could not be carved: {error}; nothing of it is left on "
+        "this host; place it on another executor",
         reason=Reason.CARVE_FAILED,
         details=details,
     )
 
 
 def size_kept(wanted: SlotSpec, error: Exception) -> FinegrainError:
-    """Returns BELOW_USE or CARVE_FAILED: all limits of the slot are as before."""
+    """Returns BELOW_USE or CARVE_FAILED: all limits of the slot are unchanged."""
     details: dict[str, object] = {"allocation_id": wanted.allocation_id, "cause": str(error)}
     reason = Reason.CARVE_FAILED
     if isinstance(error, FinegrainError):
@@ -32,7 +32,7 @@ def size_kept(wanted: SlotSpec, error: Exception) -> FinegrainError:
 
 
 def size_unknown(wanted: SlotSpec, error: Exception) -> FinegrainError:
-    """Returns UNREACHABLE: the helper was called and has not answered."""
+    """Returns UNREACHABLE: the helper was called, but has not answered."""
     return Unavailable(
         f"it is not known yet whether slot {wanted.allocation_id} has its new size ({error}); a "
         "later report will show it",
@@ -43,7 +43,7 @@ def size_unknown(wanted: SlotSpec, error: Exception) -> FinegrainError:
 def slot_removed(key: SlotKey) -> FinegrainError:
     """Returns ALLOCATION_UNKNOWN for a slot that was removed during the call."""
     return NotFound(
-        f"slot {key.allocation_id} generation {key.generation} was removed meanwhile",
+        f"slot {key.allocation_id} generation {key.generation} was removed during this call",
         details={"allocation_id": key.allocation_id, "generation": key.generation},
     )
 

@@ -67,8 +67,8 @@ from task_executor.service.usage import Meter
 PROTOCOL_VERSION = "1.0"
 LAG_PROBE_S = 0.5  # how often the delay of the event loop is measured
 SQUEEZE_CPUSET = "cpuset"
-LAST_REPORT_S = 3.0  # the most time for the last report of a planned stop
-STOP_MARGIN_S = 10.0  # beyond the grace period, to wait for slots to be freed at a stop
+LAST_REPORT_S = 3.0  # maximum time for the last report of a planned stop
+STOP_MARGIN_S = 10.0  # a stop waits for freed slots this much longer than the grace period
 
 log = get_logger(__name__)
 
@@ -85,10 +85,10 @@ class Front:
     """All parts of one executor. Call `start`, then `run` until something ends it, then `stop`.
 
     Args:
-        prepared: identity, plan and options.
+        prepared: the identity, capacity plan and options of this executor.
         helper: the connection to the helper.
-        info: what the helper has reported about itself.
-        kubelet: a kubelet that was read already; None: it is read by `start`.
+        info: the helper's answer to `hello`: its pid, its version and its isolation report.
+        kubelet: the watch of a kubelet whose state was read already; None: `start` reads the state.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Front:
             cluster_sha256=sha256_hex(prepared.cluster_token),
             user_sha256=prepared.saved.user_token_sha256 or None,  # until the executor registers
         )
-        # Stage 1: the slots, and what must survive a restart.
+        # Stage 1: the slots, and all other state that must survive a restart.
         identity = Identity(prepared.saved.executor_id, prepared.saved.instance_id, info.boot_id)
         self.keeper = SlotKeeper(
             identity,
@@ -137,7 +137,7 @@ class Front:
         self.mps = self._mps_daemons(prepared)
         if self.mps is not None:
             self.runner.slot_environment = self.mps.environment
-        # Stage 3: what watches the host and keeps the slots in step with it.
+        # Stage 3: the parts that watch the host and keep the slots in step with it.
         table = self.keeper.table
         hugepages_unlimited = plan.offers_hugepages and info.isolation.hugepages == "none"
         self.watch = HostWatch(
@@ -167,7 +167,7 @@ class Front:
         )
         self.keeper.mover = Parking(self.keeper, lambda: self.device_watch.measurement)
         self.sync = HostSync(self.keeper, self.runner, self.watch.refresh)
-        # Stage 4: the connections to job masters and to the RM, and our own server.
+        # Stage 4: the connections to job masters and to the RM, and the gRPC server.
         self.offers = Offers(self.keeper, timeout_ms=options.offer_timeout_ms)
         self.agent = Agent(
             self.keeper,
@@ -207,17 +207,19 @@ class Front:
             ConfigurationError: an address cannot be bound or is not allowed.
             HelperUnavailable: the connection to the helper was lost.
         """
-        await self.watch.refresh()  # before any slot is bound to cpus
+        await self.watch.refresh()  # the cpus must be known before any slot is bound to cpus
         await self.device_watch.find_measured()
         self._take_in_measured()
-        # Recovered before the address is bound, because no call may find an empty slot table.
+        # This recovers the slots before the address is bound, because no call may find an empty
+        # slot table.
         await recover(self.keeper, self._prepared.saved)
-        # An earlier front may have enforced other levels.
+        # An earlier front may have enforced other levels of device isolation.
         self.keeper.restate_isolation(self._info.isolation)
         await self.slot_sockets.open_all()
         await self._keep_identity()
         bound_address = await self._server.start()
-        # Checked after the bind, because the configured port may be 0.
+        # This check comes after the bind, because only then the port is known if port 0 is
+        # configured.
         self.address = check_dialable(
             self._options.advertise_address or bound_address, "advertise_address"
         )
@@ -235,18 +237,19 @@ class Front:
             self._run_in_background(self.mps.run())
         if self._options.best_effort_squeeze == SQUEEZE_CPUSET:
             self._run_in_background(self.squeezer.run())
-        # Registered last: the RM may send commands as soon as it knows the address.
+        # The registration comes last, because the RM may send commands as soon as it knows the
+        # address.
         self._agent_task = self._run_in_background(self.agent.run())
         self._run_in_background(self._watchdog())
-        # Slots that were recovered before their job master had accepted them are offered again.
+        # Recovered slots that their job master has not accepted yet are offered again.
         self.offers.offer(list(self.keeper.table))
         systemd.notify("READY=1", f"STATUS=serving {self.address}")
 
     async def _keep_identity(self) -> None:
-        """Saves the identity before it is sent to anyone.
+        """Saves the identity before the executor registers with it.
 
-        An executor that was saved before also starts on a full disk, because its tasks must be
-        adopted.
+        If the identity was saved before, the executor starts even with a full disk, because it must
+        adopt its tasks.
         """
         try:
             await self.keeper.save()
@@ -263,13 +266,14 @@ class Front:
             ) from None
 
     async def run(self) -> None:
-        """Runs until a part fails. This error is always a bug, never a caller's mistake."""
+        """Runs until a part of the executor fails, and raises its error. Such an error is always a
+        bug."""
         done, _ = await asyncio.wait(self._background, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
 
     async def abandon(self) -> None:
-        """Cleans up after a failed start; changes nothing on the host."""
+        """Cleans up after a failed start. Slots and tasks on the host are unchanged."""
         await self._server.stop(0)
         await self._close_components()
 
@@ -280,8 +284,8 @@ class Front:
         tasks the helper is stopped too.
         """
         systemd.notify("STOPPING=1")
-        # First no new commands and tasks, then the slots. Watchers and the RM are served until the
-        # end.
+        # This first rejects new commands and tasks, then handles the slots. Watchers and the RM are
+        # served until the end.
         await self._server.set_serving(False)
         await self.commands.close()
         await self.runner.close()
@@ -291,7 +295,7 @@ class Front:
             await self._stop_helper()
         else:
             log.info(
-                "tasks_go_on",
+                "tasks_continue",
                 slots=len(self.keeper.table),
                 tasks=self.keeper.tasks.running(),
                 hint="start the executor again to adopt them, or set stop_tasks_on_exit",
@@ -322,7 +326,7 @@ class Front:
         grace_s = self._options.task_kill_grace_ms / 1000
         await self.keeper.wait_freed(keys, grace_s + STOP_MARGIN_S)
         await self._await_task_ends()
-        if self._agent_task is not None:  # two senders must not mix their reports
+        if self._agent_task is not None:  # only one sender of reports may exist at a time
             self._agent_task.cancel()
             await asyncio.wait([self._agent_task])
         await self.agent.send_last_report(LAST_REPORT_S)
@@ -340,7 +344,7 @@ class Front:
                 await self._helper.stop()
 
     async def _await_task_ends(self) -> None:
-        """Waits until watchers have seen the ends of tasks, before their streams are closed."""
+        """Waits until watchers have received the ends of tasks, so that streams can be closed."""
         for task in list(self.keeper.tasks):
             with task.watched() as changed, contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
@@ -364,7 +368,8 @@ class Front:
         announced = self.keeper.enforcement.announced(devices, self._info.isolation)
         announced = with_parking(announced, self._options.gpu_parking)
         devices_to_topology(announced, topology)
-        # An earlier resource manager would dedicate cpus that it knows of.
+        # A resource manager of an earlier version dedicates any announced cpus, even if they are
+        # time-shared.
         is_announced = not plan.time_shared or bool(plan.devices.devices)
         return resource_manager_pb2.RegisterExecutorRequest(
             executor_id=identity.executor_id,
@@ -383,18 +388,18 @@ class Front:
             isolation=isolation_to_proto(self.keeper.isolation_of(self._info.isolation)),
             shared_cpus=str(plan.share.shared_cpus),
             provided_as=self._prepared.provided_as,
-            # A host without announced cpus gets no slots with dedicated cpus or devices.
+            # If no cpus are announced, the RM places no slots with dedicated cpus or devices here.
             host_cpus=cpus if is_announced else None,
         )
 
     def _devices_moved(self, host: HostDevices) -> None:
-        """Announces devices again, after one has got another minor number or PCI address."""
+        """Announces the devices again after a device got a new minor number or PCI address."""
         self.keeper.table.devices.replace_host(host)
         self.agent.register_again()
         self.keeper.run_in_background(self._close_moved(host))
 
     def _measured_changed(self) -> None:
-        """Called after a driver has begun or ceased to measure processes."""
+        """Announces the new levels after a driver has started or stopped to measure processes."""
         log.warning("gpu_memory_watched", gpus=sorted(self.device_watch.measured))
         self._take_in_measured()
         self.keeper.run_in_background(self._levels_changed())
@@ -404,8 +409,10 @@ class Front:
         keeper.enforcement = replace(keeper.enforcement, watched=self.device_watch.measured)
 
     async def _close_moved(self, host: HostDevices) -> None:
-        """Closes and opens the files that the devices have now."""
-        # A driver with a broken GPU may let a reader of its files wait.
+        """Finds the present files of the devices again, so that slots can open only their own
+        devices."""
+        # This runs in a thread, because reading the files of a driver may block while a GPU is
+        # broken.
         nodes = await asyncio.to_thread(self._prepared.find_nodes, host)
         self.keeper.enforcement = replace(self.keeper.enforcement, nodes=nodes)
         await self.sync.compare()
@@ -422,7 +429,7 @@ class Front:
         return daemons
 
     async def _levels_changed(self) -> None:
-        """Announces levels of enforcement that have changed, and states them for the slots."""
+        """Announces levels of enforcement that have changed, and updates them in all slots."""
         self.keeper.restate_isolation(self._info.isolation)
         self.agent.register_again()
         await self.keeper.save_or_log()
@@ -469,7 +476,7 @@ class Front:
         try:
             fresh.write_text(json.dumps(content) + "\n")
             fresh.replace(path)
-        except OSError as error:  # the file is only for people and tools
+        except OSError as error:  # the executor itself does not need this file
             log.error("endpoint_not_written", error=str(error), path=str(path))
 
     def _log_settings(self) -> None:
@@ -487,12 +494,12 @@ class Front:
         if problem := parking_problem(plan.devices, self._options.gpu_parking):
             log.warning("gpu_parking_not_used", reason=problem)
         for note in self.keeper.isolation_of(isolation).notes:
-            log.warning("not_enforced", what=note)
+            log.warning("limit_not_enforced", note=note)
         for warning in plan.warnings:
-            log.warning("host_warning", what=warning)
+            log.warning("host_warning", note=warning)
         if self._prepared.users.own.uid == self._info.uid:
             log.info(
-                "one_user",
+                "front_and_helper_same_user",
                 user=self._prepared.users.own.name,
                 meaning="front and helper run as the same user: the front can be restarted "
                 "separately, but the helper is not protected against it",
@@ -514,7 +521,8 @@ class Front:
     async def _watchdog(self) -> None:
         interval_s = systemd.watchdog_interval_s()
         while True:
-            # Without a watchdog this only sleeps. If it returned, `run` would take that as the end.
+            # Without a watchdog this only sleeps. It must not return, because `run` ends when a
+            # part returns.
             await asyncio.sleep(interval_s or 3600)
             if interval_s is not None:
                 systemd.notify("WATCHDOG=1")

@@ -1,6 +1,7 @@
 """Computes from the options which cpus can be dedicated to slots, and which cpus slots share.
 
-This is the configuration's layer of settings. An operator or a kubelet can add other layers later.
+These are the settings from the configuration file. An operator or a kubelet can add settings later,
+while the executor runs.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ Word = TypeVar("Word", bound=StrEnum)
 def host_cpus(options: TaskExecutorOptions, topology: HostTopology, capacity: Capacity) -> HostCpus:
     """Returns the description of the cpus that the executor sends to the RM.
 
-    Reserved cpus are in the shared pools unless they are reserved strictly or isolated; no slot
-    ever gets one as a dedicated cpu.
+    No slot gets a reserved cpu as a dedicated cpu. But slots in the shared pools may run on
+    reserved cpus, unless these are reserved strictly or isolated from the kernel's scheduler.
 
     Args:
         options: the executor's options.
-        topology: the detected host.
-        capacity: the cpus that the executor manages.
+        topology: the detected topology of the host.
+        capacity: the capacity plan, with the cpus that the executor manages.
 
     Raises:
-        InvalidArgument: a policy is not known; the error names the option.
+        InvalidArgument: an option names an unknown policy. The error names the option.
     """
     reserved = capacity.reserved_cpus
     return HostCpus(
@@ -53,14 +54,14 @@ def host_cpus(options: TaskExecutorOptions, topology: HostTopology, capacity: Ca
 
 
 def _policy(options: TaskExecutorOptions, reserved: CpuSet) -> HostPolicy:
-    """Returns the configured settings; an empty option is not set."""
+    """Returns the configured host policy. An option that is empty sets nothing in it."""
     return HostPolicy(
         bind=_word("bind_policy", options.bind_policy, HostBindPolicy),
         numa_strategy=_word("numa_strategy", options.numa_strategy, NumaStrategy),
         alignment=_word(
             "alignment_policy", options.alignment_policy, NumaPolicy, NumaPolicy.DEFAULT
         ),
-        # None instead of an empty set: another layer may then reserve cpus.
+        # None instead of an empty set means that a kubelet or an operator may reserve cpus.
         reserved_cpus=reserved or None,
         reserved_strict=options.reserved_cpus_strict if reserved else None,
         default_bind=_word(

@@ -1,6 +1,7 @@
-"""Computes what this executor offers from its options and the detected host, once at the start.
+"""Computes the capacity that this executor registers, once at the start.
 
-The result has the totals, the reserves, the cpus and NUMA nodes, and the default slot profile.
+It is computed from the executor's options and the detected host. The result has the totals, the
+reserves, the cpus and NUMA nodes, and the default slot profile.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from task_executor.service.host_cpus import host_cpus
 DEVICE_OPTIONS = ("auto", "all", "none")
 
 ON_NODE = "@"
-"""Separates the name of a countable resource from the NUMA node that it lies on."""
+"""Separates the name of a countable resource from its NUMA node, as in `licences@0`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +64,15 @@ class HostPlan:
     reserved: Amounts
     default_profile: ResourceProfile
     warnings: tuple[str, ...]
-    capacity: Capacity | None = None  # what the plan was made from
+    capacity: Capacity | None = None  # the host's capacity, from which the plan was computed
     nodes: tuple[NumaCapacity, ...] = ()
-    time_shared: bool = False  # others may use its cpus too, so none can be dedicated to a slot
-    devices: HostDevices = NO_DEVICES  # all of the host; those without capacity are not offered
+    time_shared: bool = False  # True: other processes may use the cpus, so no cpu can be dedicated
+    devices: HostDevices = NO_DEVICES  # all devices; a device without capacity is not offered
     ports: tuple[int, ...] = ()  # network ports that slots can have
 
     @property
     def offers_hugepages(self) -> bool:
-        """True if slots can ask for huge pages here."""
+        """True if slots on this host can request huge pages."""
         return any(page_bytes(name.removeprefix(EXTENDED_PREFIX)) for name in self.share.total)
 
 
@@ -84,13 +85,13 @@ def plan_host(
 
     Args:
         options: the executor's options.
-        topology: the detected host.
-        configured: devices of the types that the options name, from `discover`.
+        topology: the detected topology of the host.
+        configured: the devices of configured types, as `discover` found them.
 
     Raises:
         InvalidArgument: options contradict each other or the host; the error names the option.
     """
-    # Stage 1: what the host allows, minus the reserve or cut to the share.
+    # Stage 1: the capacity of the host, without the reserve, or limited to this executor's share.
     capacity = plan_capacity(
         topology,
         CapacityOptions(
@@ -101,7 +102,7 @@ def plan_host(
         ),
     )
     nodes = with_counts(numa_capacity(capacity), _counts_by_node(options, capacity))
-    # Stage 2: what slots can book of that, and the default slot.
+    # Stage 2: the part of this capacity that slots can book, and the default slot profile.
     total = _total(options, topology, capacity, nodes)
     ports = tuple(offered_ports(read_range(options.task_ports)))
     if ports:
@@ -113,7 +114,8 @@ def plan_host(
         CPU_MILLI: 1000 * len(capacity.reserved_cpus),
         MEMORY_BYTES: capacity.reserved_memory_bytes,
     }
-    # Stage 3: how cpus are given out. With less CPU time than cpus, none can be dedicated.
+    # Stage 3: which cpus can be dedicated to slots. If the executor has less CPU time than cpus, no
+    # cpu can be dedicated.
     cpus = host_cpus(options, topology, capacity)
     time_shared = total[CPU_MILLI] < capacity.cpu_milli_total
     warnings = [deprecation] if deprecation else []
@@ -146,7 +148,7 @@ def plan_host(
 def _devices(
     options: TaskExecutorOptions, topology: HostTopology, configured: ConfiguredDevices
 ) -> HostDevices:
-    """Returns the host's devices; without capacity if they are not offered."""
+    """Returns the host's devices. A device that is not offered has no capacity."""
     if options.devices not in DEVICE_OPTIONS:
         raise InvalidArgument("devices", options.devices, "one of " + ", ".join(DEVICE_OPTIONS))
     known = (GPU, RDMA, FPGA, *(each.name for each in options.device_types))
@@ -160,7 +162,7 @@ def _devices(
         partitions=read_partitions(options.gpu_partitions, found),
         partitions_only=options.gpu_partitions_only,
     )
-    # Executors that divide a host would all offer the same devices.
+    # If several executors divided a host, each of them would offer the same devices.
     is_share = bool(options.cpus) and not options.fake_gpus
     if options.devices == "all" or (options.devices == "auto" and not is_share):
         return found
@@ -173,18 +175,19 @@ def beside_kubelet(
     """Deducts the memory and huge pages that a kubelet of the same host has given to pods.
 
     Amounts that options set explicitly stay unchanged. Cpus are not deducted here: the kubelet's
-    cpus change while slots run, and are reported as conditions.
+    cpus can change while slots run, so the executor reports them as conditions.
 
     Args:
         plan: the plan of the whole host.
         options: the executor's options.
-        kubelet: the kubelet's state; None: there is none.
+        kubelet: the state of the kubelet; None: the host has no kubelet.
     """
     if kubelet is None or plan.capacity is None:
         return plan
     on_nodes = _counts_by_node(options, plan.capacity)
     nodes = with_counts(numa_capacity(plan.capacity, kubelet), on_nodes)
-    # Huge pages are counted again below, by what the kubelet has left. Configured counts stay.
+    # The huge pages are computed again below, from the pages that the kubelet has not given to
+    # pods. Configured counts are unchanged.
     total = {
         name: amount
         for name, amount in plan.share.total.items()
@@ -192,7 +195,7 @@ def beside_kubelet(
     }
     total |= _hugepages(options, nodes)
     if options.memory_bytes is None and MEMORY_BYTES in total:
-        # Memory of other nodes is not part of the total, so it is not deducted from it.
+        # Nodes without `default_memory` are not part of the total, so their memory is not deducted.
         given = sum(kubelet.taken_bytes(node.id, MEMORY) for node in nodes if node.default_memory)
         left = round_down(max(total[MEMORY_BYTES] - given, 0), MEMORY_GRAIN_BYTES)
         total[MEMORY_BYTES] = left
@@ -205,7 +208,7 @@ def _is_configured(options: TaskExecutorOptions, dimension: str) -> bool:
 
 
 def _counts(options: TaskExecutorOptions) -> dict[str, int]:
-    """Returns the configured amounts by name, those of NUMA nodes added up."""
+    """Returns the configured amounts by name. Amounts of several NUMA nodes are added up."""
     found: dict[str, int] = {}
     for key, amount in options.extended:
         name = key.partition(ON_NODE)[0]
@@ -218,7 +221,7 @@ def _counts(options: TaskExecutorOptions) -> dict[str, int]:
 
 
 def _counts_by_node(options: TaskExecutorOptions, capacity: Capacity) -> dict[int, dict[str, int]]:
-    """Returns the configured amounts that lie on a NUMA node, by its id and by name."""
+    """Returns the configured amounts that belong to a NUMA node, by node id and by name."""
     ids = {str(node.id): node.id for node in capacity.nodes}
     anywhere = {key for key, _ in options.extended if ON_NODE not in key}
     found: dict[int, dict[str, int]] = {}
@@ -241,7 +244,7 @@ def _counts_by_node(options: TaskExecutorOptions, capacity: Capacity) -> dict[in
 
 
 def _hugepages(options: TaskExecutorOptions, nodes: Iterable[NumaCapacity]) -> dict[str, int]:
-    """Returns the huge pages of all nodes, except page sizes set by the configuration."""
+    """Returns the huge pages of all nodes, without the page sizes that the configuration sets."""
     found = {EXTENDED_PREFIX + name: count for name, count in hugepages_of(nodes).items()}
     return {name: n for name, n in found.items() if not _is_configured(options, name)}
 
@@ -295,21 +298,22 @@ def _best_effort_milli(
     Reserved cpus are part of that pool unless they are reserved strictly. So the total is the same
     whether the configuration or an operator at runtime reserves the cpus.
     """
-    if options.cpu_milli is not None:  # a share of CPU time, on whichever cpus
+    if options.cpu_milli is not None:  # the share limits the CPU time on all cpus together
         return options.cpu_milli
     pool = capacity.cpus
     if not options.reserved_cpus_strict:
         pool |= capacity.reserved_cpus
     quota, milli = topology.limits.cpu_quota_milli, 1000 * len(pool)
-    # A CPU quota of our own control group limits the best-effort slots as well.
+    # A CPU quota of the executor's own control group limits the best-effort slots as well.
     return milli if quota is None else min(milli, quota)
 
 
 def _pools(options: TaskExecutorOptions, capacity: Capacity) -> dict[str, int]:
-    """Returns separate pools per memory part.
+    """Returns the bytes of the separate pool of each memory part.
 
     Raises:
-        InvalidArgument: together they exceed the executor's memory, or a name or size is invalid.
+        InvalidArgument: all pools together exceed the executor's memory, or a name or size is
+            invalid.
     """
     pools: dict[str, int] = {}
     for name, amount in options.memory_pools:
@@ -320,7 +324,7 @@ def _pools(options: TaskExecutorOptions, capacity: Capacity) -> dict[str, int]:
     if together > capacity.memory_bytes_total:
         raise InvalidArgument(
             "memory_pools",
-            f"{together} bytes in all",
+            f"{together} bytes in total",
             f"at most the {capacity.memory_bytes_total} bytes that this executor has",
         )
     return pools
@@ -347,7 +351,7 @@ def _default_profile(
         MANAGED_MEMORY_BYTES: managed,
     }
     if MEMORY_BYTES not in total:
-        # Separate pools: each one gives the same fraction of itself.
+        # The default slot gets the same fraction of each separate pool.
         parts = {
             name: round_down(total[name] * slot.memory_bytes // memory, MEMORY_GRAIN_BYTES)
             for name in MEMORY_PARTS

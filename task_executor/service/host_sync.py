@@ -1,9 +1,9 @@
 """Reconciles the executor's state with what runs on the host.
 
-This happens at the start and whenever events may have been missed. Known slots and tasks are
-adopted, unknown ones are destroyed, missing ones are reported as broken, and unsettled resizes are
-completed. The helper knows which slots and tasks exist on the host. The checkpoint knows which of
-them belong to this executor.
+This happens at the start, and whenever the front may have missed events. The helper knows which
+slots and tasks exist on the host. The checkpoint knows which slots and tasks belong to this
+executor. Known slots and tasks are adopted, unknown ones are destroyed, missing ones are reported
+as broken, and interrupted resizes are completed.
 """
 
 from __future__ import annotations
@@ -34,61 +34,67 @@ from task_executor.service.task_runner import TaskRunner
 from task_executor.service.task_table import Task
 
 SWEEP_S = 5.0  # between periodic checks
-SWEEPS_PER_RESYNC = 12  # sweeps after which the cpus of all slots are written again
-DESTROY_S_MAX = 5.0  # how long a start waits; the rest is destroyed in the background
+SWEEPS_PER_RESYNC = 12  # every twelfth sweep writes the cpus of all slots again
+DESTROY_S_MAX = 5.0  # a start waits this long for unknown slots to be destroyed
 
 log = get_logger(__name__)
 
 
 async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
-    """Rebuilds slot and task tables from the checkpoint and the helper, before any registration.
+    """Rebuilds the slot table and the task table from the checkpoint and the helper's records.
 
-    Slots of an earlier boot no longer exist and are reported as ended. Slots that were being freed
-    are freed further.
+    This must happen before the executor registers. Slots from before a reboot of the host no longer
+    exist, and are reported as ended. If a slot was being freed, freeing continues.
+
+    Args:
+        keeper: the slots of this executor, with an empty slot table.
+        saved: the content of the checkpoint.
     """
-    # Stage 1: restore the numbers, so that commands and reports of earlier starts count as older.
+    # Stage 1: restore the epoch and the report numbers, so that commands and reports from before
+    # this start count as older.
     keeper.fence.raise_epoch(saved.rm_epoch)
     keeper.starts = saved.starts + 1
     keeper.user_token_sha256 = saved.user_token_sha256
     keeper.reports.start_numbering(keeper.starts)
     for ended in saved.ended:
         keeper.reports.ended(ended)
-    # An operator's settings apply before the RM is reached.
+    # An operator's saved settings apply at once, even if no RM is reachable yet.
     keeper.table.update_conditions(operator_policy=saved.policy, policy_number=saved.policy_number)
-    # Stage 2: compare the checkpoint with the host. What both have is adopted.
+    # Stage 2: compare the checkpoint with the host. Slots that are in both are adopted.
     state = await keeper.helper.inspect()
     on_host = {_slot_key(each.limits) for each in state.slots}
-    # A slot that ended with its host (a reboot) is reported as missing, not as broken: the job need
-    # not avoid this host when it restarts the work.
+    # A slot that ended because the host rebooted is reported as missing, not as broken. So the job
+    # need not avoid this host when it restarts the work.
     rebooted = saved.boot_id not in ("", keeper.identity.boot_id)
     why_missing = Reason.SLOT_MISSING if rebooted else Reason.SLOT_BROKEN
     for slot in saved.slots:
         _adopt(keeper, slot, on_host, why_missing)
-    # Tasks after slots: a task whose slot was not adopted is deleted after a while.
+    # Tasks are adopted after slots, because a task whose slot was not adopted is deleted after a
+    # while.
     _adopt_tasks(keeper, state)
     keeper.operators.adopt(saved.operators)
-    # Stage 3: remove what is on the host and has no owner.
+    # Stage 3: remove slots and tasks that are on the host but not in the checkpoint.
     await _destroy_unknown_slots(keeper, state)
     await _forget_unknown_tasks(keeper, state)
-    # Stage 4: finish what the restart has interrupted. It is not known where slots run now, so all
-    # cpus are written again, before any size.
+    # Stage 4: complete the operations that the restart interrupted. It is unknown on which cpus
+    # slots run now, so the cpus of all slots are written again, before any resize is completed.
     await keeper.cpu_bindings.resync()
     await finish_resizes(keeper, [each.limits for each in state.slots], _specs(keeper))
     for slot in list(keeper.table):
         if slot.state is CarveState.FREEING:
             keeper.begin_teardown(slot.key, grace_ms=keeper.default_grace_ms)
     for what in keeper.directory.damage:
-        log.error("state_damaged", what=what, path=str(keeper.directory.path))
+        log.error("state_damaged", damage=what, path=str(keeper.directory.path))
     keeper.directory.damage.clear()
-    # Saved with the new count of starts, so that the next start uses other report numbers.
+    # This stores the new count of starts, so that the next start uses other report numbers.
     await keeper.save_or_log()
     log.info("recovered", slots=len(keeper.table), tasks=len(keeper.tasks))
 
 
 def _adopt(keeper: SlotKeeper, slot: Slot, on_host: set[SlotKey], why_missing: Reason) -> None:
-    """Adopts a saved slot if it is on the host; otherwise reports it as ended.
+    """Adopts a saved slot if the slot is on the host; otherwise reports it as ended.
 
-    A slot that the RM had ordered to free is not reported.
+    A missing slot is not reported if the RM had already ordered this executor to free it.
     """
     if slot.key in on_host:
         keeper.table.adopt(slot)
@@ -115,7 +121,8 @@ def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
             continue
         record = records.get(task.task_id)
         if record is None and not task.has_ended:
-            # The submission was never answered. The caller repeats it, and that starts the task.
+            # The caller never got an answer to this submission. It submits the task again, which
+            # then starts the task.
             keeper.directory.forget_task(task.task_id)
             continue
         slot = keeper.table.get(task.key)
@@ -129,27 +136,31 @@ def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
 
 
 def _ended_with_its_slot(record: TaskRecord | None) -> bool:
-    """For a task of a slot that is being freed or gone: True if freeing the slot ended the task."""
+    """Returns True if the end of its slot ended the task.
+
+    The task's slot is being freed or no longer exists.
+    """
     if record is None or record.exit is None:
-        # Without a record it is not known how the task ended. The end of its slot explains it.
+        # Without a record it is unknown how the task ended. Most likely it ended with its slot.
         return True
     how = record.exit
     return how.signal in (SIGTERM, SIGKILL) and not (how.oom_killed or how.timed_out)
 
 
 def _adopt_record(keeper: SlotKeeper, task: Task, record: TaskRecord) -> None:
-    """Applies what the helper knows of a task."""
+    """Applies the helper's record of a task."""
     task.directory = record.directory
     if record.exit is not None:
         task.pid = task.pid or record.pid
         keeper.tasks.exited(task, record.exit)
-    # The state of a task is not saved, so a running one is STARTING after a restart.
+    # The checkpoint does not contain the states of tasks, so a running task is STARTING after a
+    # restart.
     elif record.pid and task.state is TaskState.STARTING:
         keeper.tasks.started(task, record.pid, task.submit_time_ms, record.directory)
 
 
 async def _destroy_unknown_slots(keeper: SlotKeeper, state: HelperState) -> None:
-    """Destroys slots that the slot table does not have; logs other unknown groups."""
+    """Destroys slots that are not in the slot table, and logs other unknown control groups."""
     for stranger in state.strangers:
         log.error("unknown_group_killed", group=stranger.group, pids=stranger.pids)
     everything = [each.limits for each in state.slots]
@@ -165,7 +176,8 @@ async def _destroy_unknown_slots(keeper: SlotKeeper, state: HelperState) -> None
 
 
 async def _forget_unknown_tasks(keeper: SlotKeeper, state: HelperState) -> None:
-    """Ends and deletes tasks that were never saved: their slots are gone or are being destroyed."""
+    """Ends and deletes tasks that are not in the checkpoint. Their slots do not exist, or are being
+    destroyed."""
     for record in state.tasks:
         is_own = any(record.task_id.startswith(key.allocation_id) for key in keeper.own_slots)
         if keeper.tasks.get(record.task_id) is None and not is_own:
@@ -200,11 +212,11 @@ def _slot_key(limits: SlotLimits) -> SlotKey:
 
 
 class HostSync:
-    """Reconciles while the front runs.
+    """Reconciles the executor's state with the host while the front runs.
 
     Args:
-        keeper: the slots.
-        runner: the tasks.
+        keeper: the slots of this executor.
+        runner: the runner of its tasks.
         refresh_host: reads the host's cpus and the kubelet's state again.
     """
 
@@ -216,7 +228,7 @@ class HostSync:
         self._refresh_host = refresh_host  # reads the host's cpus and the kubelet's state again
 
     async def follow_events(self) -> None:
-        """Applies events of the helper; never returns."""
+        """Applies events of the helper, until the task is cancelled."""
         async for event in self._keeper.helper.events():
             match event:
                 case TaskExited():
@@ -246,17 +258,17 @@ class HostSync:
         )
 
     async def compare(self) -> None:
-        """Reconciles after missed events: ended tasks, vanished slots, unknown slots.
+        """Reconciles after missed events: finds ended tasks, missing slots and unknown slots.
 
-        The tables are read before the helper is asked. A slot or task that appears meanwhile is not
-        mistaken for a missing one.
+        It reads the tables before it calls the helper. So a slot or task that appears during the
+        call does not count as missing.
         """
         keeper = self._keeper
         specs_before = _specs(keeper)
         before = {slot.key for slot in keeper.table if slot.state is CarveState.ALLOCATED}
         tasks_before = [task for task in keeper.tasks if task.state is TaskState.RUNNING]
         try:
-            # It may be a helper of another version than before.
+            # The helper may have been replaced by another version.
             info = await keeper.helper.hello()
             keeper.closes_devices = info.isolation.devices == FILES_CLOSED
             state = await keeper.helper.inspect()
@@ -266,7 +278,7 @@ class HostSync:
         self._compare_tasks(tasks_before, state.tasks)
         on_host = {_slot_key(each.limits) for each in state.slots}
         for key in before - on_host:
-            # The slot may have been freed while the helper was asked.
+            # The slot may have been freed during the call.
             slot = keeper.table.get(key)
             if slot is not None and slot.state is CarveState.ALLOCATED:
                 log.error("slot_missing", allocation_id=key.allocation_id)
@@ -282,15 +294,17 @@ class HostSync:
             record = known.get(task.task_id)
             if record is not None:
                 _adopt_record(self._keeper, task, record)
-            # The task is lost only if it was not deleted meanwhile.
+            # If the task was deleted during the call, it does not count as lost.
             elif self._keeper.tasks.get(task.task_id) is task:
-                message = "the task's records on the host are lost; how it ended is not known"
+                message = (
+                    "the task's records on the host are lost, so it is unknown how the task ended"
+                )
                 self._keeper.tasks.failed(task, TaskFault(Reason.TERMINATED.value, message))
 
     def _is_unsettled(self) -> bool:
         """True if the end of a task was missed, or the helper was unreachable during a resize."""
         keeper = self._keeper
-        # The task has not ended although its slot is gone, so its event was missed.
+        # If a slot is removed and its task has not ended, the event of the task's end was missed.
         missed = any(t.slot_removed_at is not None and not t.has_ended for t in keeper.tasks)
         # `becoming` is also set during a normal resize, which holds the lock. Only a resize that
         # is not being executed is unsettled.
@@ -298,12 +312,13 @@ class HostSync:
         return missed or (idle and any(slot.becoming is not None for slot in keeper.table))
 
     async def sweep(self) -> None:
-        """Repeats periodic checks; never returns.
+        """Repeats periodic checks, until the task is cancelled.
 
         Every `SWEEP_S` seconds it reads the host's cpus again, reconciles if an event was missed,
         and deletes overdue tasks. Every `SWEEPS_PER_RESYNC` sweeps it writes the cpus of all slots
-        again. Other programs may write to our groups, and cgroup v1 permanently removes a cpu that
-        was offline for a moment.
+        again. This is necessary because other programs may change the slots' control groups, and
+        because cgroup v1 removes a cpu from a group permanently when the cpu is offline for a
+        moment.
         """
         for sweeps in itertools.count(1):
             await asyncio.sleep(SWEEP_S)

@@ -1,6 +1,7 @@
-"""Watches the host's cpus: which ones go offline, and which ones a kubelet gives to containers.
+"""Watches the host's cpus: which cpus go offline, and which cpus a kubelet gives to containers.
 
-Changes are passed to the cpu ledger. Slots on such cpus continue, and are named in notes.
+Changes are passed to the cpu ledger. Slots whose dedicated cpus are affected continue, and reports
+name these slots in notes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from task_executor.host.helper_messages import KubeletFiles
 from task_executor.host.kubelet import KubeletState, KubeletTexts, read_kubelet
 from task_executor.host.kubelet.parsing import KubeletReading
 
-NOTES_MAX = 8  # the rest is summarized; the RM lists all such slots
+NOTES_MAX = 8  # maximum number of notes on slots; the last note counts the remaining slots
 
 ReadKubelet = Callable[[str], Awaitable[KubeletFiles | None]]
 UpdateConditions = Callable[..., Awaitable[None]]
@@ -29,11 +30,13 @@ log = get_logger(__name__)
 
 
 class KubeletWatch:
-    """The last known state of a kubelet. A file that cannot be read keeps its last known content.
+    """Keeps the last known state of a kubelet.
+
+    If a file of the kubelet cannot be read, its last known content is used.
 
     Args:
-        read_kubelet_files: the helper's `kubelet`.
-        topology: the host.
+        read_kubelet_files: the helper's `kubelet`, which reads the files of the kubelet.
+        topology: the topology of the host.
     """
 
     def __init__(self, read_kubelet_files: ReadKubelet, topology: HostTopology) -> None:
@@ -49,11 +52,12 @@ class KubeletWatch:
         return self._reading.state if self._reading else None
 
     async def refresh(self) -> KubeletState | None:
-        """Reads the files again if they have changed; returns the state. Errors are only logged."""
+        """Reads the files again if they have changed, and returns the state. Errors are only
+        logged."""
         try:
             found = await self._read_kubelet_files(self._mark)
         except (FinegrainError, OSError) as error:
-            # This runs every few seconds, so the same failure is logged once.
+            # This runs every few seconds, so the same failure is logged only once.
             if self._failure != str(error):
                 log.warning("kubelet_not_read", error=str(error))
             self._failure = str(error)
@@ -89,20 +93,20 @@ class KubeletWatch:
             reserved_cpus=str(state.reserved_cpus),
         )
         for note in state.notes:
-            log.warning("kubelet_note", what=note)
+            log.warning("kubelet_note", note=note)
 
 
 class HostWatch:
     """Passes changes of the host's cpus to the cpu ledger.
 
     Args:
-        kubelet: the kubelet's state.
-        cpus: the executor's cpus, including reserved ones.
-        update_conditions: called with `offline`, `kubelet_cpus`, `kubelet_policy`, `kubelet` and
-            `notes` at every refresh, changed or not.
+        kubelet: the watch that keeps the kubelet's state.
+        cpus: the executor's cpus, including reserved cpus.
+        update_conditions: called at every refresh, even without a change, with the keywords
+            `offline`, `kubelet_cpus`, `kubelet_policy`, `kubelet` and `notes`.
         slots: returns the present slots.
-        notes: warnings about this host that are known from the start.
-        root: root of the file system, for tests.
+        notes: warnings about this host from the start of the executor.
+        root: the root of the file system, for tests.
     """
 
     def __init__(
@@ -126,7 +130,8 @@ class HostWatch:
     async def refresh(self) -> None:
         """Reads the cpus and the kubelet's state again, and passes them on."""
         state = await self.kubelet.refresh()
-        # This process runs on some cpu, so an empty result means that the file could not be read.
+        # This process itself runs on a cpu, so an empty result means that the file could not be
+        # read.
         allowed = allowed_cpus(self.root)
         offline = self._cpus - allowed if allowed else self._offline
         if offline != self._offline:
@@ -155,7 +160,9 @@ class HostWatch:
                         f"{name} has dedicated cpus {lost}, which the kubelet has assigned to "
                         f"{whose}"
                     )
-        # The summary takes the last place, so that the limit holds.
+        # The summary replaces the last note, so that the number of notes is at most `NOTES_MAX`.
         if len(named) > NOTES_MAX:
-            named[NOTES_MAX - 1 :] = [f"{len(named) - NOTES_MAX + 1} more cases like these"]
+            named[NOTES_MAX - 1 :] = [
+                f"{len(named) - NOTES_MAX + 1} more cases of lost dedicated cpus"
+            ]
         return (*self._notes, *(state.notes if state else ()), *named)

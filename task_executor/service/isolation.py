@@ -1,4 +1,4 @@
-"""Converts the helper's isolation report into the isolation and notes that users see.
+"""Converts the helper's isolation report into the isolation and the notes for users.
 
 A note is a sentence about a limit that is not enforced.
 """
@@ -23,35 +23,35 @@ from task_executor.service.device_levels import (
 )
 
 _MEANING = {
-    "cpu": "cpu time is booked, but the kernel does not cap it",
+    "cpu": "CPU time is booked, but the kernel does not limit it",
     "cpuset": "tasks may run on any cpu",
-    "memory": "memory is booked, but a task can take more than its slot",
-    "pids": "the number of processes is not capped",
+    "memory": "memory is booked, but a task can use more than its slot has",
+    "pids": "the number of processes is not limited",
 }
 NO_HUGETLB = (
-    "huge pages are booked, but a task can take more than its slot: the kernel has no hugetlb "
-    "controller here"
+    "huge pages are booked, but a task can use more than its slot has, because the kernel of this "
+    "host has no hugetlb controller"
 )
 DECLARED_ONLY = (
     "countable resources ({names}) are booked, but no devices are assigned to tasks or hidden "
-    "from them: a task must find and choose its devices itself"
+    "from tasks: a task must find and choose its devices itself"
 )
 _AFFINITY = (
-    "tasks start on their cpus, but could change them, and their memory may be on any NUMA node"
+    "tasks start on the cpus of their slot, but can change them, and their memory may be on any "
+    "NUMA node"
 )
 DECLARED = "declared"
 """Isolation of countable resources that are booked but not enforced on the host."""
 DEVICES_VISIBLE_ONLY = (
-    "tasks find their devices in environment variables, but nothing keeps them from other devices,"
-    " or from more than their share"
+    "environment variables name the devices of the slot, but tasks can use other devices, or more"
+    " than their share"
 )
 SHARE_VISIBLE_ONLY = (
-    "tasks can open only the devices of their slot, but nothing keeps them from more than their"
-    " share of {names}"
+    "tasks can open only the devices of their slot, but can use more than their share of {names}"
 )
 MEMORY_WATCHED = (
-    "nothing refuses memory of a GPU that is above the slot's share: use is measured once a second,"
-    " and the tasks of the slot are ended when it is above the share twice"
+    "the driver can allocate more GPU memory than the slot's share: the executor measures the use"
+    " once a second, and ends the tasks of the slot when two measurements are above the share"
 )
 OPEN_DEVICES = "tasks can open the device files of other slots: {problem}"
 FILES_UNKNOWN = (
@@ -69,11 +69,11 @@ HOST_MEMORY = {
     "nvidia": "host memory that tasks have the NVIDIA driver allocate (such as by cudaHostAlloc) is"
     " not counted in the memory of their slot",
 }
-"""What escapes the limit of a slot's memory, by the vendor of its devices."""
-FAKE_DEVICES = "the devices are fake: no hardware is behind them, and nothing is enforced"
+"""Notes on memory that the memory limit of a slot does not count, by vendor of the devices."""
+FAKE_DEVICES = "the devices are fake: there is no such hardware, and no limit is enforced"
 MEMORY_UNLIMITED = "the request names no GPU memory, so the slot may use all of its GPU's memory"
 DEDICATED_CPUS = "cpus"
-"""CPU isolation of a pinned slot: its dedicated cpus are the limit, and there is no quota."""
+"""CPU isolation of a pinned slot: its dedicated cpus are the limit, and no quota is set."""
 
 
 def isolation_of(
@@ -82,15 +82,16 @@ def isolation_of(
     devices: HostDevices = NO_DEVICES,
     enforcement: DeviceEnforcement = NO_ENFORCEMENT,
 ) -> Isolation:
-    """Returns the isolation of one slot or, without `slot`, of the host.
+    """Returns the isolation of one slot or of the host.
 
     Args:
-        report: what the helper enforces.
-        slot: the slot.
-        devices: of the host.
-        enforcement: what the executor can enforce of devices.
+        report: the helper's isolation report.
+        slot: the slot; None: the isolation of the host is returned.
+        devices: the devices of the host.
+        enforcement: the limits on the use of devices that the executor can enforce.
     """
-    # Dedicated cpus are a limit only if a cgroup enforces them. A task can change its affinity.
+    # Dedicated cpus are a limit only if a cgroup enforces them, because a task can change its own
+    # cpu affinity.
     if slot is not None and slot.is_pinned and report.cpuset == "cgroup":
         report = replace(report, cpu=DEDICATED_CPUS)
     notes = notes_of(report)
@@ -98,7 +99,7 @@ def isolation_of(
     if slot is not None and slot.profile.extended:
         unenforced = kernel_limits(slot.profile.extended) and report.hugepages == "none"
         notes += [NO_HUGETLB] if unenforced else []
-        # The kernel limits only huge pages. Every other countable resource is only declared.
+        # The kernel limits huge pages. It does not limit any other countable resource.
         names = [name for name, _ in slot.profile.extended if page_bytes(name) is None]
         notes += [DECLARED_ONLY.format(names=", ".join(names))] if names else []
         countable = DECLARED if names or unenforced else "hard"
@@ -130,7 +131,7 @@ def _access(
     devices: HostDevices,
     nodes: DeviceNodes,
 ) -> tuple[str, list[str]]:
-    """Returns whether device files are closed to other slots, and the notes about that."""
+    """Returns how access to device files is isolated, and the notes about it."""
     if devices.fake or not (nodes.are_known or shares):
         return "", []
     if nodes.are_known and report.devices != FILES_CLOSED:
@@ -152,7 +153,7 @@ def _notes_on_devices(
     *,
     is_closed: bool,
 ) -> list[str]:
-    """Returns a sentence for each thing that is not enforced of a slot's devices."""
+    """Returns one note for each limit on a slot's devices that is not enforced."""
     if not shares:
         return []
     if devices.fake:

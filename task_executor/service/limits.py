@@ -10,8 +10,8 @@ from task_executor.engine.slots import SlotSpec
 from task_executor.host.helper_messages import SlotLimits
 
 NO_CAP = -1
-"""Cap of CPU time of slots with dedicated cpus. No other slot runs there, and an additional
-quota would throttle the slot without need.
+"""CPU time limit of slots with dedicated cpus: none. No other slot runs on these cpus, so a quota
+would only slow the slot down.
 """
 
 
@@ -21,8 +21,9 @@ def dedicated_cpus(limits: SlotLimits) -> CpuSet:
 
 
 def amounts_of(limits: SlotLimits) -> dict[str, int]:
-    """Returns the CPU and memory of a slot with these limits; they do not show other dimensions."""
-    # Both dimensions are named, because `withhold` withholds all of a dimension that is missing.
+    """Returns the CPU and memory of a slot with these limits. They have no other dimensions."""
+    # Both CPU dimensions are named, because `withhold` withholds the whole capacity of each
+    # dimension that is missing here.
     cpu = {CPU_MILLI: 0, BEST_EFFORT_CPU_MILLI: 0}
     cpu[BEST_EFFORT_CPU_MILLI if limits.best_effort else CPU_MILLI] = limits.cpu_milli
     return cpu | {MEMORY_BYTES: limits.memory_bytes}
@@ -31,7 +32,7 @@ def amounts_of(limits: SlotLimits) -> dict[str, int]:
 def limits_of(spec: SlotSpec, binding: CpuBinding) -> SlotLimits:
     """Returns the limits of a slot that is bound to these cpus and memory nodes.
 
-    Its device files are not in them: `SlotKeeper.with_devices`.
+    The result does not contain device files. `SlotKeeper.with_devices` adds them.
     """
     return SlotLimits(
         allocation_id=spec.allocation_id,

@@ -1,7 +1,7 @@
-"""The connection to the resource managers: one channel, to the supposed leader.
+"""The connection to the resource managers: one channel, to the resource manager that seems to lead.
 
-If a call fails, the link moves to the next address with a backoff. `finegrain/rpc/leaders.py`
-chooses the address.
+If a call fails, the link waits for a backoff time and then uses the next address.
+`finegrain/rpc/leaders.py` chooses the address.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from finegrain.v1.resource_manager_pb2 import (
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
 
 CALL_S_MAX = 5.0
-LEAVE_FROZEN_AFTER_S = 4.0  # used with several RMs; shorter: more pings for each RM
+LEAVE_FROZEN_AFTER_S = 4.0  # with several RMs: leave an RM that does not answer for this long
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 5.0
 
 
 class ManagerLink:
-    """Calls the resource manager that leads, as far as known.
+    """Calls the resource manager that seems to be the leader.
 
     Args:
         managers: addresses of resource managers, "host:port".
         token: the cluster token.
-        tls: how to encrypt; None: not encrypted.
-        insecure: True: a token may be sent unencrypted beyond loopback.
+        tls: the options of the encryption; None: connections are not encrypted.
+        insecure: True: the token may be sent unencrypted over the network.
 
     Raises:
         ConfigurationError: there is no address, or the token would be sent unencrypted.
@@ -67,7 +67,7 @@ class ManagerLink:
 
     @property
     def address(self) -> str:
-        """Address of the resource manager that is called at present."""
+        """Address of the resource manager that calls go to at present."""
         return self._leaders.current
 
     async def register(self, request: RegisterExecutorRequest) -> RegisterExecutorResponse:
@@ -104,8 +104,8 @@ class ManagerLink:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # gRPC cancels a call when its channel is closed by a change of address. That is not a
-            # cancellation of this task.
+            # gRPC cancels a call when a change of address closes its channel. This is no
+            # cancellation of the asyncio task, so it becomes an ordinary error.
             raise Unavailable(f"the connection to {self.address} was closed") from None
         self._failures = 0
         self._leaders.worked(self.address)
@@ -118,14 +118,14 @@ class ManagerLink:
             How long to wait before the next call, in seconds.
         """
         await self.close()
-        # The error may name the leader, or another call may have found it. Then no pause is needed.
+        # If the error names the leader, or another call has found the leader, no pause is needed.
         if self._leaders.failed(self.address, error):
             return 0.0
         self._failures += 1
-        # The pause grows once per pass over all addresses, so that each gets an early try.
+        # The pause grows only after all addresses were tried, so that each address is tried early.
         rounds = (self._failures - 1) // self._several
         backoff_s: float = min(BACKOFF_S_MIN * 2 ** min(rounds, 10), BACKOFF_S_MAX)
-        # Jitter, so that the executors of a cluster do not all come back at the same moment.
+        # The jitter prevents that all executors of a cluster call the RM at the same moment.
         return backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Decodes and checks orders of the RM. Every field is checked here."""
+"""Decodes the orders of the resource manager, and checks every field of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_generation(value: int, field: str) -> int:
     """Returns `value` if it can be a generation.
 
     Raises:
-        InvalidArgument: it is below 1, or too large.
+        InvalidArgument: the value is below 1, or too large.
     """
     if not 1 <= value <= COUNTER_MAX:
         raise InvalidArgument(field, value, f"1 to {COUNTER_MAX}")
@@ -37,9 +37,9 @@ def spec_from_proto(
     """Decodes an ordered slot, and fills in the executor's defaults.
 
     Args:
-        message: the order.
-        field: its name in the request, for errors.
-        pids_max_default: limit of processes if the order has none.
+        message: the order to carve a slot.
+        field: the name of the order's field in the request, for errors.
+        pids_max_default: the limit of processes, if the order names no limit.
 
     Raises:
         InvalidArgument: a field is invalid; the error has its name, its value and what is allowed.
@@ -52,13 +52,13 @@ def spec_from_proto(
         raise InvalidArgument(f"{where}.pids_max", slot.pids_max, f"0 to {PIDS_MAX}")
     assignment = _assignment_from_proto(slot, where)
     cpus = CpuSet.parse(slot.cpus, f"{where}.cpus")
-    # The cpus of a pinned slot are those of its assignment. `cpus` may repeat them, unchanged.
+    # A pinned slot runs on the cpus of its assignment. The field `cpus` may only repeat these cpus.
     if assignment is not None and assignment.qos.is_pinned:
         if cpus not in (EMPTY, assignment.cpus):
-            expected = f"those of the assignment ({assignment.cpus}), or none"
+            expected = f"the cpus of the assignment ({assignment.cpus}), or empty"
             raise InvalidArgument(f"{where}.cpus", slot.cpus, expected)
         cpus = assignment.cpus
-    # Defaults are filled in here, so that equal orders give equal specs.
+    # This fills in the defaults, so that equal orders give equal specs.
     return SlotSpec(
         allocation_id=check_id(f"{where}.allocation_id", slot.allocation_id),
         generation=check_generation(slot.generation, f"{where}.generation"),
@@ -92,8 +92,8 @@ def change_from_proto(
     """Decodes a resize.
 
     Returns:
-        The slot, the number of the resize, the new profile and the new cap of CPU time; then the
-        new assignment, or None if the slot keeps its present one.
+        The key of the slot, the number of the resize, the new profile and the new CPU time limit;
+        then the new assignment, or None if the slot keeps its assignment.
 
     Raises:
         InvalidArgument: a field is invalid; the error has its name, its value and what is allowed.

@@ -1,7 +1,7 @@
 """All metrics of the task executor, defined in one place.
 
-Labels are bounded: dimensions, states, outcomes, methods; never job, allocation or task ids. Gauges
-are filled from the executor's state at each scrape (`update`).
+The number of label values is bounded: labels are dimensions, states, outcomes and methods, but no
+ids of jobs, slots or tasks. At each scrape, `update` fills the gauges from the executor's state.
 """
 
 from __future__ import annotations
@@ -71,31 +71,31 @@ class ExecutorMetrics:
     def _define_amounts(self, registry: CollectorRegistry) -> None:
         self.cpu_cores = Gauge(
             "finegrain_executor_cpu_cores",
-            "CPU cores: total, reserved for the system, allocated to slots, really used.",
+            "CPU cores: total, reserved for the system, allocated to slots, used by slots.",
             ("state",),
             registry=registry,
         )
         self.best_effort_cpu_cores = Gauge(
             "finegrain_executor_best_effort_cpu_cores",
-            "CPU cores that best-effort slots book: total, allocated to slots.",
+            "CPU cores that best-effort slots can book: total, allocated to slots.",
             ("state",),
             registry=registry,
         )
         self.cpus = Gauge(
             "finegrain_executor_cpus",
-            "Cpus (hardware threads) by use: dedicated to slots, the shared pool, the best-effort "
-            "pool (which may overlap dedicated ones), reserved, a kubelet's, offline.",
+            "Cpus (hardware threads) by use: dedicated to slots, shared pool, best-effort pool "
+            "(which may contain dedicated cpus), reserved, used by a kubelet, offline.",
             ("use",),
             registry=registry,
         )
         self.cpu_bindings_out_of_sync = Gauge(
             "finegrain_executor_cpu_bindings_out_of_sync",
-            "1 while slots could not be moved to the cpus of their pool; the executor tries again.",
+            "1 while slots could not be moved to the cpus of their pool. The executor tries again.",
             registry=registry,
         )
         self.memory_bytes = Gauge(
             "finegrain_executor_memory_bytes",
-            "Memory by pool: total, reserved for the system, allocated to slots, really used.",
+            "Memory by pool: total, reserved for the system, allocated to slots, used by slots.",
             ("pool", "state"),
             registry=registry,
         )
@@ -107,13 +107,13 @@ class ExecutorMetrics:
         )
         self.device_units = Gauge(
             "finegrain_executor_device_units",
-            "Devices by dimension, where 0.5 is half of one: total, allocated to slots.",
+            "Devices by dimension, where 0.5 is half of a device: total, allocated to slots.",
             ("dimension", "state"),
             registry=registry,
         )
         self.device_memory_bytes = Gauge(
             "finegrain_executor_device_memory_bytes",
-            "Memory of GPUs: total, allocated to slots that request bytes.",
+            "Memory of GPUs: total, allocated to slots that request GPU memory in bytes.",
             ("state",),
             registry=registry,
         )
@@ -122,37 +122,37 @@ class ExecutorMetrics:
         device = ("type", "minor", "uuid")
         self.device_health = Gauge(
             "finegrain_executor_device_health",
-            "Health of each device: 1 for the present state, 0 for others.",
+            "Health of each device: 1 for the present state, 0 for the other states.",
             (*device, "health"),
             registry=registry,
         )
         self.device_foreign_uses = Gauge(
             "finegrain_executor_device_foreign_uses",
-            "Processes and pods that use a device and are no slot's.",
+            "Processes and pods that use a device, but belong to no slot.",
             device,
             registry=registry,
         )
         self.device_memory_used = Gauge(
             "finegrain_executor_device_memory_used_bytes",
-            "Measured memory of each GPU: all, and of slots.",
+            "Measured memory use of each GPU: by all processes, and by slots.",
             (*device, "of"),
             registry=registry,
         )
         self.gpu_memory_overshoot = Histogram(
             "finegrain_executor_gpu_memory_overshoot_bytes",
-            "GPU memory above the share of a slot whose tasks were ended for it.",
+            "GPU memory above a slot's share, each time the executor ended tasks because of it.",
             buckets=_OVERSHOOT_BYTES,
             registry=registry,
         )
         self.gpu_memory_reaction = Histogram(
             "finegrain_executor_gpu_memory_reaction_seconds",
-            "Time from the last reading of GPU memory within the share until the tasks had ended.",
+            "Time from the last measurement within the share until the slot's tasks had ended.",
             buckets=_REACTION_S,
             registry=registry,
         )
         self.device_busy = Gauge(
             "finegrain_executor_device_busy_ratio",
-            "Share of the last second in which a GPU was busy.",
+            "Fraction of the last second in which a GPU was busy.",
             device,
             registry=registry,
         )
@@ -169,18 +169,18 @@ class ExecutorMetrics:
         )
         self.tasks_ended = Counter(
             "finegrain_executor_tasks_total",
-            "Tasks that ended since the start, by outcome.",
+            "Tasks that have ended since the start of the executor, by outcome.",
             ("outcome",),
             registry=registry,
         )
         self.oom_kills = Counter(
             "finegrain_executor_oom_kills_total",
-            "Processes of tasks that the kernel killed for memory.",
+            "Processes of tasks that the kernel killed because memory was exhausted.",
             registry=registry,
         )
         self.carve_seconds = Histogram(
             "finegrain_executor_carve_duration_seconds",
-            "Time to enforce one slot.",
+            "Time to carve one slot on the host.",
             ("outcome",),
             buckets=_CARVE_S,
             registry=registry,
@@ -189,7 +189,7 @@ class ExecutorMetrics:
             self.carve_seconds.labels(outcome)
         self.free_seconds = Histogram(
             "finegrain_executor_free_duration_seconds",
-            "Time from the order to free a slot until nothing of it is left.",
+            "Time from the order to free a slot until the slot is removed from the host.",
             buckets=_FREE_S,
             registry=registry,
         )
@@ -208,7 +208,7 @@ class ExecutorMetrics:
     def _define_conversation(self, registry: CollectorRegistry) -> None:
         self.connected = Gauge(
             "finegrain_executor_rm_connection_up",
-            "1 where the resource manager answered the last call.",
+            "1 if the resource manager answered the last call.",
             registry=registry,
         )
         self.contact_age = Gauge(
@@ -222,11 +222,13 @@ class ExecutorMetrics:
             registry=registry,
         )
         self.rm_epoch = Gauge(
-            "finegrain_executor_rm_epoch", "Highest epoch seen.", registry=registry
+            "finegrain_executor_rm_epoch",
+            "Highest epoch of a resource manager that this executor knows.",
+            registry=registry,
         )
         self.reports = Counter(
             "finegrain_executor_reports_total",
-            "Reports delivered since the start.",
+            "Reports delivered since the start of the executor.",
             registry=registry,
         )
         self.calls = Counter(
@@ -237,32 +239,40 @@ class ExecutorMetrics:
         )
         self.loop_lag = Histogram(
             "finegrain_executor_event_loop_lag_seconds",
-            "How late the event loop woke up.",
+            "Delay of the event loop: how much later than planned it woke up.",
             buckets=_LAG_S,
             registry=registry,
         )
 
-    # -- observed as it happens ----------------------------------------------------------------
+    # -- recorded when it happens --------------------------------------------------------------
 
     def call_ended(self, method: str, status: str, _seconds: float) -> None:
-        """Counts a call; called by the server with method, status and duration."""
+        """Counts a call. The server calls this with method, status and duration in seconds."""
         self.calls.labels(method.rpartition("/")[2], status).inc()
 
     def carve_ended(self, seconds: float, carved: bool) -> None:
-        """Observes a carve; called by the slot keeper."""
+        """Records the end of a carve. The slot keeper calls this."""
         self.carve_seconds.labels("carved" if carved else "failed").observe(seconds)
 
     def free_ended(self, seconds: float) -> None:
-        """Observes the end of a slot; called by the slot keeper."""
+        """Records that a slot was freed. The slot keeper calls this."""
         self.free_seconds.observe(seconds)
 
     def overuse_ended(self, excess_bytes: int, seconds: float) -> None:
-        """Observes that a slot was above its share of a GPU's memory; called by its watch."""
+        """Records that the tasks of a slot above its GPU memory share were ended.
+
+        `OveruseWatch` calls this.
+        """
         self.gpu_memory_overshoot.observe(excess_bytes)
         self.gpu_memory_reaction.observe(seconds)
 
     def resize_ended(self, seconds: float, failure: FinegrainError | None) -> None:
-        """Observes a resize; called by the slot keeper. `failure` None: it succeeded."""
+        """Records the end of a resize. The slot keeper calls this.
+
+        Args:
+            seconds: the duration of the resize.
+            failure: the error of the resize; None if it succeeded.
+        """
         outcome = "resized" if failure is None else "failed"
         if failure is not None and failure.reason is Reason.BELOW_USE:
             outcome = "below_use"
@@ -282,10 +292,10 @@ class ExecutorMetrics:
         """Fills the gauges.
 
         Args:
-            keeper: slots, tasks and epoch.
-            agent: state of the connection to the RM.
-            measured: the last measured usage.
-            reserved: amounts reserved for the system.
+            keeper: the slots and tasks of this executor, and its highest epoch.
+            agent: the state of the connection to the RM.
+            measured: the last measured usage of slots.
+            reserved: the amounts that are reserved for the system.
             now: the present time, in seconds of the agent's clock.
         """
         table = keeper.table
@@ -306,7 +316,7 @@ class ExecutorMetrics:
         self.contact_age.set(max(now - agent.contact_at, 0))
         self.registration_number.set(agent.registration_number)
         self.rm_epoch.set(keeper.fence.rm_epoch)
-        # A counter can only be increased, so the difference to the last scrape is added.
+        # A counter can only be increased, so this adds the difference to the last scrape.
         self.reports.inc(agent.reports_sent - self._reports_counted)
         self._reports_counted = agent.reports_sent
 
@@ -320,12 +330,12 @@ class ExecutorMetrics:
 
         Args:
             devices: the announced devices.
-            conditions: of those that are not as they were announced.
-            usages: measured use.
+            conditions: the conditions of devices that differ from the announced devices.
+            usages: the measured use of devices.
         """
         known = {(each.type, each.uuid): each for each in conditions}
         used = {(each.type, each.uuid): each for each in usages}
-        # A device that returns under another minor number must not leave its old series behind.
+        # A device may return with another minor number, and its old series must then disappear.
         for gauge in (
             self.device_health,
             self.device_foreign_uses,
@@ -392,5 +402,5 @@ class ExecutorMetrics:
 
 
 def _at_zero(amounts: Amounts) -> dict[str, int]:
-    """Returns the same dimensions with zeros, so that one without bookings reads zero."""
+    """Returns the same dimensions with amount 0, so that a dimension without bookings shows 0."""
     return dict.fromkeys(amounts, 0)

@@ -1,11 +1,13 @@
-"""Runs NVIDIA's Multi-Process Service (MPS) for GPUs of which slots have shares: the level "mps".
+"""Runs NVIDIA's Multi-Process Service (MPS) for GPUs that slots share: the level "mps".
 
-Each GPU has a control daemon of its own, as a task in a slot of the executor's own. So the helper
-starts and ends it like any task, as the user of tasks, and it outlives restarts of the front. A
-daemon runs while slots have shares of its GPU, and never while a slot has the whole GPU.
+Each GPU has its own control daemon. The daemon runs as a task, in a slot that belongs to the
+executor itself. So the helper starts and ends the daemon like any task, as the user of tasks, and
+the daemon continues when the front restarts. A daemon runs while slots have shares of its GPU. It
+never runs while a slot has the whole GPU.
 
-The driver refuses a client what is above the limits in its environment. They are limits of single
-processes, and a program could change them: the memory of the whole slot is watched as well.
+The driver rejects allocations of a client above the limits in the client's environment. These
+limits apply to each process, and a program can change them. So the executor watches the memory of
+the whole slot as well.
 """
 
 from __future__ import annotations
@@ -49,22 +51,24 @@ THREADS: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 PINNED: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 
 OWN_PREFIX: Final = "finegrain-mps-"
-"""Begins the names of the slots in which daemons run."""
+"""Prefix of the allocation ids of the slots in which daemons run."""
 
 CHECK_EVERY_S: Final = 2.0
 START_S: Final = 10.0
-"""How long a slot waits for the daemon of its GPU."""
+"""Seconds for which a new slot waits for the daemon of its GPU to start."""
 
 RETRY_S: Final = (1.0, 5.0, 30.0, 120.0)
-"""Waits before a daemon that has ended is started again; the last one repeats."""
+"""Seconds until a daemon that has ended is started again, by number of failures. The last value
+repeats."""
 
-_MEMORY_BYTES: Final = 1 << 30  # the server maps the driver and buffers of its clients
+_MEMORY_BYTES: Final = 1 << 30  # memory of a daemon's slot, for the driver and clients' buffers
 _LOG_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.05
 _MIB: Final = 1 << 20
 _SAFE: Final = re.compile(r"[^A-Za-z0-9-]")
 _READY: Final = b"ready"
-# The folder lies below the system's temporary directory, where another user may have made it.
+# The folder is in the system's temporary directory, where another user may have created the same
+# folder. So the script checks the owner.
 _SCRIPT: Final = f"""
 umask 077
 mkdir -p "${PIPES}" "${LOGS}" && [ -O "${PIPES}" ] && rm -f "${PIPES}/control" || exit 1
@@ -83,7 +87,7 @@ class _Daemon:
 
     key: SlotKey
     folder: Path
-    number: int = 0  # of its last task
+    number: int = 0  # number of the daemon's last task
     is_running: bool = False
     failures: int = 0
     retry_at_s: float = 0.0
@@ -93,11 +97,13 @@ class MpsDaemons:
     """The MPS daemons of one executor.
 
     Args:
-        keeper: the slots; its helper runs the daemons.
-        user: as which daemons and tasks run. MPS serves one user at a time.
-        executor_id: makes the folders of executors on one host different.
-        changed: called after the level of a GPU has changed.
-        temporary: where the folders are; the paths of sockets must be short.
+        keeper: the slots of this executor. Its helper runs the daemons.
+        user: the user of daemons and tasks. MPS serves one user at a time.
+        executor_id: the id of this executor. It makes the folders of several executors on one host
+            different.
+        changed: called after the level of enforcement of a GPU has changed.
+        temporary: the directory of the folders. Its path must be short, because paths of sockets
+            must be short.
     """
 
     def __init__(
@@ -122,12 +128,13 @@ class MpsDaemons:
         }
         self._lock = asyncio.Lock()
         self._has_looked = False
-        # Before anything is compared with the helper: the daemons of an earlier front are kept.
+        # This must happen before the first reconciliation with the helper, so that the daemons of
+        # an earlier front are kept.
         keeper.own_slots |= {each.key for each in self._daemons.values()}
         self._offer(self._daemons)
 
     async def run(self) -> None:
-        """Keeps the daemons in step with the slots until cancelled."""
+        """Keeps the daemons in step with the slots, until the task is cancelled."""
         while True:
             try:
                 await self.refresh()
@@ -136,9 +143,9 @@ class MpsDaemons:
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def refresh(self) -> None:
-        """Starts daemons that are needed, and ends others."""
+        """Starts the daemons that slots need, and ends the others."""
         needed = _shared(slot.spec for slot in self._keeper.table)
-        # The first time, daemons of an earlier front are looked for.
+        # The first call always continues here, to find the daemons of an earlier front.
         is_idle = not needed and not any(e.is_running or e.failures for e in self._daemons.values())
         if is_idle and self._has_looked:
             return
@@ -146,7 +153,8 @@ class MpsDaemons:
         async with self._lock:
             self._take_in(await self._keeper.helper.inspect())
             for uuid, daemon in self._daemons.items():
-                # One that failed is tried without need, so that its GPU is offered again.
+                # A failed daemon is started again even if no slot needs it, so that the level of
+                # its GPU can become "mps" again.
                 if (uuid in needed or daemon.failures) and not daemon.is_running:
                     if time.monotonic() >= daemon.retry_at_s:
                         await self._start(uuid, daemon)
@@ -155,9 +163,10 @@ class MpsDaemons:
         await self._offer_running()
 
     async def prepare(self, specs: Sequence[SlotSpec]) -> None:
-        """Starts the daemons that new slots need, and ends those of GPUs that are given whole.
+        """Starts the daemons that new slots need, and ends the daemons of GPUs that a new slot gets
+        whole.
 
-        A daemon that cannot be started lowers the level of its GPU.
+        If a daemon cannot be started, the level of enforcement of its GPU becomes lower.
         """
         needed, whole = _shared(specs), _whole(specs)
         touched = [uuid for uuid in self._daemons if uuid in needed or uuid in whole]
@@ -174,7 +183,7 @@ class MpsDaemons:
         await self._offer_running()
 
     def environment(self, spec: SlotSpec, isolation: Isolation) -> dict[str, str]:
-        """Returns the variables by which the tasks of a slot use MPS; empty if they do not."""
+        """Returns the variables by which tasks of a slot use MPS; empty if they do not use it."""
         share = _single_share(spec)
         if share is None or share.uuid not in self._daemons:
             return {}
@@ -186,7 +195,8 @@ class MpsDaemons:
         if core := amounts.get(GPU_CORE, 0):
             found[THREADS] = str(core)
         if memory := amounts.get(GPU_MEMORY, 0):
-            # Of the only GPU that the task sees, in units of 1 MiB: rounded down.
+            # "0" is the only GPU that the task can see. The unit is 1 MiB, so the limit is rounded
+            # down.
             found[PINNED] = f"0={max(memory // _MIB, 1)}M"
         return found
 
@@ -228,14 +238,15 @@ class MpsDaemons:
         await self._failed(daemon)
 
     async def _answers(self, task_id: str) -> bool:
-        """Waits until the daemon has made its socket; returns False if it ends, or takes long."""
+        """Waits until the daemon has made its socket. Returns False if it ends, or not in time."""
         end = time.monotonic() + START_S
         while time.monotonic() < end:
             state = await self._keeper.helper.inspect()
             record = next((each for each in state.tasks if each.task_id == task_id), None)
             if record is None or record.exit is not None:
                 return False
-            # The folder belongs to the user of tasks, and this process may not look into it.
+            # The daemon's output is read instead of its folder: the folder belongs to the user of
+            # tasks, and this process may not read it.
             if _READY in read_output(record.directory, "stdout", 0, len(_READY)):
                 return True
             await asyncio.sleep(_POLL_S)
@@ -249,9 +260,7 @@ class MpsDaemons:
         await self._stop(daemon)
 
     async def _stop(self, daemon: _Daemon) -> None:
-        """Ends a daemon with its servers. No slot uses it any more, so there is nothing to wait
-        for.
-        """
+        """Ends a daemon and its servers at once, because no slot uses them any more."""
         daemon.is_running = False
         helper, key = self._keeper.helper, daemon.key
         try:
@@ -261,7 +270,7 @@ class MpsDaemons:
             log.warning("mps_not_ended", slot=key.allocation_id, error=str(error))
 
     def _take_in(self, state: HelperState) -> None:
-        """Takes in which daemons run, also those that an earlier front has started."""
+        """Records which daemons run, including daemons that an earlier front has started."""
         for daemon in self._daemons.values():
             prefix = f"{daemon.key.allocation_id}-"
             numbers = [
@@ -277,7 +286,7 @@ class MpsDaemons:
     # -- levels ----------------------------------------------------------------------------------
 
     async def _offer_running(self) -> None:
-        """Offers the level "mps" for GPUs whose daemon runs, or could be started."""
+        """Sets the level "mps" for GPUs whose daemon runs or has not failed."""
         offered = [
             uuid for uuid, each in self._daemons.items() if each.is_running or not each.failures
         ]
@@ -285,7 +294,7 @@ class MpsDaemons:
             await self._changed()
 
     def _offer(self, uuids: Iterable[str]) -> bool:
-        """Sets the level of GPUs; returns True if that is a change."""
+        """Sets the level "mps" for exactly these GPUs. Returns True if this changes a level."""
         before = self._keeper.enforcement
         limited: dict[str, Mapping[str, str]] = {
             uuid: levels for uuid, levels in before.limited.items() if uuid not in self._daemons
@@ -296,9 +305,9 @@ class MpsDaemons:
 
 
 def mps_problem(host: HostDevices) -> str:
-    """Returns why no MPS daemon can run here; empty: one can."""
+    """Returns why MPS daemons cannot run on this host; empty if they can."""
     if not _sharable(host):
-        return "there is no NVIDIA GPU that slots can have a share of"
+        return "this host has no NVIDIA GPU that slots can share"
     if shutil.which(CONTROL) is None:
         return f"{CONTROL} is not installed"
     return ""
@@ -311,9 +320,11 @@ def _sharable(host: HostDevices) -> list[Device]:
 
 
 def _single_share(spec: SlotSpec) -> DeviceShare | None:
-    """Returns the share of a GPU that a slot has; None: it has none, whole GPUs, or several.
+    """Returns the slot's share of a GPU; None if it has no GPU, whole GPUs, or shares of several
+    GPUs.
 
-    A process is the client of one daemon, and each GPU has its own.
+    A slot with shares of several GPUs cannot use MPS: each GPU has its own daemon, and a process
+    can be the client of only one daemon.
     """
     shares = spec.assignment.devices if spec.assignment is not None else ()
     gpus = [each for each in shares if each.type == GPU]
@@ -321,7 +332,7 @@ def _single_share(spec: SlotSpec) -> DeviceShare | None:
 
 
 def _shared(specs: Iterable[SlotSpec]) -> set[str]:
-    """Returns the GPUs of which one of these slots has a share under MPS."""
+    """Returns the GPUs of which at least one of these slots has a share under MPS."""
     shares = (_single_share(each) for each in specs)
     return {share.uuid for share in shares if share is not None}
 

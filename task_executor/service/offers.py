@@ -1,11 +1,11 @@
-"""Offers slots to job masters that have named an address for it.
+"""Offers ready slots to job masters that have named an address for offers.
 
-A job master that does not accept in time loses the slot: it is freed. The same offer may be made
-more than once; accepting it twice has no further effect.
+If a job master does not accept a slot in time, the slot is freed. The same offer may be made more
+than once. Accepting it again has no further effect.
 
-A job master chooses its address itself, so no secret is sent there. An offer carries no token, only
-the hash of the job's secret (metadata `finegrain-job-secret-sha256`). By that the job master can
-verify that the offer comes from its cluster.
+A job master chooses the address itself, so a secret must not be sent to this address. An offer
+contains no token, but only the hash of the job's secret (metadata `finegrain-job-secret-sha256`).
+With this hash, the job master can verify that the offer comes from its cluster.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Offers:
     """Makes offers in the background.
 
     Args:
-        keeper: the slots.
-        timeout_ms: how long a job master may take to accept.
+        keeper: the slots of this executor.
+        timeout_ms: the time in which a job master must accept an offer.
     """
 
     def __init__(self, keeper: SlotKeeper, *, timeout_ms: int) -> None:
@@ -48,20 +48,23 @@ class Offers:
         self._timeout_ms = timeout_ms
         self._open: set[asyncio.Task[None]] = set()
         self._offered: set[SlotKey] = set()
-        self.address = ""  # address of our service, once it is bound
+        self.address = ""  # address of this executor's service, once it is bound
 
     def offer(self, slots: Sequence[Slot]) -> None:
-        """Offers slots that have a target address and are not accepted. Returns at once."""
+        """Offers slots that have a target address and are not accepted yet. Returns at once."""
         by_target: dict[tuple[str, str], list[Slot]] = defaultdict(list)
         for slot in slots:
             wanted = slot.spec.target_address and not slot.accepted
-            # A repeated order must not offer a slot that is being offered already.
+            # After a repeated order, a slot that is already being offered must not be offered
+            # again.
             if wanted and slot.state is CarveState.ALLOCATED and slot.key not in self._offered:
                 self._offered.add(slot.key)
                 by_target[slot.spec.target_address, slot.spec.job_id].append(slot)
         for (address, _), group in by_target.items():
             for first in range(0, len(group), ITEMS_MAX):
-                task = asyncio.create_task(self._settle(address, group[first : first + ITEMS_MAX]))
+                task = asyncio.create_task(
+                    self._offer_group(address, group[first : first + ITEMS_MAX])
+                )
                 self._open.add(task)
                 task.add_done_callback(self._open.discard)
 
@@ -71,18 +74,18 @@ class Offers:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    async def _settle(self, address: str, slots: Sequence[Slot]) -> None:
-        """Keeps accepted slots and frees the others."""
+    async def _offer_group(self, address: str, slots: Sequence[Slot]) -> None:
+        """Offers these slots, keeps the accepted slots, and frees the others."""
         keys = [slot.key for slot in slots]
         accepted: set[SlotKey] = set()
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
-                accepted = await self._ask(address, slots)
+                accepted = await self._call_until_answered(address, slots)
         except TimeoutError:
             log.warning("offer_not_answered", target_address=address, slots=len(slots))
         finally:
             self._offered.difference_update(keys)
-        # A slot may have been freed while its job master was asked.
+        # A slot may have been freed during the call to its job master.
         taken = [key for key in keys if key in accepted and self._keeper.table.accept(key)]
         rejected = [(key, None) for key in keys if key not in accepted]
         if rejected:
@@ -92,25 +95,26 @@ class Offers:
         elif taken:
             await self._keeper.save_or_log()
 
-    async def _ask(self, address: str, slots: Sequence[Slot]) -> set[SlotKey]:
-        """Retries until the job master answers; returns the accepted slots.
+    async def _call_until_answered(self, address: str, slots: Sequence[Slot]) -> set[SlotKey]:
+        """Calls the job master until it answers, and returns the accepted slots.
 
-        The caller (`_settle`) limits the time.
+        The caller (`_offer_group`) limits the time.
         """
         pause_s = PAUSE_S_MIN
         while True:
             try:
-                return await self._ask_once(address, slots)
+                return await self._call_once(address, slots)
             except (FinegrainError, grpc.RpcError) as error:
                 shown = (
                     error if isinstance(error, FinegrainError) else error_from_rpc(error, address)
                 )
                 log.info("offer_failed", target_address=address, error=shown.message)
-            # Jitter, so that several executors do not call the same job master at the same moments.
+            # The jitter prevents that several executors call the same job master at the same
+            # moments.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
             pause_s = min(pause_s * 2, PAUSE_S_MAX)
 
-    async def _ask_once(self, address: str, slots: Sequence[Slot]) -> set[SlotKey]:
+    async def _call_once(self, address: str, slots: Sequence[Slot]) -> set[SlotKey]:
         request = job_master_pb2.OfferSlotsRequest(
             executor_id=self._keeper.identity.executor_id,
             executor_address=self.address,

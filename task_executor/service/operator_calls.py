@@ -1,4 +1,4 @@
-"""What job masters and tasks do with operators: register them, and change or read peers."""
+"""Serves calls of job masters and tasks about operators: register operators, and change peers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from task_executor.service.task_table import Task
 
 
 class OperatorCalls:
-    """Serves these calls.
+    """Serves the calls about operators.
 
     Args:
-        keeper: the slots, with the operators in them.
-        runner: the tasks.
+        keeper: the slots of this executor, with their operators.
+        runner: the runner of tasks, which stores them.
     """
 
     def __init__(self, keeper: SlotKeeper, runner: TaskRunner) -> None:
@@ -36,11 +36,10 @@ class OperatorCalls:
         """Registers an operator for a task, or for a slot.
 
         Raises:
-            InvalidArgument: a field is not valid.
-            NotFound, PermissionDenied, FailedPrecondition: as `TaskRunner.slot_of`, or the task is
-                not in the slot.
-            AlreadyExists, FailedPrecondition: as `Operators.register`.
-            Unavailable: it could not be stored.
+            InvalidArgument: a field is not valid, or the task does not run in the slot.
+            NotFound, PermissionDenied, FailedPrecondition: see `TaskRunner.slot_of`.
+            AlreadyExists, FailedPrecondition: see `Operators.register`.
+            Unavailable: the operator could not be stored.
         """
         key = SlotKey(
             check_id("allocation_id", request.allocation_id),
@@ -71,13 +70,13 @@ class OperatorCalls:
         )
 
     async def register_in_task(self, task: Task, operator_id: str, fraction: str) -> Quota:
-        """Registers an operator for a task, durably; returns its quota.
+        """Registers an operator for a task, durably. Returns the operator's quota.
 
         Raises:
-            AlreadyExists, FailedPrecondition, InvalidArgument: as `Operators.register`, or the task
-                has ended.
-            Unavailable: the task is still being started, or it could not be stored; the same call
-                again is safe.
+            AlreadyExists, FailedPrecondition, InvalidArgument: see `Operators.register`.
+                FailedPrecondition also means that the task has ended.
+            Unavailable: the task is still being started, or the operator could not be stored. The
+                caller can safely repeat the call.
         """
         await self._runner.await_start(task)
         async with self._keeper.operators.storing:
@@ -87,7 +86,8 @@ class OperatorCalls:
             if operator_id not in (each.operator_id for each in (*given, *task.registered)):
                 task.registered += (TaskOperator(operator_id, fraction),)
                 self._keeper.operators.refresh_task(task)
-            # Also if it is known: an earlier call may have failed at this point.
+            # This stores the task even if the operator is registered already, because an earlier
+            # call may have failed at this point.
             await self._runner.store(task)
             return quota
 
@@ -98,10 +98,10 @@ class OperatorCalls:
 
         Raises:
             InvalidArgument: a field is not valid.
-            NotFound, PermissionDenied: as `TaskRunner.need`.
+            NotFound, PermissionDenied: see `TaskRunner.need`.
             FailedPrecondition: the task has ended, or runs no operators.
-            Unavailable: the task is still being started, or it could not be stored; the same call
-                again is safe.
+            Unavailable: the task is still being started, or the peers could not be stored. The
+                caller can safely repeat the call.
         """
         task = self._runner.need(request.task_id, caller)
         peers = peers_of(request.peers)

@@ -1,4 +1,4 @@
-"""Decodes and checks what job masters send about operators of job graphs."""
+"""Decodes and checks the messages of job masters about operators of job graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from finegrain.values.operators import OperatorTask, TaskOperator, TaskPeer
 from task_executor.engine.managed_memory import OPERATORS_MAX, read_fraction
 
 PEERS_MAX: Final = 4_000
-PORTS_MAX: Final = 1_000  # of one task
+PORTS_MAX: Final = 1_000  # maximum number of ports of one task
 PORT_MAX: Final = 65_535
 HOST_LENGTH_MAX: Final = 253
 SUBTASKS_MAX: Final = 1_000_000
@@ -23,7 +23,7 @@ def operator_task_of(message: task_executor_pb2.OperatorTask) -> OperatorTask:
     """Decodes and checks the operators of a task.
 
     Raises:
-        InvalidArgument: a field is invalid; the error has its path.
+        InvalidArgument: a field is invalid. The error names the path of the field.
     """
     where = "operator_task"
     if not 1 <= len(message.operators) <= OPERATORS_MAX:
@@ -60,8 +60,8 @@ def peers_of(
     """Decodes and checks the peers of a task.
 
     Args:
-        messages: the peers.
-        where: path of the field, for errors.
+        messages: the peers as the job master sent them.
+        where: the path of the field in the request, for errors.
 
     Raises:
         InvalidArgument: a field is invalid, or there are too many peers.

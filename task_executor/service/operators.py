@@ -1,7 +1,7 @@
 """Operators of job graphs: their quotas in the managed memory of slots, while their tasks run.
 
-The rules are in `engine/managed_memory.py`. The operators of a task are stored in the task's file,
-those that a job master registered for a whole slot in the checkpoint.
+`engine/managed_memory.py` computes the quotas. The operators of a task are stored in the task's
+file. Operators that a job master registered for a whole slot are stored in the checkpoint.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from task_executor.service.task_table import Task, TaskTable
 PAGE_BYTES: Final = 32 << 10
 PEERS_IN_ENVIRONMENT_BYTES_MAX: Final = 32 << 10
 HARD: Final = "hard"
-LIMIT_UNIT_BYTES: Final = 64 << 10  # limits are multiples of it
-REVOKE_S: Final = 2.0  # time to give borrowed memory back
+LIMIT_UNIT_BYTES: Final = 64 << 10  # memory limits are multiples of this
+REVOKE_S: Final = 2.0  # time in which pools must return borrowed memory
 
 log = get_logger(__name__)
 _JSON = JsonCodec()
@@ -54,10 +54,10 @@ class Operators:
     """The registered operators of all slots.
 
     Args:
-        table: the slots.
-        tasks: the tasks.
-        page_bytes: size of a page of managed memory.
-        clock: returns the time in seconds.
+        table: the slots of this executor.
+        tasks: the tasks of this executor.
+        page_bytes: the size of a page of managed memory.
+        clock: returns the current time in seconds.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class Operators:
         self._table = table
         self._tasks = tasks
         self._memory = ManagedMemory(page_bytes)
-        self._used: dict[tuple[str, str], int] = {}  # reported by pools, by task and operator
-        self._measured: Mapping[str, int] = {}  # memory of whole tasks
+        self._used: dict[tuple[str, str], int] = {}  # bytes that pools report, by task and operator
+        self._measured: Mapping[str, int] = {}  # bytes that the kernel counts, by task
         self._lending: dict[SlotKey, Lending] = {}  # slots with pools that lend and borrow
         self._clock = clock
         self.on_change: Callable[[SlotKey], None] = lambda _key: None  # quotas may have changed
@@ -80,7 +80,7 @@ class Operators:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page."""
+        """The size of a page of managed memory, in bytes."""
         return self._memory.page_bytes
 
     # -- registration ------------------------------------------------------------------------
@@ -89,8 +89,8 @@ class Operators:
         """Registers all operators of a task, or none.
 
         Raises:
-            AlreadyExists, FailedPrecondition, InvalidArgument: as `ManagedMemory.register`, or a
-                fraction is not valid.
+            AlreadyExists, FailedPrecondition, InvalidArgument: see `ManagedMemory.register`.
+                InvalidArgument also means that a fraction is not valid.
         """
         operators = [(each.operator_id, each.fraction) for each in _operators_of(task)]
         fractions = read_fractions(operators, "operator_task.operators")
@@ -99,14 +99,20 @@ class Operators:
         self._memory.register(task.key, task.task_id, fractions)
         if task.key in self._lending:
             self._changed(task.key)  # its quota may be lent
-        self.refresh_task(task)  # it is not in the table yet
+        self.refresh_task(task)  # the task is not in the table yet, so `_changed` does not reach it
         task.first_quota_bytes = _quota_bytes(task)
 
     def register(self, key: SlotKey, operator_id: str, fraction: str, task_id: str = "") -> Quota:
-        """Registers one operator for a task, or for the whole slot; returns its quota.
+        """Registers one operator for a task or for a whole slot. Returns the operator's quota.
+
+        Args:
+            key: the slot.
+            operator_id: the id of the operator.
+            fraction: the fraction of the slot's managed memory that the operator gets.
+            task_id: the task that runs the operator; empty: the operator belongs to the whole slot.
 
         Raises:
-            AlreadyExists, FailedPrecondition, InvalidArgument: as `register_task`.
+            AlreadyExists, FailedPrecondition, InvalidArgument: see `register_task`.
         """
         share = read_fraction("fraction", fraction)
         self._check_has_memory(key)
@@ -140,9 +146,10 @@ class Operators:
         self.on_change(key)
 
     def adopt(self, of_slots: Iterable[SlotOperator]) -> None:
-        """Registers again what was registered before a restart; tasks must be adopted already.
+        """Registers the operators again that were registered before a restart.
 
-        What cannot be registered is logged; it would be a bug.
+        The tasks must have been adopted before. An operator that cannot be registered is logged.
+        This happens only because of a bug.
         """
         for each in of_slots:
             if self._table.get(each.key) is not None:
@@ -159,7 +166,7 @@ class Operators:
                 self._changed(task.key)
 
     def of_slots(self) -> Iterator[SlotOperator]:
-        """Yields the operators to store that belong to no task."""
+        """Yields the operators of whole slots. The checkpoint stores them."""
         for slot in self._table:
             for name, claim in self._memory.claims(slot.key).items():
                 if not claim.task_id:
@@ -168,7 +175,7 @@ class Operators:
     # -- quotas ------------------------------------------------------------------------------
 
     def size_changed(self, key: SlotKey) -> None:
-        """Recomputes the quotas of a slot that is being resized, or was resized."""
+        """Recomputes the quotas of a slot before and after it is resized."""
         if self._memory.claims(key):
             self._changed(key)
 
@@ -177,10 +184,10 @@ class Operators:
         return self._managed_bytes(key) > 0
 
     def _managed_bytes(self, key: SlotKey) -> int:
-        """Returns the managed memory that quotas are computed from.
+        """Returns the managed memory from which the quotas of a slot are computed.
 
-        During a resize it is the smaller size: what shrinks is revoked before the limit is lowered,
-        and what grows is given when the limit is raised.
+        During a resize this is the smaller one of both sizes. So quotas shrink before the limit of
+        the slot is lowered, and grow after the limit is raised.
         """
         slot = self._table.get(key)
         if slot is None:
@@ -189,7 +196,8 @@ class Operators:
         return min(each.profile.managed_memory_bytes for each in sizes)
 
     def task_limits(self, key: SlotKey) -> dict[str, int]:
-        """Returns the memory limits of tasks that follow the quotas of their operators."""
+        """Returns the memory limit of each task in the slot whose limit depends on operators'
+        quotas."""
         slot = self._table.get(key)
         if slot is None:
             return {}
@@ -213,7 +221,7 @@ class Operators:
         self.on_change(key)
 
     def refresh_task(self, task: Task) -> None:
-        """Brings the status of a task's operators up to date, if it still runs."""
+        """Updates the status of a task's operators, if the task still runs."""
         slot = self._table.get(task.key)
         if slot is not None and not task.has_ended:
             self._refresh(task, slot)
@@ -251,7 +259,7 @@ class Operators:
     # -- use ---------------------------------------------------------------------------------
 
     def measured(self, memory_bytes: Mapping[str, int]) -> None:
-        """Takes in the memory that the kernel counts for tasks, by task."""
+        """Stores the memory that the kernel counts for each task."""
         self._measured = memory_bytes
         for task_id in memory_bytes:
             task = self._tasks.get(task_id)
@@ -260,7 +268,7 @@ class Operators:
             self.refresh_task(task)
 
     def used(self, task: Task, operator_id: str, used_bytes: int | None) -> None:
-        """Takes in the use that a pool of a task reports; None: the pool is gone."""
+        """Stores the memory use that a pool of a task reports; None: the pool no longer exists."""
         if used_bytes is None:
             self._used.pop((task.task_id, operator_id), None)
             lending, pool = self._lending.get(task.key), PoolKey(task.task_id, operator_id)
@@ -349,12 +357,12 @@ class Operators:
 
 
 def operator_variables(task: Task, operators: Operators, path: Path | None) -> dict[str, str]:
-    """Returns the variables of a task that concern operators.
+    """Returns the environment variables of a task about its operators.
 
     Args:
         task: the task.
         operators: the registered operators.
-        path: the socket of the slot; None: it has none.
+        path: the socket of the slot; None if the slot has no socket.
     """
     variables = {"FINEGRAIN_SLOT_SOCKET": str(path)} if path else {}
     if task.operator_task:
@@ -363,10 +371,10 @@ def operator_variables(task: Task, operators: Operators, path: Path | None) -> d
 
 
 def _task_variable(task: Task, operators: Operators) -> str:
-    """Returns the value of FINEGRAIN_TASK: JSON of what a task needs to know of its operators.
+    """Returns the value of FINEGRAIN_TASK: the operators of the task and its peers, as JSON.
 
-    Very long lists of peers do not fit into an environment. `peers` is then null, and the task asks
-    at the socket of its slot.
+    A very long list of peers does not fit into an environment variable. Then `peers` is null, and
+    the task requests its peers at the socket of its slot.
     """
     work = task.operator_task or OperatorTask(())
     peers: Any = peers_json(work.peers)
@@ -412,7 +420,7 @@ def _operators_of(task: Task) -> tuple[TaskOperator, ...]:
 
 @contextmanager
 def _logged(key: SlotKey) -> Iterator[None]:
-    """Logs an error of one registration instead of raising it."""
+    """Logs the error of a registration instead of raising it."""
     try:
         yield
     except FinegrainError as error:

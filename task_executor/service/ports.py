@@ -1,7 +1,7 @@
-"""The helper's interface, as far as the front uses it. Tests replace it with a fake.
+"""The calls of the helper that the front uses, as an interface. Tests implement it with a fake.
 
-The real one is `task_executor.host.helper_client.HelperClient`, whose docstrings describe each
-call.
+`task_executor.host.helper_client.HelperClient` implements it for the real helper, and documents
+each call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Prepares a front before it serves: identity, lock, plan of the host, and a helper that answers.
+"""Prepares a front before it serves: identity, lock, capacity plan, and a helper that answers.
 
-Cheap checks come first, the helper last. It imports no grpc, because the helper must be started
-before grpc is imported.
+Cheap checks come first, and the start of the helper last. This module must not import grpc, because
+the helper must be started before grpc is imported.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Prepared:
     cluster_token: str
     helper: HelperConfig
     provided_as: str = ""
-    # Finds the files of devices, which slots of others are kept from; reads /proc and /sys.
+    # Reads /proc and /sys to find the files of devices. A slot can open only the files of its
+    # devices.
     find_nodes: Callable[[HostDevices], DeviceNodes] = lambda _devices: NO_NODES
 
     @property
@@ -60,13 +61,13 @@ class Prepared:
 
     @property
     def slot_sockets(self) -> Path:
-        """The folder of the slots' sockets: short, and unique per state directory."""
+        """The folder of the slots' sockets: a short path, unique for the state directory."""
         run_dir, state_dir = self.options.run_dir.absolute(), self.options.state_dir.absolute()
         return run_dir / f"slots-{_mark(state_dir)}"
 
     @property
     def task_root(self) -> Path:
-        """The helper's folder of task directories."""
+        """The helper's folder that contains the directories of all tasks."""
         return Path(self.helper.state_dir) / "tasks"
 
 
@@ -77,7 +78,7 @@ def prepare(options: TaskExecutorOptions) -> Prepared:
         ConfigurationError, InvalidArgument: the executor cannot start with this configuration.
             Nothing is left behind.
     """
-    # Taken before anything is started that would inherit the environment.
+    # The token is taken out of the environment first, so that no process inherits it.
     join_token = take_join_token()
     directory = StateDirectory.open(options.state_dir.absolute())
     try:
@@ -92,7 +93,7 @@ def prepare(options: TaskExecutorOptions) -> Prepared:
         raise ConfigurationError(
             f"the helper {what}: {error}", details={"state_dir": directory.path}
         ) from None
-    # The lock is released, so that another start can lock the directory at once.
+    # This releases the lock, so that another start can lock the directory at once.
     except BaseException:
         directory.close()
         raise
@@ -105,7 +106,7 @@ def _resolve(options: TaskExecutorOptions, directory: StateDirectory, join_token
     if options.isolation not in ISOLATIONS:
         raise InvalidArgument("isolation", options.isolation, "one of " + ", ".join(ISOLATIONS))
     saved = directory.load(options.executor_id)
-    # The host name is only the default. A saved identity is kept when the host is renamed.
+    # The host name is only the default. A saved id is kept even if the host was renamed.
     saved = replace(saved, executor_id=saved.executor_id or host_name())
     users = user_policy(options)
     topology = detect(Path("/"), gpu_source(options.fake_gpus))
@@ -135,12 +136,12 @@ def _resolve(options: TaskExecutorOptions, directory: StateDirectory, join_token
 def helper_config(
     options: TaskExecutorOptions, executor_id: str, users: UserPolicy
 ) -> HelperConfig:
-    """Returns the helper's configuration, for a helper of the front or a separate one.
+    """Returns the configuration of the helper, which the front or a separate unit starts.
 
     Args:
         options: the executor's options.
-        executor_id: who the helper works for.
-        users: the user of tasks.
+        executor_id: the id of the executor that the helper belongs to.
+        users: the users that tasks may run as.
 
     Raises:
         ConfigurationError: the run directory cannot be created or trusted.
@@ -169,7 +170,10 @@ def _text(path: Path | None) -> str | None:
 
 
 def _socket_path(options: TaskExecutorOptions, state_dir: Path) -> Path:
-    """Returns a short path, unique per state directory, so that executors can share `run_dir`."""
+    """Returns the path of the helper's socket.
+
+    It is short, and unique for the state directory, so that executors can share `run_dir`.
+    """
     run_dir = options.run_dir.absolute()
     try:
         run_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -178,7 +182,7 @@ def _socket_path(options: TaskExecutorOptions, state_dir: Path) -> Path:
             f"the run directory {run_dir} cannot be created: {error.strerror}; name another one",
             details={"run_dir": run_dir},
         ) from None
-    # The owner of the parent could replace the whole directory.
+    # The parent is checked too, because its owner could replace the whole directory.
     for path in (run_dir, run_dir.parent):
         check_ours(path)
     return run_dir / f"helper-{_mark(state_dir)}.sock"
@@ -191,20 +195,20 @@ def _mark(state_dir: Path) -> str:
 def check_ours(path: Path) -> None:
     """Checks that only root or this user can replace the helper's socket in this directory.
 
-    Another process that could take the socket's place would receive every task.
+    If another process could replace the socket, this process would receive every task.
 
     Raises:
-        ConfigurationError: the directory belongs to another user, or every user may replace its
+        ConfigurationError: the directory belongs to another user, or all users may replace its
             files.
     """
     found = path.stat()
-    # With the sticky bit, users can only replace their own files.
+    # In a directory with the sticky bit, users can replace only their own files.
     open_to_all = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
     if open_to_all or found.st_uid not in (0, os.geteuid()):
         raise ConfigurationError(
             f"the run directory cannot be trusted: {path} belongs to uid {found.st_uid} with mode "
-            f"{stat.S_IMODE(found.st_mode):o}; it must belong to this user or to root, and not be "
-            "writable for all users; remove it, or name another one",
+            f"{stat.S_IMODE(found.st_mode):o}; it must belong to this user or to root, and must "
+            "not be writable for all users; remove it, or name another run directory",
             details={"run_dir": path},
         )
 

@@ -1,9 +1,10 @@
-"""Resizes slots.
+"""Resizes slots while their tasks run.
 
-The new size is booked, saved, enforced in the kernel, saved again, and only then reported. If the
-front or the helper crashes in between, the resize is completed when both run again, unless tasks
-use more than the new size by then. Until the helper has confirmed which limits are enforced, both
-sizes stay booked and the old one is reported.
+A resize has these steps: book the new size, save the checkpoint, enforce the size in the kernel,
+save the checkpoint again, report the size. If the front or the helper crashes during a resize, the
+resize is completed when both run again. It is not completed if tasks then use more than the new
+size. Until the helper has confirmed the limits, both sizes stay booked and reports contain the old
+size.
 """
 
 from __future__ import annotations
@@ -49,25 +50,26 @@ async def resize_slot(
 ) -> Outcome:
     """Resizes a slot.
 
-    If the outcome has a slot, all limits of the new size are enforced and durable. If it has an
-    error, the slot is as before. The exception is UNREACHABLE: the result is not known yet, and the
-    same resize may be requested again.
+    If the outcome contains a slot, all limits of the new size are enforced and durable. If it
+    contains an error, the slot is unchanged. Only after the error UNREACHABLE the result is
+    unknown, and the caller may request the same resize again.
 
     Args:
-        keeper: the slots.
+        keeper: the slots of this executor.
         key: the slot.
-        number: number of the resize.
-        profile: the new amounts.
-        cpu_limit_milli: the new cap of CPU time.
-        assignment: the new cpus, NUMA nodes and pools; None: the present ones.
+        number: the number of the resize.
+        profile: the new resource profile of the slot.
+        cpu_limit_milli: the new limit of CPU time, in thousandths of a cpu.
+        assignment: the new cpus, NUMA nodes and pools; None: the slot keeps its assignment.
 
     Returns:
-        The outcome. Its error is one of `SlotTable.resize`, BELOW_USE (with the requested and used
-        bytes of memory in the details), CARVE_FAILED or UNREACHABLE. A resize that parks or unparks
-        the slot goes on in the background: IN_PROGRESS until it is done, or PARK_FAILED.
+        The outcome. Its error is an error of `SlotTable.resize`, or BELOW_USE (with the requested
+        and used bytes of memory in the details), CARVE_FAILED or UNREACHABLE. A resize that parks
+        or unparks the slot continues in the background. Its error is IN_PROGRESS until it is done,
+        and PARK_FAILED if it fails.
     """
-    # Steps of the resize. 1: book both sizes. 2: save the intent, so that a crash after this
-    # completes it. 3: enforce (`_enforce`).
+    # Steps of the resize. 1: book both sizes. 2: save the new size in the checkpoint, so that the
+    # resize is completed after a crash. 3: enforce the new size (`_enforce`).
     async with keeper.resize_lock:
         if known := keeper.mover.outcome(key, number):
             return Outcome(key, error=known)
@@ -75,7 +77,7 @@ async def resize_slot(
         outcome = keeper.table.resize(key, number, profile, cpu_limit_milli, assignment)
         if outcome.slot is None or outcome.slot.becoming is None:
             return outcome
-        if outcome.slot is not before:  # else: a retry of an unsettled resize, saved before
+        if outcome.slot is not before:  # else: a retry of a resize that was saved before
             try:
                 await keeper.save()
             except OSError as error:
@@ -92,12 +94,12 @@ async def resize_slot(
 async def finish_resizes(
     keeper: SlotKeeper, on_host: Iterable[SlotLimits], before: Mapping[SlotKey, SlotSpec]
 ) -> None:
-    """Completes resizes that were interrupted, and corrects limits that differ from the slot table.
+    """Completes interrupted resizes, and corrects limits that differ from the slot table.
 
     Args:
-        keeper: the slots.
-        on_host: limits of the slots on the host, as the helper has just reported them.
-        before: specs in the slot table before the helper was asked.
+        keeper: the slots of this executor.
+        on_host: the limits of the slots on the host, as the helper has just reported them.
+        before: the specs in the slot table before the call to the helper.
     """
     async with keeper.resize_lock:
         unsettled = [
@@ -114,38 +116,39 @@ async def finish_resizes(
         for limits in on_host:
             key = SlotKey(limits.allocation_id, limits.generation)
             slot = keeper.table.get(key)
-            if slot is not None and slot.spec is before.get(key):  # else: resized meanwhile
+            if slot is not None and slot.spec is before.get(key):  # else: resized during the call
                 await _correct_limits(keeper, slot, limits)
 
 
 async def finish_resize(keeper: SlotKeeper, key: SlotKey) -> Outcome:
-    """Enforces the size that a slot is becoming, after it was parked or unparked."""
+    """Enforces the new size of a slot, after the slot was parked or unparked."""
     async with keeper.resize_lock:
         return await _enforce(keeper, key, again=True)
 
 
 async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
-    """Enforces the size that a slot is becoming, and records the result in the slot table."""
+    """Enforces the new size of a slot, and records the result in the slot table."""
     slot = keeper.table.get(key)
     wanted = slot.becoming if slot is not None else None
     if slot is None or wanted is None:
         return Outcome(key, error=slot_removed(key))
     begun = time.monotonic()
-    # Operators lose what shrinks before the limits do, so that they can give it back.
+    # Quotas of operators shrink before the limits do, so that operators can return memory in time.
     keeper.operators.size_changed(key)
     await keeper.before_shrink(key)
-    # If an earlier attempt may have reached the host, only the attempt below settles it.
+    # If an earlier attempt may have changed the limits on the host, the attempt below must still be
+    # made, because only then the limits are known.
     if (refused := await _limit_tasks(keeper, key)) and not again:
         return await _keep_size(keeper, key, wanted, refused)
     async with keeper.cpu_bindings.lock:
         try:
             binding, found = await _apply(keeper, slot.spec, wanted, again=again)
         except (Unavailable, OSError) as error:
-            # The helper may have done it or not, so both sizes stay booked.
+            # It is unknown whether the helper changed the limits, so both sizes stay booked.
             keeper.cpu_bindings.forget(key)
             log.error("resize_not_settled", allocation_id=key.allocation_id, error=str(error))
             return Outcome(key, error=size_unknown(wanted, error))
-        # The slot can be freed, or lost by the host, while the helper works.
+        # The slot can be freed, or can vanish from the host, during the call to the helper.
         now = keeper.table.get(key)
         if now is None or now.becoming != wanted:
             return Outcome(key, error=slot_removed(key))
@@ -165,18 +168,19 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
     keeper.operators.size_changed(key)
     if refused := await _limit_tasks(keeper, key):
         log.error("task_limit_not_set", allocation_id=key.allocation_id, error=str(refused))
-    await keeper.cpu_bindings.sync_or_log()  # cpus that the slot has left go to the pools
+    await keeper.cpu_bindings.sync_or_log()  # cpus that the slot no longer has return to the pools
     keeper.on_resize(time.monotonic() - begun, failure)
-    await keeper.save_or_log()  # a crash before this repeats the resize
+    await keeper.save_or_log()  # after a crash before this line, the resize is repeated
     keeper.on_change()
     _log_result(wanted, failure)
     return outcome
 
 
 async def _limit_tasks(keeper: SlotKeeper, key: SlotKey) -> FinegrainError | None:
-    """Sets the memory limits of tasks to the quotas of their operators; returns an error, or None.
+    """Sets the memory limits of tasks to the quotas of their operators.
 
-    Limits that were set before the error stay.
+    Returns:
+        The first error, or None. Limits that were set before the error stay as they are.
     """
     for task_id, limit in keeper.operators.task_limits(key).items():
         try:
@@ -190,7 +194,7 @@ async def _limit_tasks(keeper: SlotKeeper, key: SlotKey) -> FinegrainError | Non
 async def _keep_size(
     keeper: SlotKeeper, key: SlotKey, wanted: SlotSpec, refused: FinegrainError
 ) -> Outcome:
-    """Ends a resize because a task uses more memory than it would have afterwards."""
+    """Ends a resize without effect, because a task uses more memory than its new limit."""
     slot = keeper.table.get(key)
     if slot is None or slot.becoming != wanted:
         return Outcome(key, error=slot_removed(key))
@@ -214,14 +218,16 @@ async def _apply(
         keeper: the slots.
         current: the old size.
         wanted: the new size.
-        again: True if an earlier attempt may have reached the host. A rejection then only means
-            that this attempt changed nothing, so the old limits are written explicitly.
+        again: True if an earlier attempt may have changed the limits on the host. If the helper
+            then rejects this attempt, the old limits are written again, because the earlier attempt
+            may have changed them.
 
     Returns:
-        Where the slot runs now, and what is enforced, or the error that left it at its old size.
+        The cpus and memory nodes on which the slot runs now. Then the helper's isolation report, or
+        the error because of which the slot keeps its old size.
 
     Raises:
-        Unavailable, OSError: it is not known which limits are enforced.
+        Unavailable, OSError: it is unknown which limits are enforced.
     """
     failure: FinegrainError | None = None
     try:
@@ -230,7 +236,7 @@ async def _apply(
         raise
     except FinegrainError as error:
         log.error("slots_not_moved", allocation_id=wanted.allocation_id, error=str(error))
-        # A slot without dedicated cpus can be resized although the others have not moved.
+        # A slot without dedicated cpus can be resized even if the other slots have not moved.
         failure = size_kept(wanted, error) if wanted.is_pinned else None
     if failure is None:
         binding = keeper.table.cpus.binding_of(wanted)
@@ -241,22 +247,22 @@ async def _apply(
         except FinegrainError as error:
             failure = size_kept(wanted, error)
     binding = keeper.table.cpus.binding_of(current)
-    # An earlier attempt may have set the new limits, so the old ones are written to be certain.
+    # An earlier attempt may have set the new limits, so this writes the old limits again.
     if again:
         try:
             await keeper.helper.resize_slot(keeper.limits_of(current, binding))
         except FinegrainError as error:
             raise Unavailable(
-                f"{failure.message}; restoring the earlier size failed as well: {error}"
+                f"{failure.message}; the old size could not be restored either: {error}"
             ) from None
     return binding, failure
 
 
 async def _correct_limits(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) -> None:
-    """Writes the slot's limits again if the host enforces another size than the slot table has."""
+    """Writes the slot's limits again if the limits on the host differ from the slot table."""
     if slot.state is not CarveState.ALLOCATED or slot.becoming is not None:
         return
-    # Only sizes and device files are compared here. `CpuBindings` takes care of cpus.
+    # This compares only sizes and device files. `CpuBindings` corrects cpus.
     expected = keeper.limits_of(slot.spec, CpuBinding(EMPTY))
     if all(getattr(expected, name) == getattr(limits, name) for name in _SIZE_FIELDS):
         return
@@ -264,11 +270,11 @@ async def _correct_limits(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) ->
     try:
         async with keeper.cpu_bindings.lock:
             binding = keeper.table.cpus.binding_of(slot.spec)
-            # A resize never changes the limit of processes, so the one on the host is kept.
+            # A resize never changes the limit of processes, so the limit on the host is kept.
             corrected = replace(keeper.limits_of(slot.spec, binding), pids_max=limits.pids_max)
             report = await keeper.helper.resize_slot(corrected)
             keeper.cpu_bindings.applied(slot.key, binding)
-            if keeper.table.get(slot.key) is not None:  # else: freed meanwhile
+            if keeper.table.get(slot.key) is not None:  # else: the slot was freed during the call
                 keeper.table.resized(slot.key, keeper.isolation_of(report, slot.spec))
     except (FinegrainError, OSError) as error:
         log.error("size_not_corrected", allocation_id=slot.spec.allocation_id, error=str(error))

@@ -1,9 +1,9 @@
 """Keeps the slot table, the checkpoint and the helper in step.
 
-Every change follows one order: booked in the table, enforced on the host, durable on disk, and only
-then reported. Freed capacity is released after the helper has confirmed that no process of the slot
-is left (`_tear_down`). If freeing fails, it is retried indefinitely, and the slot stays booked
-meanwhile.
+Every change has the same four steps: book it in the table, enforce it on the host, save it on disk,
+and then report it. The capacity of a freed slot becomes free only after the helper has confirmed
+that no process of the slot is left (`_tear_down`). If freeing fails, it is retried indefinitely,
+and the slot stays booked until it succeeds.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from task_executor.service.operators import PAGE_BYTES, Operators
 from task_executor.service.ports import Helper
 from task_executor.service.task_table import TaskTable
 
-CARVES_AT_ONCE_MAX = 16  # calls of the helper at a time
-RETRY_S_MIN, RETRY_S_MAX = 0.2, 10.0  # between attempts to destroy a slot
+CARVES_AT_ONCE_MAX = 16  # maximum number of concurrent calls of the helper
+RETRY_S_MIN, RETRY_S_MAX = 0.2, 10.0  # pause between attempts to destroy a slot
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this executor is."""
+    """The ids of this executor, of its installation, and of the host's boot."""
 
     executor_id: str
     instance_id: str
@@ -60,7 +60,7 @@ class Identity:
 
 
 async def _prepare_nothing(_specs: Sequence[SlotSpec]) -> None:
-    """Nothing has to be ready."""
+    """Does nothing: without MPS, no daemon must be ready for a slot."""
 
 
 class SlotMover(Protocol):
@@ -91,14 +91,14 @@ class SlotKeeper:
     """All state that must survive a restart, and the only writer of it.
 
     Args:
-        identity: who this executor is.
-        table: the slots.
+        identity: the ids of this executor.
+        table: the slot table.
         helper: the connection to the helper.
-        directory: where the checkpoint is written.
-        default_grace_ms: time between SIGTERM and SIGKILL if an order does not say.
-        enforcement: what can be enforced of devices.
-        page_bytes: size of a page of managed memory.
-        ports: network ports that slots can have.
+        directory: the directory of the checkpoint.
+        default_grace_ms: the time between SIGTERM and SIGKILL, if an order does not name a time.
+        enforcement: the limits on the use of devices that this executor can enforce.
+        page_bytes: the size of a page of managed memory.
+        ports: the network ports that slots can have.
     """
 
     def __init__(
@@ -119,48 +119,48 @@ class SlotKeeper:
         self.directory = directory
         self.default_grace_ms = default_grace_ms
         self.enforcement = enforcement
-        self.closes_devices = False  # the helper does so; one of an earlier version cannot
+        self.closes_devices = False  # True: the helper can limit access to device files
         self.cpu_bindings = CpuBindings(table, helper)
         self.ports = NetworkPorts(ports)
         self.tasks = TaskTable()
         self.operators = Operators(table, self.tasks, page_bytes)
         self.reports = ReportLog()
-        self.starts = 0  # fronts started with this identity, including this one
-        self.user_token_sha256 = ""  # from the last registration; empty: not known
+        self.starts = 0  # number of fronts started with this identity, including this front
+        self.user_token_sha256 = ""  # hash from the last registration; empty: not known
         self.fence: CommandFence[Any] = CommandFence()
         self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
-        # Starts the time after which the tasks of the removed slot are deleted.
+        # Called when a slot is removed. Its tasks are deleted some time later.
         self.on_slot_removed: Callable[[SlotKey], None] = lambda _key: None
-        # Waits until tasks had time to give managed memory back that a resize takes away.
+        # Called before a resize lowers limits. It gives tasks time to return managed memory.
         self.before_shrink: Callable[[SlotKey], Awaitable[None]] = _no_wait
         self.on_carve: Callable[[float, bool], None] = lambda _seconds, _ok: None
         self.on_free: Callable[[float], None] = lambda _seconds: None
         self.on_resize: Callable[[float, FinegrainError | None], None] = lambda _s, _error: None
-        self.own_slots: set[SlotKey] = set()  # tests and daemons of devices; not in the table
-        # Makes ready what shares of devices need.
+        self.own_slots: set[SlotKey] = set()  # slots of device tests and daemons; not in the table
+        # Called before slots are carved. It starts the daemons that their shares of devices need.
         self.prepare_devices: Callable[[Sequence[SlotSpec]], Awaitable[None]] = _prepare_nothing
         self.mover: SlotMover = _NoMover()
         self.resize_lock = asyncio.Lock()  # held while a slot is being resized
         self._epoch_to_save = 0
         self._saver = Saver(directory, self._snapshot)
         self._teardowns: dict[SlotKey, asyncio.Task[None]] = {}
-        self._grace_ms: dict[SlotKey, int] = {}  # of the slots in `_teardowns`
+        self._grace_ms: dict[SlotKey, int] = {}  # grace periods of the slots in `_teardowns`
         self._background: set[asyncio.Task[None]] = set()  # other background work
-        self._cleaning: dict[SlotKey, asyncio.Task[None]] = {}  # removing remains
-        self._enforced: dict[SlotKey, Slot] = {}  # being saved; ALLOCATED after that
+        self._cleaning: dict[SlotKey, asyncio.Task[None]] = {}  # clean-ups after failed carves
+        self._enforced: dict[SlotKey, Slot] = {}  # slots that become ALLOCATED once they are saved
         self._carves = asyncio.Semaphore(CARVES_AT_ONCE_MAX)
 
     # -- reports -----------------------------------------------------------------------------
 
     def full_state(self) -> NumberedState:
-        """Returns the next report with everything in it."""
+        """Returns the next report, with the complete state."""
         fence = self.fence
         return self.reports.full(
             self.table, rm_epoch=fence.rm_epoch, command_number=fence.command_number
         )
 
     def next_state(self) -> NumberedState:
-        """Returns the next report; `unchanged` if the RM already has the present slots."""
+        """Returns the next report. It is `unchanged` if the RM already knows the present state."""
         fence = self.fence
         return self.reports.next(
             self.table, rm_epoch=fence.rm_epoch, command_number=fence.command_number
@@ -172,14 +172,14 @@ class SlotKeeper:
         return SavedState(
             executor_id=self.identity.executor_id,
             instance_id=self.identity.instance_id,
-            # An epoch is saved before the fence enters it.
+            # An epoch is saved before the fence accepts it.
             rm_epoch=max(self.fence.rm_epoch, self._epoch_to_save),
             boot_id=self.identity.boot_id,
             starts=self.starts,
             policy=self.table.cpus.conditions.operator_policy,
             policy_number=self.table.cpus.conditions.policy_number,
             user_token_sha256=self.user_token_sha256,
-            # Slots that are being carved are left out: after a crash they are unknown, and are
+            # Slots that are being carved are left out. After a crash they are unknown and are
             # destroyed.
             slots=(*self.table.visible(), *self._enforced.values()),
             ended=tuple(self.reports.all_ended()),
@@ -195,7 +195,7 @@ class SlotKeeper:
         await self._saver.save()
 
     async def save_or_log(self) -> None:
-        """Like `save`, but logs an error; for changes on the host that cannot be undone."""
+        """Saves the state, but only logs errors. For changes on the host that cannot be undone."""
         try:
             await self._saver.save()
         except OSError as error:
@@ -214,9 +214,10 @@ class SlotKeeper:
     # -- cpu conditions ----------------------------------------------------------------------
 
     async def update_conditions(self, **conditions: Any) -> None:
-        """Applies new cpu conditions, and moves slots if needed.
+        """Applies new cpu conditions, and moves slots if necessary.
 
-        The names are those of the fields of `CpuConditions`.
+        Args:
+            conditions: the new values, by name of a field of `CpuConditions`.
         """
         if self.table.update_conditions(**conditions):
             self.on_change()
@@ -226,25 +227,25 @@ class SlotKeeper:
         """Applies the settings that an operator made for this host at runtime, and saves them.
 
         Slots are moved in the background, because the caller (the agent) must continue to report.
-        The same number can mean other settings after the RM's database was restored from a backup,
-        so both number and settings are compared.
+        Both the number and the settings are compared: after the RM's database was restored from a
+        backup, the same number can mean other settings.
 
         Args:
             policy: the settings.
-            number: their number; increases with each change in the RM.
+            number: the number of the settings. The RM increases it with each change.
 
         Raises:
-            OSError: the checkpoint could not be written; the settings are in effect nevertheless.
+            OSError: the checkpoint could not be written. The settings are in effect all the same.
         """
         known = self.table.cpus.conditions
         if (number, policy) != (known.policy_number, known.operator_policy):
-            log.info("host_policy", number=number, **STORED.to_json(policy))
+            log.info("host_policy_applied", number=number, **STORED.to_json(policy))
             self.table.update_conditions(operator_policy=policy, policy_number=number)
             self.on_change()
             self.run_in_background(self.cpu_bindings.sync_or_log())
             await self.save()
 
-    # -- what the helper enforces ------------------------------------------------------------
+    # -- limits and isolation ----------------------------------------------------------------
 
     def limits_of(self, spec: SlotSpec, binding: CpuBinding) -> SlotLimits:
         """Returns the limits of a slot that is bound to these cpus and memory nodes."""
@@ -252,21 +253,21 @@ class SlotKeeper:
         return self.with_devices(limits_of(spec, binding), shares)
 
     def with_devices(self, limits: SlotLimits, shares: Iterable[DeviceShare]) -> SlotLimits:
-        """Returns limits of a slot that can open the files of these devices."""
+        """Returns the limits with permission to open the files of these devices."""
         nodes = self.enforcement.nodes if self.closes_devices else NO_NODES
         rules = nodes.rules(shares)
         return replace(limits, devices_open=rules.open, devices_closed=rules.closed)
 
     def isolation_of(self, report: IsolationReport, spec: SlotSpec | None = None) -> Isolation:
-        """Returns the isolation of a slot, or of the host."""
+        """Returns the isolation of a slot; without `spec`, of the host."""
         found = isolation_of(report, spec, self.table.devices.host, self.enforcement)
         return found if spec is None else replace(found, ports=self.ports.of(spec.key))
 
     def restate_isolation(self, report: IsolationReport) -> None:
-        """Corrects what slots say about their devices, after `enforcement` has changed.
+        """Updates the device isolation of all slots, after `enforcement` has changed.
 
         Args:
-            report: what the helper enforces.
+            report: the helper's isolation report.
         """
         for slot in list(self.table):
             if slot.state is CarveState.ALLOCATED and slot.spec.profile.devices:
@@ -278,24 +279,25 @@ class SlotKeeper:
     async def carve(self, specs: Sequence[SlotSpec]) -> list[Outcome]:
         """Books slots, enforces them on the host and saves them.
 
-        When this returns, every slot in an outcome is ALLOCATED and on disk. A slot that could not
-        be carved leaves nothing on the host.
+        When this returns, every slot in an outcome is ALLOCATED and saved. Of a slot that could not
+        be carved, nothing stays on the host.
 
         Returns:
             One outcome per spec, in order.
         """
-        # Stage 1: book, and drop slots that are ordered twice in one call.
+        # Stage 1: book the slots. A slot that is ordered twice in one call is booked once.
         outcomes = [self._refuse_while_cleaning(outcome) for outcome in self.table.allocate(specs)]
         new = list({o.key: o.slot for o in outcomes if o.must_carve and o.slot}.values())
         enforced: list[Slot] = []
-        # Locked from reading the cpu ledger until the helper has confirmed; see `CpuBindings`.
+        # The lock is held from reading the cpu ledger until the helper has confirmed (see
+        # `CpuBindings`).
         async with self.cpu_bindings.lock:
             failed = await self._clear_cpus(new)
             new = [slot for slot in new if slot.key not in failed]
             await self.prepare_devices([slot.spec for slot in new])
-            # Stage 2: enforce all slots on the host, some at a time.
+            # Stage 2: enforce all slots on the host, several at a time.
             isolations = await asyncio.gather(*(self._enforce(slot) for slot in new))
-        # Stage 3: make durable what was enforced, and remove the remains of the others.
+        # Stage 3: save the enforced slots, and remove the remains of slots that failed.
         now_ms = round(time.time() * 1000)
         for slot, isolation in zip(new, isolations, strict=True):
             if isinstance(isolation, IsolationReport) and (refused := self.give_ports(slot.spec)):
@@ -320,10 +322,10 @@ class SlotKeeper:
         return [self._final_outcome(outcome, failed) for outcome in outcomes]
 
     def give_ports(self, spec: SlotSpec) -> FinegrainError | None:
-        """Gives a slot the number of ports that its size has; returns the error if there are none.
+        """Gives a slot the number of ports in its profile. Returns an error if too few are free.
 
         Args:
-            spec: the slot, in its new size.
+            spec: the spec of the slot, with its new size.
         """
         try:
             self.ports.give(spec.key, dict(spec.profile.extended).get(PORTS, 0))
@@ -333,10 +335,12 @@ class SlotKeeper:
         return None
 
     async def _clear_cpus(self, new: Sequence[Slot]) -> dict[SlotKey, FinegrainError]:
-        """Moves other slots off the cpus that new slots need as dedicated ones.
+        """Moves other slots off the cpus that become dedicated cpus of new slots.
 
-        If that fails, the new pinned slots are rejected and all other slots stay where they are.
-        Returns the errors by slot.
+        If this fails, the new pinned slots are rejected, and all other slots stay on their cpus.
+
+        Returns:
+            The errors of rejected slots.
         """
         failed: dict[SlotKey, FinegrainError] = {}
         try:
@@ -344,7 +348,7 @@ class SlotKeeper:
         except (FinegrainError, OSError) as error:
             for slot in new:
                 if slot.spec.is_pinned:
-                    # Nothing of it is on the host yet, so it leaves the table at once.
+                    # The slot is not on the host yet, so it is removed from the table at once.
                     self.table.carve_failed(slot.key)
                     self.on_carve(0.0, False)
                     failed[slot.key] = carve_failed(slot.spec, error)
@@ -371,7 +375,7 @@ class SlotKeeper:
         return Outcome(outcome.key, slot=self.table.get(outcome.key))
 
     async def _enforce(self, slot: Slot) -> IsolationReport | FinegrainError:
-        # The helper has one thread. More calls at once would only delay its other work.
+        # The helper has one thread, so more concurrent calls would only delay its other work.
         async with self._carves:
             begun, binding = time.monotonic(), self.table.cpus.binding_of(slot.spec)
             try:
@@ -387,8 +391,11 @@ class SlotKeeper:
     async def _make_durable(self, slots: Sequence[Slot]) -> dict[SlotKey, FinegrainError]:
         """Saves slots that are enforced, and only then marks them as ALLOCATED.
 
-        A report must not show a slot that a restarted front would not know. Returns the errors by
-        slot.
+        A report must not contain a slot that is not in the checkpoint, because a restarted front
+        would not know this slot.
+
+        Returns:
+            The errors of slots that could not be saved.
         """
         self._enforced |= {slot.key: slot for slot in slots}
         try:
@@ -407,21 +414,21 @@ class SlotKeeper:
                 del self._enforced[slot.key]
 
     def _clean_up(self, key: SlotKey) -> None:
-        """Removes in the background what a failed carve may have left on the host."""
+        """Removes the remains of a failed carve from the host, in the background."""
         self._cleaning[key] = asyncio.create_task(self._clean(key))
 
     async def _clean(self, key: SlotKey) -> None:
         try:
             await self._destroy(key, grace_ms=0)
-            # The slot is either in the table (its carve has failed), or unknown with its capacity
-            # withheld.
+            # The slot is in the table if its carve failed. Otherwise it is an unknown slot, whose
+            # capacity was withheld.
             if self.table.get(key) is not None:
                 self.table.carve_failed(key)
             self.table.release_withheld(key)
             self.ports.take_back(key)
             self.cpu_bindings.removed(key)
             self.on_change()
-            # The cpus that the slot had return to the pools.
+            # The dedicated cpus of the slot return to the pools.
             await self.cpu_bindings.sync_or_log()
         finally:
             del self._cleaning[key]
@@ -429,12 +436,12 @@ class SlotKeeper:
     async def destroy_unknown(self, slots: Iterable[SlotLimits], timeout_s: float) -> None:
         """Destroys slots on the host that are not in the slot table.
 
-        It returns when they are gone, or after the timeout. The rest is retried indefinitely, and
-        its capacity is withheld meanwhile.
+        It returns when all these slots are destroyed, or after the timeout. After the timeout it
+        continues in the background. The capacity of a slot is withheld until the slot is destroyed.
 
         Args:
-            slots: limits of the unknown slots.
-            timeout_s: how long to wait.
+            slots: the limits of the unknown slots.
+            timeout_s: the maximum time to wait, in seconds.
         """
         for limits in slots:
             key = SlotKey(limits.allocation_id, limits.generation)
@@ -447,11 +454,12 @@ class SlotKeeper:
     # -- freeing -----------------------------------------------------------------------------
 
     async def free(self, wanted: Sequence[tuple[SlotKey, int | None]], *, reason: str = "") -> None:
-        """Begins to free slots; returns when that is durable. Unknown slots are ignored.
+        """Starts to free slots, and returns when this is saved. Unknown slots are ignored.
 
         Args:
-            wanted: slots, each with its grace period in milliseconds (None: the default).
-            reason: why, if the RM did not order it; the slot is then reported as ended.
+            wanted: the slots, each with its grace period in milliseconds (None: the default).
+            reason: the reason, if the RM did not order to free the slots. The slots are then
+                reported as ended.
         """
         begun = [
             (key, self.default_grace_ms if grace_ms is None else grace_ms)
@@ -460,20 +468,22 @@ class SlotKeeper:
         ]
         if not begun:
             return
-        # Marked before the kill, so that their ends are reported as cancelled.
+        # Tasks are marked before the kill, so that their ends are reported as cancelled.
         for key, _ in begun:
             for task in self.tasks.of_slot(key):
                 task.cancelled = task.cancelled or not task.has_ended
-        # Saved before the first signal: a front that restarts goes on freeing these slots.
+        # This is saved before the first signal, so that a restarted front continues to free these
+        # slots.
         await self.save_or_log()
         for key, grace_ms in begun:
             self.begin_teardown(key, grace_ms=grace_ms)
         self.on_change()
 
     def begin_teardown(self, key: SlotKey, *, grace_ms: int) -> None:
-        """Destroys a slot that is FREEING, in the background.
+        """Destroys a slot in state FREEING, in the background.
 
-        Further calls only shorten the grace period. Never two teardowns of a slot run at once.
+        A further call for the same slot does not start a second teardown. It only shortens the
+        grace period.
         """
         if key not in self._teardowns:
             self._grace_ms[key] = grace_ms
@@ -488,14 +498,14 @@ class SlotKeeper:
         task.add_done_callback(self._background.discard)
 
     async def _shorten_grace(self, key: SlotKey, grace_ms: int) -> None:
-        """Terminates a slot's tasks sooner; it is destroyed when no process is left."""
+        """Terminates a slot's tasks sooner. The slot is destroyed when no process is left."""
         for task in self.tasks.of_slot(key):
-            with contextlib.suppress(FinegrainError):  # it has ended meanwhile
+            with contextlib.suppress(FinegrainError):  # the task has ended during this loop
                 if not task.has_ended:
                     await self.helper.kill_task(task.task_id, grace_ms)
 
     async def wait_freed(self, keys: Iterable[SlotKey], timeout_s: float) -> None:
-        """Waits at most `timeout_s` seconds until these slots are gone."""
+        """Waits until these slots are removed, at most `timeout_s` seconds."""
         pending = [self._teardowns[key] for key in set(keys) if key in self._teardowns]
         if pending:
             await asyncio.wait(pending, timeout=timeout_s)
@@ -504,14 +514,14 @@ class SlotKeeper:
         begun = time.monotonic()
         try:
             await self._destroy(key, grace_ms=grace_ms)
-            # The host can lose the slot while the teardown runs.
+            # The slot can vanish from the host while the teardown runs.
             slot = self.table.get(key)
             if slot is None or slot.state is not CarveState.FREEING:
                 return
             self.table.freed(key)
             self.ports.take_back(key)
             self.cpu_bindings.removed(key)
-            # The RM needs no report of an end that it has ordered.
+            # If the RM ordered the end of the slot, it needs no report of it.
             if slot.end_reason:
                 self.reports.ended(EndedSlot(key, slot.end_reason))
             self.on_free(time.monotonic() - begun)
@@ -530,7 +540,7 @@ class SlotKeeper:
             self._grace_ms.pop(key, None)
 
     async def _destroy(self, key: SlotKey, *, grace_ms: int) -> None:
-        """Retries until the helper confirms that no process of the slot is left."""
+        """Destroys the slot, and retries until the helper confirms that no process is left."""
         pause_s = RETRY_S_MIN
         while True:
             try:
@@ -544,16 +554,16 @@ class SlotKeeper:
                     error=str(error),
                 )
             await asyncio.sleep(pause_s)
-            # The grace period has passed with the first attempt.
+            # The first attempt has used the grace period, so a retry has none.
             pause_s, grace_ms = min(pause_s * 2, RETRY_S_MAX), 0
 
     # -- slots that the host lost --------------------------------------------------------------
 
     def slot_vanished(self, key: SlotKey) -> None:
-        """Removes a slot that the host lost.
+        """Removes a slot that no longer exists on the host.
 
-        It is reported as ended (SLOT_BROKEN, or why it was being freed), unless the RM had freed
-        it.
+        Unless the RM ordered to free the slot, the slot is reported as ended. The reason is
+        SLOT_BROKEN, or the reason for which the slot was being freed.
         """
         slot = self.table.vanished(key)
         self.ports.take_back(key)
@@ -564,7 +574,7 @@ class SlotKeeper:
         self.on_change()
 
     async def close(self) -> None:
-        """Cancels the background work; slots stay as they are."""
+        """Cancels the background work. Slots stay as they are."""
         self.ports.close()
         pending = [*self._teardowns.values(), *self._cleaning.values(), *self._background]
         for task in pending:

@@ -1,8 +1,8 @@
-"""One unix socket per slot, for the tasks in it: quotas that change, and peers.
+"""A unix socket for each slot, at which its tasks read their peers and their changing quotas.
 
-Frames are those of the helper's sockets (`helper/protocol.py`). The kernel tells who connects; a
-process that belongs to no task of the slot is refused. After a restart of the front, the sockets
-are made again at the same paths.
+The format of frames is the same as at the helper's sockets (`helper/protocol.py`). The kernel
+reports which process connects, and a process that belongs to no task of the slot is rejected. After
+a restart of the front, the sockets are made again at the same paths.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from task_executor.service.operators import REVOKE_S, Operators, peers_json, quo
 from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.task_table import Task
 
-CONNECTIONS_MAX: Final = 16  # of one task
+CONNECTIONS_MAX: Final = 16  # maximum number of connections of one task
 REQUEST_BYTES_MAX: Final = 64 << 10
-UNSENT_BYTES_MAX: Final = 4 << 20  # a task that does not read is disconnected
-SHRINK_S_MAX: Final = 1.0  # how long a resize waits for pools to give memory back
+UNSENT_BYTES_MAX: Final = 4 << 20  # a task that leaves more than this unread is disconnected
+SHRINK_S_MAX: Final = 1.0  # maximum time that a resize waits for pools to return memory
 LATE_S: Final = 0.05
-ENDED_S: Final = 5.0  # for the end of a task that did not give memory back
+ENDED_S: Final = 5.0  # time for the end of a task that did not return memory
 NOT_GIVEN_BACK: Final = TaskFault(
     Reason.MANAGED_MEMORY_REVOKED.value,
     f"it did not give borrowed managed memory back within {REVOKE_S:g} s",
@@ -71,10 +71,10 @@ class SlotSockets:
     """The sockets of all slots whose tasks may need one.
 
     Args:
-        keeper: slots, tasks and operators.
-        calls: registers operators.
-        directory: where the sockets are; the path must be short.
-        owners: finds the task of a process.
+        keeper: the slots, tasks and operators of this executor.
+        calls: the handler that registers operators.
+        directory: the directory of the sockets. Its path must be short.
+        owners: finds the task of a process; None: from /proc.
     """
 
     def __init__(
@@ -102,14 +102,18 @@ class SlotSockets:
         return self._directory / f"{mark}.sock"
 
     async def open_for(self, task: Task, uid: int) -> Path | None:
-        """Opens the socket of a task's slot, unless it is open; returns its path.
+        """Opens the socket of a task's slot, if it is not open yet.
 
-        None: the slot has no managed memory, and the task runs no operators. Other tasks that have
-        borrowed the quotas of the task get time to give them back, or are ended.
+        If other tasks have borrowed the quotas of the task, they get time to return the memory.
+        Tasks that do not return it in time are ended.
 
         Args:
-            task: the task that may use it.
-            uid: the user of the task.
+            task: the task that may use the socket.
+            uid: the id of the user that the task runs as.
+
+        Returns:
+            The path of the socket. None if no socket is needed: the slot has no managed memory, and
+            the task runs no operators.
 
         Raises:
             Unavailable: the socket cannot be made.
@@ -130,7 +134,8 @@ class SlotSockets:
         return path
 
     async def open_all(self) -> None:
-        """Opens the sockets of the tasks that run, and removes those of slots that are gone."""
+        """Opens the sockets for running tasks, and removes the sockets of slots that no longer
+        exist."""
         for task in self._keeper.tasks:
             if not task.has_ended:
                 try:
@@ -147,7 +152,7 @@ class SlotSockets:
         path = self.path(key)
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        umask = os.umask(0o177)  # others are admitted when the task's user is known
+        umask = os.umask(0o177)  # `_admit` later gives the task's user access
         try:
             with socket_address(path) as address:
                 listener.bind(address)
@@ -163,7 +168,7 @@ class SlotSockets:
         self._connections[key] = set()
 
     def close_slot(self, key: SlotKey) -> None:
-        """Closes the socket of a slot that is gone."""
+        """Closes the socket of a removed slot."""
         server = self._servers.pop(key, None)
         if server is not None:
             server.close()
@@ -180,7 +185,7 @@ class SlotSockets:
             for connection in self._connections.get(key, set()):
                 connection.close()
         self._servers.clear()
-        with contextlib.suppress(OSError):  # sockets of slots that stay are in it, or it never was
+        with contextlib.suppress(OSError):  # the directory is not empty, or does not exist
             self._directory.rmdir()
 
     # -- connections -------------------------------------------------------------------------
@@ -209,12 +214,17 @@ class SlotSockets:
                 connection.close()
 
     def _caller(self, key: SlotKey, writer: asyncio.StreamWriter) -> Task:
-        """Returns the task that a connection comes from. Raises Fault if there is none."""
+        """Returns the task that a connection comes from.
+
+        Raises:
+            Fault: the process belongs to no task of the slot.
+        """
         peer = writer.get_extra_info("socket")
         credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid = struct.unpack("3i", credentials)[0]
         running = {t.task_id: t for t in self._keeper.tasks.of_slot(key) if not t.has_ended}
-        # -1: the task is being started. Its process may run before the helper's answer is here.
+        # -1 means that the task is being started. Its process may connect before the helper's
+        # answer with its pid has arrived.
         pids = {task_id: task.pid or -1 for task_id, task in running.items()}
         found = self._owners.task_of(pid, f"{key.allocation_id}.{key.generation}", pids)
         if found is None:
@@ -281,7 +291,17 @@ class SlotSockets:
     async def call(
         self, connection: _Connection, task: Task, verb: str, args: dict[str, Any]
     ) -> Any:
-        """Answers one call of a task. Raises Fault or FinegrainError."""
+        """Answers one call of a task.
+
+        Args:
+            connection: the connection of the call.
+            task: the task that calls.
+            verb: the name of the call.
+            args: the arguments of the call.
+
+        Raises:
+            Fault, FinegrainError: the call is rejected.
+        """
         match verb:
             case "RegisterManagedMemory":
                 quota = await self._calls.register_in_task(
@@ -324,11 +344,15 @@ class _Connection:
         self._sockets, self._reader, self._writer = sockets, reader, writer
         self.task: Task | None = None
         self.watches = False
-        self.pools: set[str] = set()  # operators whose use it has reported
+        self.pools: set[str] = set()  # operators whose memory use this connection has reported
         self._pushed: Any = None
 
     async def serve(self, task: Task) -> None:
-        """Answers requests until the task closes the connection. Raises Fault for a bad frame."""
+        """Answers requests until the task closes the connection.
+
+        Raises:
+            Fault: a frame is malformed.
+        """
         while True:
             size = int.from_bytes(await self._reader.readexactly(4), "big")
             if not 2 <= size <= REQUEST_BYTES_MAX:
@@ -340,7 +364,7 @@ class _Connection:
     async def _answer(self, task: Task, message: dict[str, Any]) -> None:
         number = message.get("id")
         if type(number) is not int or message.keys() - {"id", "verb", "args"}:
-            raise Fault("INVALID_ARGUMENT", "a request has an integer id, a verb and args")
+            raise Fault("INVALID_ARGUMENT", "a request must have an integer id, a verb and args")
         try:
             args = check_request(message, VERBS)
             result = await self._sockets.call(self, task, message["verb"], args)
@@ -354,7 +378,7 @@ class _Connection:
         return self.send({"id": number, "ok": True, "result": result})
 
     def push(self) -> None:
-        """Sends the quotas of the task, if it watches them and they have changed."""
+        """Sends the quotas of the task, if the task watches them and they have changed."""
         if not self.watches or self.task is None:
             return
         quotas = quotas_json(self.task, self._sockets.operators)
@@ -373,12 +397,13 @@ class _Connection:
             self._writer.transport.abort()
 
     def close(self) -> None:
-        """Closes the connection; what was written is still sent."""
+        """Closes the connection, after the data that was written is sent."""
         self._writer.close()
 
 
 def _make_directory(directory: Path) -> None:
-    """Makes the directory of sockets; tasks of other users must get through it."""
+    """Makes the directory of sockets. All users may pass through it, because tasks may have any
+    user."""
     directory.mkdir(mode=0o711, parents=True, exist_ok=True)
     for path in (directory, directory.parent):
         found = path.stat()
@@ -387,9 +412,11 @@ def _make_directory(directory: Path) -> None:
 
 
 def _admit(path: Path, uid: int) -> None:
-    """Lets a user open the socket: this user only, if it is the first one and we are root.
+    """Gives a user access to the socket.
 
-    Of every process that opens it, `SlotSockets` asks the kernel which task it belongs to.
+    If this process runs as root, the first user becomes the owner of the socket. Otherwise all
+    users get access. This is safe, because for each connection `SlotSockets` finds the task of the
+    connected process.
     """
     found = path.stat()
     if uid in (found.st_uid, 0):

@@ -1,7 +1,8 @@
-"""Confines best-effort slots to fewer cpus while other slots need the host.
+"""Confines best-effort slots to fewer cpus while other slots use much CPU.
 
-It measures once a second how busy the cpus are and what the slots use.
-`task_executor.engine.squeeze` computes the number and choice of cpus from that.
+Once a second, `Squeezer` measures how busy the cpus are and how much CPU time each slot uses.
+From these numbers, `task_executor.engine.squeeze` computes how many cpus, and which ones, the
+best-effort slots may use.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from task_executor.host.cpu_times import busy_usec
 from task_executor.host.helper_messages import Usage
 
 INTERVAL_S = 1.0
-ROOM_STEPS = 2  # consecutive steps with spare CPU before best-effort slots get more cpus
+SPARE_STEPS = 2  # consecutive steps with spare CPU before best-effort slots get more cpus
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SqueezeRule:
-    """When to squeeze, in percent of this executor's cpus."""
+    """Limits that decide how many cpus best-effort slots get, in percent of the host's cpus."""
 
-    threshold_percent: int = 65  # share of the cpus that may be busy
-    minimum_percent: int = 0  # share of the cpus that best-effort slots always keep
+    threshold_percent: int = 65  # best-effort slots lose cpus when more than this is busy
+    minimum_percent: int = 0  # best-effort slots always keep at least this much
 
 
 @dataclass(frozen=True, slots=True)
 class _Counters:
-    """Microseconds of CPU time used until one moment, by cpu and by slot."""
+    """CPU time that was used until one moment, in microseconds, by cpu and by slot."""
 
-    at: float
+    at: float  # the moment, in seconds of the clock
     cpus: Mapping[int, int]
     slots: Mapping[SlotKey, int]
 
@@ -48,13 +49,14 @@ class Squeezer:
     """Confines best-effort slots to fewer cpus, depending on the measured CPU use.
 
     Args:
-        table: the slots, and the ledger of their cpus.
-        locations: locations of the host's cpus.
-        rule: when to squeeze.
-        usage: the helper's `usage`: the CPU time that slots have used.
-        update_conditions: called with `squeezed` when it has changed; moves the slots.
+        table: the slots of this executor, and the ledger of their cpus.
+        locations: the core, NUMA node and package of each cpu of the host.
+        rule: the limits that decide how many cpus best-effort slots get.
+        usage: the helper's `usage`, which returns the CPU time that each slot has used.
+        update_conditions: called with `squeezed=` (the cpus left to best-effort slots, or None for
+            all) when these cpus change. It moves the slots to them.
         cpu_times: returns the busy time of each cpu, in microseconds.
-        clock: seconds.
+        clock: returns the current time in seconds.
     """
 
     def __init__(
@@ -77,10 +79,10 @@ class Squeezer:
         self._clock = clock
         self._before: _Counters | None = None
         self._last_warning = ""
-        self._steps_with_room = 0  # consecutive steps in which there was room for more cpus
+        self._spare_steps = 0  # consecutive steps with spare CPU
 
     async def run(self) -> None:
-        """Repeats `step` once per interval; never returns."""
+        """Calls `step` once per interval, until the task is cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             try:
@@ -89,16 +91,20 @@ class Squeezer:
                 self._warn_once(str(error))
 
     async def step(self) -> None:
-        """Measures, then confines or releases best-effort slots.
+        """Measures CPU use, then gives best-effort slots fewer or more cpus.
 
-        Without such slots nothing is measured.
+        While the host has no best-effort slots, it measures nothing.
+
+        Raises:
+            FinegrainError: the helper does not answer or rejects a call.
+            OSError: the CPU times of the kernel cannot be read.
         """
         if not any(slot.spec.is_best_effort for slot in self._table):
             self._before = None
             await self._confine(None)
             return
         now = await self._count()
-        # Use is the difference between two measurements. The first step has only one.
+        # CPU use is the difference between two measurements. The first step has only one.
         before, self._before = self._before, now
         if now is None or before is None or now.at <= before.at:
             return
@@ -107,52 +113,52 @@ class Squeezer:
         pool, squeezed = ledger.pools.best_effort, ledger.conditions.squeezed
         previous = pool if squeezed is None else pool & squeezed
         count = cpu_count(budget, previous=len(previous), host_cpus=len(now.cpus))
-        self._steps_with_room = self._steps_with_room + 1 if count > len(previous) else 0
-        if 0 < self._steps_with_room < ROOM_STEPS:
-            return  # do not move slots for a lull of one second
+        self._spare_steps = self._spare_steps + 1 if count > len(previous) else 0
+        if 0 < self._spare_steps < SPARE_STEPS:
+            return  # one second with less load is no reason to move slots
         lsr_cpus = union(self._dedicated_cpus(slot, QosClass.LSR) for slot in self._table)
-        # Cpus that the kubelet reserves are used first: no slot can have them as dedicated ones.
-        kept_back = ledger.conditions.kubelet_policy.reserved_cpus or EMPTY
+        # Best-effort slots get the cpus that the kubelet reserves first, because no slot can have
+        # these cpus as dedicated cpus.
+        kubelet_reserved = ledger.conditions.kubelet_policy.reserved_cpus or EMPTY
         picked = CpuSet(
-            squeeze(count, self._locations, pool=pool, lsr_cpus=lsr_cpus, first=kept_back)
+            squeeze(count, self._locations, pool=pool, lsr_cpus=lsr_cpus, first=kubelet_reserved)
         )
-        # Empty only if the pool is empty. All slots then stay where they are.
+        # `picked` is empty only if the pool is empty. All slots then stay where they are.
         if picked:
             await self._confine(None if picked == pool else picked)
 
     async def _count(self) -> _Counters | None:
-        """Returns the counters; None if the kernel does not count what slots or cpus use."""
+        """Returns the counters; None if the kernel does not count the CPU time of slots or cpus."""
         usage = await self._usage()
         slots = {
             SlotKey(each.allocation_id, each.generation): each.cpu_usec
             for each in usage.slots
             if each.cpu_usec is not None
         }
-        # The use of an unknown slot would be taken for use of the system.
+        # Without its own counter, the CPU time of a slot would count as use by the system.
         if len(slots) < len(usage.slots):
-            self._warn_once("the kernel does not count what slots use here")
+            self._warn_once("the kernel does not count the CPU time of each slot on this host")
             return None
         ledger = self._table.cpus
         online = union(cpus for _, cpus in ledger.host.cpus_by_pool) - ledger.conditions.offline
         times = {cpu: usec for cpu, usec in self._cpu_times().items() if cpu in online}
         if not times:
-            self._warn_once("the kernel does not count how busy cpus are")
+            self._warn_once("the kernel does not count the busy time of each cpu on this host")
             return None
         self._last_warning = ""
         return _Counters(self._clock(), times, slots)
 
     def _budget(self, before: _Counters, now: _Counters) -> int:
-        """Returns the CPU that best-effort slots may use, in thousandths of a cpu."""
+        """Returns how much CPU best-effort slots may use, in thousandths of a cpu."""
         usec_per_milli = (now.at - before.at) * 1000
-        # A counter that goes back must not count as negative use.
+        # A counter whose value has become smaller counts as no use, not as negative use.
         busy = sum(
             max(usec - before.cpus[cpu], 0) for cpu, usec in now.cpus.items() if cpu in before.cpus
         )
         used = {True: 0, False: 0}  # microseconds of best-effort slots (True) and of others
         for key, usec in now.slots.items():
             slot = self._table.get(key)
-            # A slot that is new since the last measurement has used all of its time within the
-            # interval.
+            # All CPU time of a slot that is new since the last measurement is from this interval.
             used[slot is not None and slot.spec.is_best_effort] += max(
                 usec - before.slots.get(key, 0), 0
             )
@@ -164,7 +170,7 @@ class Squeezer:
             system_milli=round(max(busy - used[True] - used[False], 0) / usec_per_milli),
             reserved_milli=1000 * len(self._table.cpus.policy.reserved_cpus & CpuSet(now.cpus)),
         )
-        # The minimum has priority over what other slots use.
+        # Best-effort slots keep the minimum even if other slots need this CPU.
         return max(budget, capacity_milli * self._rule.minimum_percent // 100)
 
     async def _confine(self, squeezed: CpuSet | None) -> None:
@@ -177,7 +183,7 @@ class Squeezer:
         return assignment.cpus if assignment and assignment.qos is qos else EMPTY
 
     def _warn_once(self, why: str) -> None:
-        """Logs a warning unless it is the same as the last one."""
+        """Logs a warning, unless the last warning had the same text."""
         if why != self._last_warning:
             self._last_warning = why
             log.warning("best_effort_not_squeezed", error=why)

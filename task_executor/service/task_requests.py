@@ -18,7 +18,7 @@ from task_executor.service.messages import check_generation
 from task_executor.service.operator_requests import operator_task_of
 
 COMMAND_BYTES_MAX = 128 * 1024
-MEMORY_UNIT_BYTES = 64 * 1024  # limits are multiples of it, so that the kernel never rounds
+MEMORY_UNIT_BYTES = 64 * 1024  # limits are multiples of this, so that the kernel never rounds
 TIMEOUT_MS_MAX = 365 * 24 * 3600 * 1000
 OUTPUT_LIMIT_BYTES_MAX = 1 << 50
 PATH_LENGTH_MAX = 4096
@@ -40,14 +40,15 @@ class Submission:
     timeout_ms: int | None
     output_limit_bytes: int  # 0: the executor's default
     operator_task: OperatorTask | None = None
-    memory_limit_bytes: int = 0  # 0: none but the slot's
+    memory_limit_bytes: int = 0  # 0: only the limit of the slot applies
 
 
 def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
     """Decodes and checks a submission.
 
     Raises:
-        InvalidArgument: a field is invalid; the error has its name, its value and what is allowed.
+        InvalidArgument: a field is invalid. The error has the name, the value and the allowed
+            values of the field.
     """
     spec = request.spec
     timeout_ms = None
@@ -59,9 +60,9 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
         raise InvalidArgument(
             "spec.output_limit_bytes", spec.output_limit_bytes, f"0 to {OUTPUT_LIMIT_BYTES_MAX}"
         )
-    # Deterministic, so that a repeated submission has the same digest.
+    # The serialization is deterministic, so that a repeated submission has the same digest.
     content = request.SerializeToString(deterministic=True)
-    # Every field is checked before anything is done, so a bad request has no effect.
+    # Every field is checked before the task is created, so an invalid request has no effect.
     return Submission(
         task_id=check_id("task_id", request.task_id),
         key=SlotKey(

@@ -1,9 +1,9 @@
 """Runs tasks in slots: submit, cancel, signal, write input, and delete.
 
-A caller may use a task only with the secret of its job. A repeated submission is the same task.
-The helper creates the processes. Ended tasks are kept as long as their slot exists, and some time
-after for late watchers. If a slot has run very many tasks, its oldest ended tasks are deleted
-earlier.
+A caller needs the secret of the job to use its tasks. If a submission is repeated, no second task
+starts. The helper creates the processes. Ended tasks are kept as long as their slot exists, and for
+some time after that for late watchers. If a slot has run very many tasks, its oldest ended tasks
+are deleted earlier.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from task_executor.service.task_requests import Submission, submission_of
 from task_executor.service.task_table import Task
 from task_executor.service.task_users import User, UserPolicy, task_environment
 
-LINGER_S = 60.0  # how long ended tasks are kept after their slot
-LINGER_WATCHED_S = 600.0  # the same while they are watched
-ENDED_PER_SLOT_MAX = 1_000  # tasks of one slot, before its oldest ended ones are deleted
-SETTLE_S = 20.0  # how long a call waits for a task that is being started
+LINGER_S = 60.0  # ended tasks are kept this long after the end of their slot
+LINGER_WATCHED_S = 600.0  # the same for tasks that are being watched
+ENDED_PER_SLOT_MAX = 1_000  # a slot with more tasks loses its oldest ended tasks
+SETTLE_S = 20.0  # maximum time that a call waits for a task that is being started
 INPUT_BYTES_MAX = 64 * 1024
 INPUT_PAUSE_S_MIN, INPUT_PAUSE_S_MAX = 0.005, 0.2
 HELPER_RETRY_S = 1.0
@@ -61,7 +61,8 @@ NEVER_RAN = frozenset(
         Reason.START_FAILED,
     }
 )
-"""Errors that make a task FAILED. Any other error fails the call and leaves no task."""
+"""Errors after which the task exists and is FAILED. After any other error the call fails, and no
+task exists."""
 
 log = get_logger(__name__)
 
@@ -74,10 +75,10 @@ class TaskRunner:
     """All operations on tasks.
 
     Args:
-        keeper: slots, tasks, helper and state directory.
-        options: user, limits and grace period.
-        users: which users tasks may run as.
-        task_root: the helper's folder of task directories.
+        keeper: the slots and tasks of this executor, the helper, and the state directory.
+        options: the options of this executor.
+        users: the users that tasks may run as.
+        task_root: the helper's folder that contains the directories of all tasks.
     """
 
     def __init__(
@@ -95,20 +96,20 @@ class TaskRunner:
         self._task_root = task_root
         self._starting: set[asyncio.Task[Any]] = set()
         self._closed = False
-        # Further variables of a slot's tasks.
+        # Returns additional environment variables of a slot's tasks.
         self.slot_environment: Callable[[SlotSpec, Isolation], dict[str, str]] = _no_more
-        # Opens the socket of a task's slot, for a user; None: the task needs none.
+        # Opens the socket of a task's slot for a user, and returns its path; None: none is needed.
         self.open_socket: Callable[[Task, int], Awaitable[Path | None]] = _no_socket
         keeper.on_slot_removed = self.slot_removed
 
     # -- submit ------------------------------------------------------------------------------
 
     async def submit(self, request: task_executor_pb2.SubmitTaskRequest, caller: Caller) -> Task:
-        """Starts a task, or finds the one that this submission has started before.
+        """Starts a task, or finds the task that the same submission has started before.
 
         Returns:
-            The task, RUNNING or ended. A program or user that is not available makes it FAILED
-            (`NEVER_RAN`).
+            The task, in state RUNNING or an end state. If the program or the user does not exist,
+            the task is FAILED (`NEVER_RAN`).
 
         Raises:
             InvalidArgument: the request is malformed.
@@ -131,16 +132,17 @@ class TaskRunner:
             self._make_room(submission.key)
             task = self._new_task(submission, slot)
             self._keeper.operators.register_task(task)
-            # In the table before anything waits, so that a repeated submission finds the task.
+            # The task is added before the first wait, so that a repeated submission finds it.
             self._tasks.add(task)
-            # Shielded: a caller that disconnects must not leave a task half started.
+            # The shield lets the start continue when the caller disconnects, so that no task is
+            # left partly started.
             begun = asyncio.create_task(self._start_new(task, submission, slot))
             self._starting.add(begun)
             begun.add_done_callback(self._starting.discard)
             await asyncio.shield(begun)
-        # A repeated submission waits here for the first one.
+        # A repeated submission waits here for the end of the first one.
         await task.settled.wait()
-        # The start has failed, and the task was dropped.
+        # If the start failed, the task is no longer in the table.
         if self._tasks.get(task.task_id) is not task:
             raise Unavailable("the task could not be started; submit it again")
         return task
@@ -169,12 +171,13 @@ class TaskRunner:
         details = {"allocation_id": key.allocation_id, "generation": key.generation}
         if latest is None or latest.state is CarveState.CARVING:
             raise NotFound(
-                f"there is no slot {key.allocation_id} on this executor; look at the job's events "
-                "for where it is",
+                f"there is no slot {key.allocation_id} on this executor; the job's events show "
+                "on which executor it is",
                 reason=Reason.ALLOCATION_UNKNOWN,
                 details=details,
             )
-        # Checked before anything else about the slot, so that other jobs learn nothing of it.
+        # The secret is checked first, so that the errors below tell other jobs nothing about the
+        # slot.
         _check_owner(latest.spec.job_secret_sha256, caller, f"slot {key.allocation_id}")
         known = latest.spec.generation
         if key.generation < known:
@@ -184,7 +187,7 @@ class TaskRunner:
                 reason=Reason.STALE_GENERATION,
                 details={**details, "known": known},
             )
-        # A generation above ours is of a later placement, which has not arrived here.
+        # A higher generation belongs to a later placement, whose order has not arrived here yet.
         if key.generation > known or latest.state is not CarveState.ALLOCATED:
             raise FailedPrecondition(
                 f"slot {key.allocation_id} generation {key.generation} does not accept tasks "
@@ -210,7 +213,7 @@ class TaskRunner:
         )
 
     async def _start_new(self, task: Task, submission: Submission, slot: Slot) -> None:
-        """Saves the task, then starts it, so that a crash in between leaves no unknown process."""
+        """Saves the task before it starts it, so that no unknown process is left after a crash."""
         try:
             await self.store(task)
             user = self._users.resolve(submission.user)
@@ -246,7 +249,7 @@ class TaskRunner:
                 slot=slot,
                 task_id=submission.task_id,
                 executor_id=self._keeper.identity.executor_id,
-                # The cpus at the start. They can change while the task runs.
+                # These are the cpus at the start. They can change while the task runs.
                 cpus=str(table.cpus.binding_of(spec).cpus),
                 devices=device_environment(
                     table.devices.host,
@@ -271,17 +274,17 @@ class TaskRunner:
         )
 
     async def _start(self, task: Task, spec: TaskSpec) -> int:
-        """Starts the task; returns its pid.
+        """Starts the task, and returns its pid.
 
-        If the helper is unreachable, the outcome is unknown. Repeating the same call is safe and
-        settles it.
+        If the helper is unreachable, it is unknown whether the task was started. The same call is
+        then repeated, which is safe and shows the result.
         """
         while True:
             try:
                 return (await self._helper.start_task(spec)).pid
             except Unavailable as error:
-                log.warning("task_start_waits", task_id=task.task_id, error=error.message)
-                # The task cannot start without its slot, so the helper is not called again.
+                log.warning("task_start_delayed", task_id=task.task_id, error=error.message)
+                # Without its slot the task cannot start, so the helper is not called again.
                 if self._keeper.table.get(task.key) is None:
                     raise
             await asyncio.sleep(HELPER_RETRY_S)
@@ -297,7 +300,7 @@ class TaskRunner:
         """Writes the task's file.
 
         Raises:
-            Unavailable: it could not be written.
+            Unavailable: the file could not be written.
         """
         try:
             await asyncio.to_thread(self._keeper.directory.save_task, task.task_id, task.to_dict())
@@ -317,12 +320,12 @@ class TaskRunner:
     # -- operations on tasks -----------------------------------------------------------------
 
     def need(self, task_id: str, caller: Caller, *, operators: bool = False) -> Task:
-        """Returns a task that the caller may touch.
+        """Returns a task, if the caller may use it.
 
         Args:
-            task_id: the task.
-            caller: who calls.
-            operators: True: the cluster token is enough.
+            task_id: the id of the task.
+            caller: the identity and secrets of the caller.
+            operators: True: a caller with the cluster token may use the task too.
 
         Raises:
             NotFound: TASK_UNKNOWN.
@@ -334,7 +337,11 @@ class TaskRunner:
         return task
 
     async def cancel(self, task: Task, grace_ms: int | None) -> None:
-        """Begins to terminate a task, unless it has ended. `grace_ms` None: the default.
+        """Starts to terminate a task, unless it has ended.
+
+        Args:
+            task: the task.
+            grace_ms: the time between SIGTERM and SIGKILL, in milliseconds; None: the default.
 
         Raises:
             Unavailable: the task is still being started, or the helper is unreachable.
@@ -342,7 +349,8 @@ class TaskRunner:
         await self.await_start(task)
         if task.has_ended:
             return
-        # Saved before the kill, so that a restart still reports the end as cancelled.
+        # This is saved before the kill, so that a restarted front still reports the end as
+        # cancelled.
         if not task.cancelled:
             task.cancelled = True
             await self._save_or_log(task)
@@ -350,7 +358,11 @@ class TaskRunner:
         await self._unless_ended(self._helper.kill_task(task.task_id, grace_ms))
 
     async def end_for(self, task: Task, fault: TaskFault) -> None:
-        """Kills a task because of what it did; its end is reported with the reason.
+        """Kills a task because it broke a rule. The end of the task is reported with the reason.
+
+        Args:
+            task: the task.
+            fault: the reason and the text that are reported.
 
         Raises:
             Unavailable: the task is still being started, or the helper is unreachable.
@@ -358,14 +370,14 @@ class TaskRunner:
         await self.await_start(task)
         if task.has_ended:
             return
-        # Saved before the kill, so that a restart still reports the reason.
+        # This is saved before the kill, so that a restarted front still reports the reason.
         if task.ended_for is None:
             task.ended_for = fault
             await self._save_or_log(task)
         await self._unless_ended(self._helper.kill_task(task.task_id, 0))
 
     async def signal(self, task: Task, signum: int) -> None:
-        """Sends a signal to a task's process group; does nothing if the task has ended.
+        """Sends a signal to a task's process group, unless the task has ended.
 
         Raises:
             InvalidArgument: there is no such signal.
@@ -381,7 +393,7 @@ class TaskRunner:
         """Waits until the start of a task has succeeded or failed.
 
         Raises:
-            Unavailable: it takes too long.
+            Unavailable: the start takes longer than `SETTLE_S` seconds.
         """
         try:
             async with asyncio.timeout(SETTLE_S):
@@ -399,10 +411,13 @@ class TaskRunner:
     async def write_input(
         self, requests: AsyncIterator[task_executor_pb2.WriteTaskInputRequest], caller: Caller
     ) -> int:
-        """Writes to a task's standard input; returns how many bytes the task has accepted in total.
+        """Writes to a task's standard input.
+
+        Returns:
+            The number of bytes that the task has accepted in total.
 
         Raises:
-            InvalidArgument: a message is malformed, or the first one names no task.
+            InvalidArgument: a message is malformed, or the first message names no task.
             NotFound: TASK_UNKNOWN.
             PermissionDenied: JOB_SECRET_WRONG.
         """
@@ -425,13 +440,13 @@ class TaskRunner:
         return accepted
 
     async def _write_chunk(self, task: Task, offset: int, data: bytes, *, eof: bool) -> int:
-        """Writes all of `data` as fast as the task reads; returns the total accepted."""
+        """Writes all of `data`, as fast as the task reads, and returns the total accepted."""
         end, pause_s = offset + len(data), INPUT_PAUSE_S_MIN
         while True:
             accepted = await self._helper.write_input(task.task_id, offset, data, eof)
             if accepted >= end:
                 return accepted
-            # If the task reads, the next chunk follows at once. If it does not, the pause grows.
+            # While the task reads, the next write follows at once. Otherwise the pause grows.
             pause_s = (
                 INPUT_PAUSE_S_MIN if accepted > offset else min(pause_s * 2, INPUT_PAUSE_S_MAX)
             )
@@ -439,7 +454,7 @@ class TaskRunner:
             await asyncio.sleep(pause_s)
 
     def of_job(self, job_id: str, caller: Caller) -> list[Task]:
-        """Returns the tasks of a job that the caller owns.
+        """Returns the tasks of a job, if the caller owns the job.
 
         Raises:
             PermissionDenied: JOB_SECRET_WRONG.
@@ -452,29 +467,34 @@ class TaskRunner:
     # -- deletion ----------------------------------------------------------------------------
 
     def slot_removed(self, key: SlotKey) -> None:
-        """Starts the time after which the tasks of a removed slot are deleted."""
+        """Records the end of a slot. Its tasks are deleted some time after this."""
         now = asyncio.get_running_loop().time()
         for task in self._tasks.of_slot(key):
             task.slot_removed_at = now
         self._keeper.operators.slot_removed(key)
 
     def _make_room(self, key: SlotKey) -> None:
-        """Checks the limits on tasks, and marks the oldest ended tasks of a full slot for deletion.
+        """Checks that one more task is allowed.
+
+        If the slot has too many tasks, this marks its oldest ended tasks for deletion.
 
         Raises:
-            ResourceExhausted: too many tasks.
+            ResourceExhausted: there are too many tasks.
         """
         total = self._keeper.table.share.total
         self._tasks.check_room(sum(total.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS)))
         in_slot = self._tasks.of_slot(key)
         if len(in_slot) >= ENDED_PER_SLOT_MAX:
-            # A watcher would lose its stream, so watched tasks are kept.
+            # If a watched task were deleted, its watcher would lose the stream. So watched tasks
+            # are kept.
             ended = [t for t in in_slot if t.has_ended and not t.watchers]
             for task in ended[: len(in_slot) - ENDED_PER_SLOT_MAX + 1]:
-                task.slot_removed_at = 0.0  # long ago: the next sweep deletes the task
+                task.slot_removed_at = (
+                    0.0  # a time long ago, so that the next sweep deletes the task
+                )
 
     def overdue(self, now: float) -> list[Task]:
-        """Returns ended tasks that are due for deletion at `now`, in event loop time."""
+        """Returns the ended tasks that must be deleted at `now`, in event loop time."""
         return [
             task
             for task in self._tasks
@@ -486,12 +506,13 @@ class TaskRunner:
     async def forget_overdue(self) -> None:
         """Deletes the tasks that `overdue` returns, including their files."""
         for task in self.overdue(asyncio.get_running_loop().time()):
-            # The helper first: if it fails, the task stays and the next sweep tries again.
+            # The helper is called first. If the call fails, the task stays and the next sweep tries
+            # again.
             await self._helper.forget_task(task.task_id)
             self._drop(task)
 
     async def close(self) -> None:
-        """Starts no more tasks; waits up to one second for those that are being started."""
+        """Rejects new tasks, and waits at most one second for tasks that are being started."""
         self._closed = True
         if self._starting:
             await asyncio.wait(self._starting, timeout=1.0)
@@ -524,8 +545,8 @@ def _check_memory_limit(submission: Submission, slot: Slot) -> None:
 def _check_owner(job_secret_sha256: str, caller: Caller, what: str) -> None:
     if not job_secret_sha256 or not caller.owns(job_secret_sha256):
         raise PermissionDenied(
-            f"{what} belongs to a job, and the call does not carry its secret; send it as "
-            "metadata finegrain-job-secret",
+            f"{what} belongs to a job, and the call does not have the secret of this job; send the "
+            "secret as metadata finegrain-job-secret",
             reason=Reason.JOB_SECRET_WRONG,
         )
 

@@ -1,6 +1,7 @@
 """The tasks of this executor, by id and by slot, with their states.
 
-The helper's records are the authority on tasks; this table is what the service reports.
+The service reports the states in this table. If the table and the helper's records differ, the
+helper's records are right.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from task_executor.engine.slots import SlotKey
 from task_executor.host.helper_messages import ExitRecord, TaskFault
 
 TASKS_MAX = 50_000
-RUNNING_MIN = 200  # allowed on any executor, however small
-SHIM_BYTES = 3 << 20  # memory of a task's shim, measured; no slot's limit covers it
-SHIMS_SHARE = 20  # shims may use one part in 20 of the executor's memory
+RUNNING_MIN = 200  # this many running tasks are allowed on every executor
+SHIM_BYTES = 3 << 20  # measured memory of a task's shim; not part of the slot's limit
+SHIMS_SHARE = 20  # all shims together may use 1/20 of the executor's memory
 
 
 ENDED_STATES = frozenset({TaskState.EXITED, TaskState.FAILED})
@@ -32,44 +33,45 @@ ENDED_STATES = frozenset({TaskState.EXITED, TaskState.FAILED})
 
 @dataclass(slots=True)
 class Task:
-    """One task. The first fields are saved for a restart; the helper supplies the others."""
+    """One task. The first fields are saved for a restart. After a restart, the helper's record
+    supplies the others."""
 
     task_id: str
     key: SlotKey
     job_id: str
     job_secret_sha256: str
-    digest: str  # of the whole submission: the same id with other content is a conflict
+    digest: str  # digest of the submission: the same task id with another digest is an error
     argv: tuple[str, ...]
     submit_time_ms: int
-    submit_number: int  # order of submission
-    cancelled: bool = False  # by CancelTask or because its slot was freed, before it ended
-    fault: TaskFault | None = None  # why it never ran
-    ended_for: TaskFault | None = None  # what the executor ended it for, while it ran
-    operator_task: OperatorTask | None = None  # what it runs of a job graph
-    registered: tuple[TaskOperator, ...] = ()  # operators that it registered while it ran
-    memory_limit_bytes: int = 0  # within that of its slot; 0: none
-    first_quota_bytes: int = 0  # of its operators when it was submitted: a part of that limit
-    # not saved
+    submit_number: int  # tasks are numbered in the sequence of their submission
+    cancelled: bool = False  # CancelTask or the freeing of its slot ended the task
+    fault: TaskFault | None = None  # why the task never ran
+    ended_for: TaskFault | None = None  # why the executor killed the task
+    operator_task: OperatorTask | None = None  # the operators of a job graph that the task runs
+    registered: tuple[TaskOperator, ...] = ()  # operators that the task registered while it ran
+    memory_limit_bytes: int = 0  # limit of this task, below the slot's limit; 0: no own limit
+    first_quota_bytes: int = 0  # quotas of its operators at submission; part of the limit above
+    # The fields below are not saved.
     state: TaskState = TaskState.STARTING
     pid: int = 0
     start_time_ms: int = 0
     directory: Path | None = None
     exit: ExitRecord | None = None
-    slot_removed_at: float | None = None  # event loop time
+    slot_removed_at: float | None = None  # in event loop time
     watchers: int = 0
     peak_gpu_memory_bytes: int = 0  # of its slot while it ran, since this front has started
     operators: tuple[OperatorStatus, ...] = ()
-    settled: asyncio.Event = field(default_factory=asyncio.Event)  # no longer STARTING
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # set when no longer STARTING
     _wakers: set[asyncio.Event] = field(default_factory=set)
 
     @property
     def has_ended(self) -> bool:
-        """True if nothing about the task will change any more."""
+        """True if the task has ended, so that it will not change any more."""
         return self.state in ENDED_STATES
 
     @property
     def cause(self) -> TaskFault | None:
-        """What the executor ended it for; None if it did not, or if the task was quicker."""
+        """Why the executor killed the task; None if it did not, or the task ended well before."""
         succeeded = self.exit is not None and self.exit.exit_code == 0
         return None if succeeded else self.ended_for
 
@@ -82,7 +84,7 @@ class Task:
 
     @contextmanager
     def watched(self) -> Iterator[asyncio.Event]:
-        """Yields an event that is set at every change. A watched task is kept longer."""
+        """Yields an event that is set at every change. While watched, a task is kept longer."""
         waker = asyncio.Event()
         self._wakers.add(waker)
         self.watchers += 1
@@ -93,19 +95,19 @@ class Task:
             self.watchers -= 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what a restarted front needs, without the environment."""
+        """Returns the data that a restarted front needs, without the task's environment."""
         data: dict[str, Any] = _JSON.to_json(self)
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Task:
-        """Reads what `to_dict` wrote.
+        """Returns the task from the data that `to_dict` returned.
 
         Raises:
-            InvalidArgument: something is missing or of the wrong kind.
+            InvalidArgument: a field is missing or has the wrong type.
         """
         task = _JSON.from_json(cls, data)
-        # A task that never ran has no record of the helper, so its end is known only from here.
+        # The helper has no record of a task that never ran, so its end is taken from this data.
         if task.fault:
             task.state = TaskState.FAILED
             task.settled.set()
@@ -130,9 +132,9 @@ class TaskTable:
     def __init__(self) -> None:
         self._tasks: dict[str, Task] = {}
         self._by_slot: dict[SlotKey, dict[str, Task]] = defaultdict(dict)
-        self.outcomes: dict[str, int] = defaultdict(int)  # ended tasks since the start
+        self.outcomes: dict[str, int] = defaultdict(int)  # number of ended tasks, by outcome
         self.oom_kills = 0
-        self.on_end: Callable[[Task], None] = lambda _task: None  # frees what the task has
+        self.on_end: Callable[[Task], None] = lambda _task: None  # called at the end of each task
         self.last_number = 0
 
     def __iter__(self) -> Iterator[Task]:
@@ -153,7 +155,7 @@ class TaskTable:
         task = self._tasks.get(task_id)
         if task is None:
             raise NotFound(
-                f"task {task_id!r} is not known here; it may have been forgotten with its slot",
+                f"this executor has no task {task_id!r}; it may have been deleted with its slot",
                 reason=Reason.TASK_UNKNOWN,
                 details={"task_id": task_id},
             )
@@ -172,7 +174,7 @@ class TaskTable:
                     task.peak_gpu_memory_bytes = max(task.peak_gpu_memory_bytes, memory_bytes)
 
     def check_room(self, memory_bytes: int) -> None:
-        """Checks that an executor with this much memory may run one more task.
+        """Checks that an executor with `memory_bytes` of memory may run one more task.
 
         Raises:
             ResourceExhausted: too many tasks are kept, or too many are running.
@@ -183,7 +185,7 @@ class TaskTable:
                 f"this executor keeps {TASKS_MAX} tasks already; release slots that are no longer "
                 "needed"
             )
-        # `running` is linear in all tasks, so it is called only if there are enough tasks at all.
+        # `running` is linear in all tasks, so it is called only if the limit can be exceeded.
         elif len(self) >= running_max and self.running() >= running_max:
             why = f"{running_max} tasks run on this executor already; wait for some of them to end"
         else:
@@ -214,7 +216,7 @@ class TaskTable:
         return sorted((t for t in self if t.job_id == job_id), key=lambda t: t.submit_number)
 
     def running(self) -> int:
-        """Returns how many tasks run or are being started. Cost: linear in all tasks."""
+        """Returns the number of tasks that run or are being started. Cost: linear in all tasks."""
         return sum(not task.has_ended for task in self)
 
     def slots(self) -> Iterable[SlotKey]:
@@ -224,13 +226,13 @@ class TaskTable:
     # -- state changes -----------------------------------------------------------------------
 
     def started(self, task: Task, pid: int, start_time_ms: int, directory: Path | None) -> None:
-        """Records that the task's program has been started; it may have ended already.
+        """Records that the task's program was started. It may have ended already.
 
         Args:
             task: the task.
-            pid: process id of its program.
-            start_time_ms: wall clock.
-            directory: where its logs are; None: unchanged.
+            pid: the process id of the program.
+            start_time_ms: the time of the start, in milliseconds of the wall clock.
+            directory: the directory of the task's logs; None: unchanged.
         """
         task.pid = pid
         task.start_time_ms = start_time_ms
@@ -251,13 +253,13 @@ class TaskTable:
     def exited(self, task: Task, record: ExitRecord, *, count: bool = True) -> None:
         """Records that the task and all its processes have ended.
 
-        A record with an error means that the task never ran. The exception is TERMINATED: the task
-        was lost while it ran, and is reported as killed.
+        A record with an error means that the task never ran. Only the error TERMINATED means that
+        the task was lost while it ran. Such a task is reported as killed.
 
         Args:
-            task: the task; nothing changes if it has ended already.
-            record: how it ended.
-            count: False: leaves the counters for metrics as they are.
+            task: the task. If it has ended already, nothing changes.
+            record: the helper's record of how the task ended.
+            count: False: do not change the counters of metrics.
         """
         if task.has_ended:
             return
@@ -276,7 +278,7 @@ class TaskTable:
 
 def outcome_of(task: Task, record: ExitRecord) -> str:
     """Returns the outcome of a task in one word, for metrics and logs."""
-    # The order of the checks matters: a task that was killed for memory may be cancelled as well.
+    # This check comes first, because a task that was killed for memory may be cancelled as well.
     if record.oom_killed:
         return "oom_killed"
     if record.timed_out:

@@ -1,7 +1,7 @@
-"""Determines the user that a task runs as, and the environment that it gets.
+"""Determines the user that a task runs as, and the environment of the task.
 
-The helper checks the same rules again, because it has the privilege. The check here gives the
-caller an error that says what to do.
+The helper, which has the privilege to change users, checks the same rules again. The check here
+exists to give the caller an error that says what to do.
 """
 
 from __future__ import annotations
@@ -32,18 +32,21 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class UserPolicy:
-    """The default user of tasks, and the other users that they may name."""
+    """The default user of tasks, and the other users that tasks may run as."""
 
     own: User
     default: User
     allow_root_tasks: bool
-    root_helper: bool = False  # True: a separate helper unit, which may run as root
+    root_helper: bool = False  # True: the helper is a separate unit, which may run as root
 
     def resolve(self, wanted: str) -> User:
-        """Returns the user of a task that names `wanted`; empty: the default user.
+        """Returns the user that a task runs as.
+
+        Args:
+            wanted: the name or number of the user that the task requests; empty: the default user.
 
         Raises:
-            PermissionDenied: USER_NOT_ALLOWED; the error names the user that is allowed.
+            PermissionDenied: USER_NOT_ALLOWED. The error names the user that is allowed.
         """
         if not wanted or wanted in (self.default.name, str(self.default.uid)):
             return self.default
@@ -52,7 +55,7 @@ class UserPolicy:
         user = find_user(wanted)
         if user is None:
             raise self._refusal(wanted, "there is no such user on this host")
-        # Another way to write the default user, for example its number.
+        # `wanted` may be the default user in another form, for example as a number.
         if user.uid == self.default.uid:
             return user
         if self.own.uid != 0 and not self.root_helper:
@@ -60,7 +63,7 @@ class UserPolicy:
         if user.uid == 0 and self.allow_root_tasks:
             return user
         if user.uid == 0:
-            raise self._refusal(wanted, "tasks as root need allow_root_tasks")
+            raise self._refusal(wanted, "tasks may run as root only if allow_root_tasks is set")
         raise self._refusal(wanted, "it is not the configured task_user")
 
     def _refusal(self, wanted: str, why: str) -> PermissionDenied:
@@ -72,37 +75,37 @@ class UserPolicy:
 
 
 def user_policy(options: TaskExecutorOptions) -> UserPolicy:
-    """Returns the policy that the options define on this host.
+    """Returns the user policy that the options define.
 
     Raises:
-        ConfigurationError: the task user does not exist, or would be root without
-            `allow_root_tasks`.
+        ConfigurationError: the task user does not exist, or is root although `allow_root_tasks` is
+            not set.
     """
     own = find_user(str(os.geteuid())) or User(str(os.geteuid()), os.geteuid(), os.getegid(), "/")
     root_helper = options.helper_socket is not None
-    # Without root, a process can only run tasks as its own user.
+    # A process that does not run as root can run tasks only as its own user.
     if (own.uid != 0 and not root_helper) or options.task_user in ("", SELF):
         default = own
     else:
         found = find_user(options.task_user)
         if found is None:
             raise ConfigurationError(
-                f"task_user is {options.task_user!r}, and there is no such user on this host; "
-                "create it (useradd --system), or name another one",
+                f"task_user is {options.task_user!r}, but this host has no such user; "
+                "create the user (useradd --system), or set task_user to another user",
                 details={"task_user": options.task_user},
             )
         default = found
     if default.uid == 0 and not options.allow_root_tasks:
         raise ConfigurationError(
             f"task_user is {options.task_user!r}, so tasks would run as root; set task_user to "
-            "another user (nobody), or set allow_root_tasks to allow that",
+            "another user (for example nobody), or set allow_root_tasks to allow tasks as root",
             details={"task_user": options.task_user},
         )
     return UserPolicy(own, default, options.allow_root_tasks, root_helper)
 
 
 def find_user(name: str) -> User | None:
-    """Finds a user by name or number; None if there is none."""
+    """Returns the user with this name or number; None if it does not exist."""
     try:
         entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
     except (KeyError, ValueError, OverflowError):
@@ -123,18 +126,18 @@ def task_environment(
 ) -> dict[str, str]:
     """Returns the environment of a task.
 
-    The task's own variables override the defaults (PATH, HOME). Those of devices and FINEGRAIN_
-    variables override both.
+    Variables that the submission sets override the defaults (PATH, HOME). Variables about devices,
+    and FINEGRAIN_ variables, override both.
 
     Args:
-        env: variables that the task requested.
+        env: the variables of the submission.
         user: the user that the task runs as.
-        slot: where it runs.
-        task_id: the task.
-        executor_id: this executor.
-        cpus: cpu list that the slot is bound to.
-        devices: variables that name the slot's devices.
-        operators: variables about operators of job graphs.
+        slot: the slot in which the task runs.
+        task_id: the id of the task.
+        executor_id: the id of this executor.
+        cpus: the list of cpus that the slot is bound to.
+        devices: the variables that name the slot's devices.
+        operators: the variables about operators of job graphs.
     """
     home = user.home if os.path.isdir(user.home) else "/"  # noqa: PTH112 - a text, not a tree
     spec = slot.spec

@@ -1,7 +1,8 @@
 """Streams the states and the output of one task to a watcher.
 
-All output comes before the final state. Each watcher reads the log files itself, one chunk at a
-time, so a slow watcher costs one buffer of `CHUNK_BYTES` and delays no other.
+The watcher receives all output before the final state. For each watcher, the log files are read
+separately, one chunk at a time. So a slow watcher uses only one buffer of `CHUNK_BYTES`, and does
+not delay other watchers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ STDOUT, STDERR = 1, 2
 
 @dataclass(slots=True)
 class _Tail:
-    """How much of one stream has been sent to one watcher."""
+    """The position in one output stream up to which a watcher has received the output."""
 
     number: int
     stream: Stream
@@ -41,10 +42,10 @@ async def watch_task(
 
     Args:
         task: the task.
-        request: offsets to start from, or that no output is wanted.
+        request: the offsets from which the output is sent, or that no output is requested.
 
     Raises:
-        InvalidArgument: an offset is out of range.
+        InvalidArgument: an offset is outside the allowed range.
     """
     tails = _tails(request)
     clock = asyncio.get_running_loop().time
@@ -52,9 +53,11 @@ async def watch_task(
         yield task_executor_pb2.WatchTaskResponse(task=write(task_executor_pb2.TaskStatus, task))
         sent_state, last_message_at, pause_s = task.state, clock(), POLL_S_MIN
         while True:
-            # Cleared before anything is read, so that later changes wake the next pass.
+            # This clears the event before reading, so that a later change starts another iteration.
             changed.clear()
-            is_last_read = task.has_ended  # before reading: nothing is written later
+            is_last_read = (
+                task.has_ended
+            )  # read before the output, because an ended task writes no more
             if task.state is not sent_state and not is_last_read:
                 sent_state = task.state
                 yield task_executor_pb2.WatchTaskResponse(
@@ -72,7 +75,7 @@ async def watch_task(
             if clock() - last_message_at > KEEPALIVE_S:
                 yield task_executor_pb2.WatchTaskResponse()
                 last_message_at = clock()
-            # Output is polled, because shims write it without a message to the front.
+            # This polls the output, because shims do not notify the front when they write output.
             if await _wait(changed, pause_s if tails else KEEPALIVE_S):
                 continue
             pause_s = min(pause_s * 2, POLL_S_MAX)
@@ -93,7 +96,7 @@ def _tails(request: task_executor_pb2.WatchTaskRequest) -> list[_Tail]:
 def _new_output(
     directory: Path | None, tails: list[_Tail]
 ) -> Iterator[task_executor_pb2.OutputChunk]:
-    """Yields all output that is available now, in chunks that alternate between both streams."""
+    """Yields all output that is available now. Chunks alternate between stdout and stderr."""
     pending = list(tails) if directory is not None else []
     while pending and directory is not None:
         for tail in list(pending):
@@ -106,13 +109,13 @@ def _new_output(
                     stream=tail.number, offset=tail.offset, data=data
                 )
                 tail.offset += len(data)
-            # A short read means that all present output of this stream has been sent.
+            # If a read returns less than a full chunk, all present output of this stream was sent.
             if len(data) < CHUNK_BYTES:
                 pending.remove(tail)
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> bool:
-    """Returns True if something changed before `seconds` had passed."""
+    """Waits for a change, at most `seconds`. Returns True if there was a change."""
     try:
         async with asyncio.timeout(seconds):
             await changed.wait()

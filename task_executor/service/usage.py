@@ -1,4 +1,4 @@
-"""Measures the CPU and memory that slots use, for reports and metrics; placement ignores it."""
+"""Measures the CPU and memory that slots use, for reports and metrics. Placement ignores it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = get_logger(__name__)
 class UsageSample:
     """Usage of all slots together.
 
-    `counted` is False if the kernel does not count it (isolation none).
+    `counted` is False if the kernel does not measure the usage (isolation none).
     """
 
     cpu_milli: int = 0
@@ -32,7 +32,7 @@ class UsageSample:
 
 
 class Meter:
-    """Measures at most once per second, and keeps the last result."""
+    """Measures the usage at most once per second, and keeps the last result."""
 
     def __init__(self, keeper: SlotKeeper, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._keeper = keeper
@@ -59,7 +59,7 @@ class Meter:
         elapsed_s = now - self._measured_at
         if elapsed_s < MEASURE_S_MIN:
             return
-        # Set before the call, so that a slow helper is not asked again at once.
+        # The time is set before the call, so that a slow helper is not called again at once.
         self._measured_at = now
         if not len(self._keeper.table):
             self.latest, self._cpu_usec = UsageSample(counted=self.latest.counted), {}
@@ -77,8 +77,7 @@ class Meter:
             for slot in usage.slots
             if slot.cpu_usec is not None
         }
-        # A slot that is new since the last measurement has used all of its time within the
-        # interval.
+        # All CPU time of a slot that is new since the last measurement is from this interval.
         used_usec = sum(max(usec - self._cpu_usec.get(key, 0), 0) for key, usec in counters.items())
         memory = [s.memory_current_bytes for s in usage.slots if s.memory_current_bytes is not None]
         self.latest = UsageSample(

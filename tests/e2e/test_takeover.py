@@ -222,6 +222,6 @@ async def test_a_leader_that_stalls_is_left_and_stands_by_when_it_wakes_up(
         await slot.release()
         seen = [await anext(events) for _ in range(2)]
         assert [(each.sequence, each.state) for each in seen] == [(1, "GRANTED"), (2, "RELEASED")]
-        assert "taken_over" in events_of(standby)
+        assert "leadership_taken_over" in events_of(standby)
         assert pair.executor.log.count("STALE_EPOCH") == 0  # it did not even try to command
     pair.cli.settle()

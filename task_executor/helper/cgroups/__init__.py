@@ -1,6 +1,6 @@
-"""Chooses a cgroup driver: v1 if its controllers are mounted, else v2, else none.
+"""Chooses a cgroup driver: v1 if its controllers are mounted, otherwise v2.
 
-Without a driver the report says why, and how to get one.
+If neither can be used, no limits are enforced. The isolation report then says why, and what to do.
 """
 
 from __future__ import annotations
@@ -19,35 +19,39 @@ from task_executor.helper.protocol import Fault
 _ATTEMPTS, _PAUSE_S = 50, 0.02
 _PERMANENT_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FIX_V1 = "run the executor as root (cgroup v1 cannot be delegated safely to other users)"
-_FIX_V2 = "run it as root or in a delegated scope: systemd-run --user --scope -p Delegate=yes ..."
+_FIX_V2 = "run it as root, or in a delegated scope: systemd-run --user --scope -p Delegate=yes ..."
 _FIX_NO_MOUNT = "mount a cgroup file system with cpu, cpuset, memory and pids controllers"
 
 
 def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = None) -> Driver:
     """Returns a driver whose base group is ready.
 
-    A failure is retried for one second, because other executors come and go and remove the common
-    group above theirs when it is empty. Raises InUse if another helper has our executor_id.
+    A failure is retried for one second, because another executor that stops may remove the common
+    parent group at the same moment.
 
     Args:
-        config: configuration of the helper.
+        config: the configuration of the helper.
         kernel: access to cgroup files.
-        known: base of an earlier helper in this boot, which contains our slots. Otherwise slots go
-            below the groups of `holder_pid` (a scope), or of this process.
+        known: the base group that an earlier helper used since the last boot, and that contains
+            this executor's slots; None: the slots go below the group of `holder_pid` (a scope), or
+            of this process.
+
+    Raises:
+        InUse: another helper with the same executor_id runs on this host.
     """
     if config["isolation"] == "none":
-        fix = 'set isolation = "auto" to have limits enforced'
+        fix = 'set isolation = "auto" to enforce limits'
         return Driver(kernel, {}, "isolation is configured as none", fix)
     root, parent = config["cgroup_root"].rstrip("/"), config["cgroup_parent"]
     holder = config.get("holder_pid")
-    # Stage 1: find our own groups. They show which cgroup version is mounted.
+    # Stage 1: find the groups of this process. They show which cgroup version is mounted.
     groups = _own_groups(root, parent, kernel, holder or "self")
     own = {name: path for name, path in groups.items() if name in v1.CONTROLLERS}
     if not own and "unified" not in groups:
-        return Driver(kernel, {}, "no cgroup controllers are mounted here", _FIX_NO_MOUNT)
+        return Driver(kernel, {}, "no cgroup controllers are mounted on this host", _FIX_NO_MOUNT)
     kind = v1.V1 if own else v2.V2
-    # Stage 2: choose the places. Slots of an earlier helper are in the known base, so a new base
-    # would lose them.
+    # Stage 2: choose possible places. The slots of an earlier helper are in the known base, so this
+    # base must be used again.
     if known and ("unified" in known) == (not own) and all(map(kernel.exists, known.values())):
         places = [known]
     else:
@@ -59,23 +63,23 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
     drivers = [kind(kernel, base) for base in places]
     # Stage 3: take the first place that works.
     for driver in drivers:
-        # EBUSY: the group above has processes of others and cannot become an inner node. The next
-        # place is then tried at once.
+        # The error EBUSY means that the parent group contains processes of other programs, so it
+        # cannot become an inner node. Then the next place is tried at once.
         elsewhere = [] if driver is drivers[-1] else [errno.EBUSY]
         is_known, permanent_errors = driver.base is known, (*_PERMANENT_ERRORS, *elsewhere)
         failure = _prepare(driver, is_known, config["front_pid"], permanent_errors)
         if failure is None:
-            # By these groups systemd sees shims and tasks as part of the scope, and not of our
-            # service.
+            # These groups show systemd that shims and tasks are part of the scope, and not of the
+            # executor's service.
             units = groups.keys() & {"name=systemd", "unified"} if holder and own else set()
             driver.unit = {name: groups[name] for name in units}
             return driver
-        # Our executor_id is taken on this host. Another place would not change that.
+        # Another helper on this host has the same executor_id, so another place does not help.
         if isinstance(failure, InUse):
             break
     for driver in drivers:
         if driver.base is not known:
-            driver.remove_base()  # left by the attempts
+            driver.remove_base()  # the failed attempts may have made it
     if isinstance(failure, InUse):
         raise failure
     reason = f"cgroup {kind.name} cannot be used: {failure}"
@@ -83,14 +87,14 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
 
 
 def _v2_places(own: str, top: str, kernel: Kernel) -> list[str]:
-    """Returns where slots may go, best first.
+    """Returns the groups in which slots may be created, the best group first.
 
-    A group that systemd has not delegated must not be split, and a service whose group is an inner
-    node could not be started again. Root then uses a new directory at the top, which systemd leaves
-    alone.
+    If systemd has not delegated the own group, slots must not be created in it: systemd could not
+    start a service again whose group is an inner node. Root then uses a new group at the top of the
+    tree, which systemd does not change.
     """
     if not top:
-        return [own]  # set by the configuration
+        return [own]  # the configuration names this group
     is_root = os.geteuid() == 0
     fit = kernel.is_delegated(own) and not own.endswith(".service")
     ours = not is_root or fit or not kernel.exists("/run/systemd/system")
@@ -100,20 +104,20 @@ def _v2_places(own: str, top: str, kernel: Kernel) -> list[str]:
 def _prepare(
     driver: Driver, is_known: bool, front_pid: int | None, permanent_errors: tuple[int, ...]
 ) -> Exception | None:
-    """Prepares a driver, with retries. Returns the last error, with no lock held, or None."""
+    """Prepares a driver, with retries. If this fails, returns the last error and holds no lock."""
     failure: Exception | None = None
     for attempt in range(_ATTEMPTS):
         time.sleep(_PAUSE_S if attempt else 0)
         try:
-            # The groups above a known base are usable already, and other executors may work in
-            # them.
+            # The groups above a known base are prepared already, and other executors may use them.
             if not is_known:
                 _prepare_parent(driver, front_pid)
             driver.prepare()
             return None
         except (OSError, Fault) as error:
-            # The next attempt opens the directories again. A lock that is left would block it,
-            # because a lock belongs to the open file and not to the process.
+            # The lock is released, because the next attempt opens the directories again. A lock
+            # belongs to the open file and not to the process, so it would block this process
+            # itself.
             driver.unlock()
             failure = error
         if getattr(failure, "errno", 0) in permanent_errors:
@@ -122,18 +126,18 @@ def _prepare(
 
 
 def _prepare_parent(driver: Driver, front_pid: int | None) -> None:
-    """Makes the groups above the base usable.
+    """Prepares the groups above the base.
 
-    On v2 the group above becomes an inner node, which may not contain processes, so they move to a
-    leaf: all of them if the group was delegated to us, else only this process and those that
-    started it.
+    On v2 the parent group becomes an inner node, which must not contain processes. So its processes
+    move to a leaf. If the group is delegated to the executor, all processes move; otherwise only
+    this process and the processes that started it move.
     """
     if driver.name == "v2":
         kernel, own = driver.kernel, driver.base["unified"].rsplit("/", 2)[0]
         here = set(kernel.read(f"{own}/cgroup.procs").split())
         mine = {str(pid) for pid in (os.getpid(), os.getppid(), front_pid)}
         moving = here if kernel.is_delegated(own) else here & mine
-        if moving and kernel.exists(f"{own}/cgroup.type"):  # the root group has no type
+        if moving and kernel.exists(f"{own}/cgroup.type"):  # only the root group has no such file
             kernel.mkdir(f"{own}/{LEAF}")
             for pid in moving:
                 kernel.write(f"{own}/{LEAF}/cgroup.procs", pid)
@@ -142,9 +146,10 @@ def _prepare_parent(driver: Driver, front_pid: int | None) -> None:
 
 
 def _delegate_hugetlb(own: str, kernel: Kernel) -> None:
-    """Enables hugetlb from the top down. systemd does not know this controller and leaves it alone.
+    """Enables the controller hugetlb in all groups, from the top down to `own`.
 
-    Only root may do so. Without it huge pages are not limited.
+    systemd does not know this controller, so it does not change it. Only root may enable it.
+    Without this controller, huge pages are not limited.
     """
     for level in reversed(Path(own).parents):
         with suppress(OSError):
@@ -152,11 +157,11 @@ def _delegate_hugetlb(own: str, kernel: Kernel) -> None:
 
 
 def _own_groups(root: str, parent: str | None, kernel: Kernel, of: int | str = "self") -> Group:
-    """Returns controller -> directory of a process's (or the delegated) group in its hierarchy."""
+    """Returns the directory of a process's (or the delegated) group for each controller."""
     own: Group = {}
     for line in kernel.read(f"{root}/proc/{of}/cgroup").splitlines():
         _number, controllers, path = line.split(":", 2)
-        # The holder of a scope is in a leaf on v2. Slots go beside that leaf.
+        # On v2 the holder of a scope is in a leaf, and the slots are in the group above this leaf.
         path = path if of == "self" else path.removesuffix(f"/{LEAF}")
         own |= dict.fromkeys(controllers.split(",") if controllers else ["unified"], path)
     groups: Group = {}
@@ -167,7 +172,7 @@ def _own_groups(root: str, parent: str | None, kernel: Kernel, of: int | str = "
         names = {"cgroup": options.split(","), "cgroup2": ["unified"]}.get(kind, [])
         for name in names:
             path = parent or own.get(name, "")
-            # A path with ".." is outside our cgroup namespace and cannot be reached from here.
+            # A path with ".." is outside of this process's cgroup namespace, so it cannot be used.
             if path and ".." not in path.split("/"):
                 inside = path.removeprefix(mount_root.rstrip("/")).strip("/")
                 groups.setdefault(name, f"{root}{mount_point}/{inside}".rstrip("/"))
@@ -175,5 +180,5 @@ def _own_groups(root: str, parent: str | None, kernel: Kernel, of: int | str = "
 
 
 def _unescape(field: str) -> str:
-    # The backslash comes last: replaced earlier, it could complete another escape.
+    # The backslash is replaced last, because earlier it could become the start of another escape.
     return field.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")

@@ -1,7 +1,8 @@
 """Base of the cgroup drivers: creates, enters, empties and removes groups.
 
-A slot is a group, a task is a child of it, and shims are in a leaf beside the slots. A group is a
-mapping from controller (v2: "unified") to directory. The files of limits differ (v1, v2).
+A slot is a group, and each of its tasks is a child group. Shims are in a separate leaf. In this
+code, a group is a mapping from controller (v2: "unified") to directory. v1 and v2 have different
+files for limits, so each has its own driver class.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _RECLAIM_S = 5.0
 _USAGE_READ_INTERVAL_S = 0.02
 _PAGE_SIZES = ("64KB", "512KB", *(f"{n}MB" for n in (1, 2, 16, 32, 256, 512)), "1GB", "2GB", "16GB")
 _THREAD_SCANS = 5
-LEAF = "finegrain-daemon"  # v2: processes of a group that becomes an inner node move there
+LEAF = "finegrain-daemon"  # v2: if a group becomes an inner node, its processes move here
 
 
 class InUse(Fault):
-    """Another helper uses the groups of our executor_id."""
+    """Another helper uses the groups of this executor_id."""
 
 
 class Kernel:
@@ -43,18 +44,21 @@ class Kernel:
         return Path(path).read_text().strip()
 
     def write(self, path: str, value: str) -> None:
-        with open(path, "w") as file:  # a zero-byte write would silently do nothing
+        with open(path, "w") as file:  # a write of zero bytes would have no effect
             file.write(value or "\n")
 
     def write_each(self, path: str, values: Iterable[str]) -> None:
         with open(path, "wb", buffering=0) as file:
-            file.writelines(value.encode() for value in values)  # one call of the kernel each
+            file.writelines(value.encode() for value in values)  # one write call for each value
 
     def filter_devices(self, path: str, program: bytes) -> None:
         attach(path, program)
 
     def write_in_fork(self, path: str, value: str) -> int:
-        """Writes in a new process, which ends when this one does. Returns a pidfd of it."""
+        """Writes in a new process, and returns a pidfd of it.
+
+        The process ends at the latest when this process ends.
+        """
         me = os.getpid()
 
         def work() -> None:
@@ -67,7 +71,8 @@ class Kernel:
         return Path(path).exists()
 
     def is_delegated(self, path: str) -> bool:
-        """True if systemd has marked this group as delegated: it does not change what is inside."""
+        """True if systemd has marked this group as delegated, so that it does not change its
+        content."""
         try:
             return os.getxattr(path, "user.delegate") == b"1"
         except OSError:
@@ -86,16 +91,18 @@ class Kernel:
         os.kill(pid, signum)
 
     def lock(self, path: str) -> int:
-        """Returns a descriptor that locks a group until it is closed.
+        """Locks a group, and returns a descriptor. The lock is released when the descriptor is
+        closed.
 
-        Raises BlockingIOError if another process has the lock, FileNotFoundError if the group was
-        removed meanwhile.
+        Raises:
+            BlockingIOError: another process has the lock.
+            FileNotFoundError: another process removed the group at the same moment.
         """
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another process may remove the directory and make it again between open and flock.
-            # The lock would then be on a directory that no helper finds.
+            # Between open and flock, another process may remove the directory and make it again.
+            # The lock would then be on the old directory, which other helpers do not see.
             if os.fstat(fd).st_ino != Path(path).stat().st_ino:
                 raise FileNotFoundError(path)
         except OSError:
@@ -104,10 +111,7 @@ class Kernel:
         return fd
 
     def lock_owner(self, path: str) -> str:
-        """Describes the process that has locked a group.
-
-        A helper's command contains its state directory.
-        """
+        """Describes the process that has locked a group, by its pid and its state directory."""
         try:
             at = Path(path).stat()
             place = f"{os.major(at.st_dev):02x}:{os.minor(at.st_dev):02x}:{at.st_ino}"
@@ -121,33 +125,40 @@ class Kernel:
 
 
 def quota_us(limits: dict[str, Any]) -> int:
-    """Returns CPU microseconds per period of 100 ms: 50,000 for 500 milli; -1 without a cap."""
+    """Returns the CPU microseconds per period of 100 ms; -1 if the CPU time is not limited.
+
+    Example: 500 thousandths of a cpu give 50,000 microseconds.
+    """
     milli = limits["cpu_limit_milli"] or limits["cpu_milli"]
     return -1 if milli < 0 else int(milli) * PERIOD_US // 1000
 
 
 class Driver:
-    """Base of the drivers; by itself the driver without cgroups ("none").
+    """Base class of the drivers, and the driver for hosts without cgroups ("none").
 
-    Without cgroups the processes of a task are the descendants of its shim.
+    Without cgroups, the processes of a task are the descendants of its shim.
     """
 
     name = "none"
-    accounting: tuple[str, ...] = ()  # controllers in which a task has a separate group
-    counted: ClassVar[Counted] = {}  # name -> controller, file, key in the file
-    reclaim_files = ("", "", "")  # controller, file to lower to make room, file of the limit
-    unthrottled: tuple[tuple[str, str, str], ...] = ()  # controller, file, usual value
-    usage_files: tuple[str, ...] = ()  # files of the use that the limit applies to
-    usage_reads = 1  # how often they are read before the use counts as too high
+    accounting: tuple[str, ...] = ()  # controllers in which each task has a separate group
+    counted: ClassVar[Counted] = {}  # name of a counter -> controller, file, key in the file
+    reclaim_files = (
+        "",
+        "",
+        "",
+    )  # controller, file that makes the kernel reclaim, file of the limit
+    unthrottled: tuple[tuple[str, str, str], ...] = ()  # controller, file, default value
+    usage_files: tuple[str, ...] = ()  # files with the memory use that the limit applies to
+    usage_reads = 1  # number of reads after which the memory use counts as too high
 
     def __init__(self, kernel: Kernel, base: Group, reason: str = "", fix: str = "") -> None:
         self.kernel, self.base, self.reason, self.fix = kernel, base, reason, fix
-        self.devices_problem = f"{reason}; {fix}"  # why no device file can be closed; "": it can
+        self.devices_problem = f"{reason}; {fix}"  # why device files cannot be closed; "": they can
         self.lock_fds: list[int] = []
-        self.unit: Group = {}  # v1: groups that tell systemd which unit a process belongs to
+        self.unit: Group = {}  # v1: groups by which systemd knows the unit of a process
 
     def report(self) -> dict[str, str]:
-        """Returns what is enforced, per dimension."""
+        """Returns how each dimension is enforced."""
         names, kill = self.enforced()
         words = {"cpu": "quota", "cpuset": "cgroup", "memory": "hard", "pids": "hard"}
         found = {name: word if name in names else "none" for name, word in words.items()}
@@ -157,31 +168,32 @@ class Driver:
         return found | {"kill": kill, "driver": self.name, "reason": self.reason, "fix": self.fix}
 
     def enforced(self) -> tuple[list[str], str]:
-        """Returns the controllers that limit, and how a group is killed."""
+        """Returns the controllers that enforce limits, and the way in which a group is killed."""
         return [], "process tree"
 
     def prepare(self) -> None:
-        """Makes the base and locks it, then makes `shims` and `slots`.
+        """Makes and locks the base group, then makes the groups `shims` and `slots` in it.
 
-        Raises OSError or Fault if this place cannot be used, InUse if another helper uses it.
+        Raises:
+            OSError, Fault: the base cannot be made in this place.
+            InUse: another helper uses the base.
         """
-        # The parent exists before the base, because a cgroup cannot be made together with its
-        # parents.
+        # The parent is made first, because a cgroup cannot be made together with its parents.
         self.make({name: path.rpartition("/")[0] for name, path in self.base.items()})
         self.make(self.base)
-        # On v1 several controllers may share one hierarchy, so the same directory can occur twice.
+        # On v1 several controllers may share one hierarchy, so a directory can occur twice.
         for path in dict.fromkeys(self.base.values()):
             try:
                 self.lock_fds.append(self.kernel.lock(path))
             except BlockingIOError:
                 raise _in_use(path, self.kernel.lock_owner(path)) from None
-        # Only now: another helper may have its slots in a base that is not locked yet.
+        # These groups are made only after the lock, because another helper may use the base.
         for part in ("/shims", "/slots"):
             self.make({name: path + part for name, path in self.base.items()})
         self.devices_problem = self.probe_devices()
 
     def probe_devices(self) -> str:
-        """Returns why tasks cannot be kept from device files here, and the fix; "" if they can."""
+        """Returns why device files cannot be closed to tasks, and what to do; "" if they can."""
         return self.devices_problem
 
     def unlock(self) -> None:
@@ -189,26 +201,28 @@ class Driver:
             os.close(self.lock_fds.pop())
 
     def remove_base(self) -> bool:
-        """Removes an unlocked base, unless another helper has it by now.
+        """Removes the base, which must not be locked, unless another helper uses it by now.
 
-        True while it is not empty.
+        Returns:
+            True if the base is not empty, so that the caller should try again.
         """
         left = False
         for base in dict.fromkeys(self.base.values()):
             with suppress(OSError):
-                # This fails if a new helper has locked the base meanwhile: the base is then in use
+                # This fails if a new helper has locked the base, because the base is then in use
                 # again.
                 fd = self.kernel.lock(base)
                 left |= self._remove_tree(base)
                 os.close(fd)
-            with suppress(OSError):  # other executors of this host may use it
+            with suppress(OSError):  # other executors of this host may use the parent
                 self.kernel.rmdir(base.rpartition("/")[0])
         return left
 
     def shims(self) -> Group:
         """Returns the group of shims.
 
-        Its unit (v1) tells systemd that shims and tasks are not part of our service.
+        On v1 it includes groups by which systemd knows that shims and tasks are not part of the
+        executor's service.
         """
         return {name: f"{path}/shims" for name, path in self.base.items()} | self.unit
 
@@ -216,9 +230,9 @@ class Driver:
         return {controller: f"{path}/slots/{name}" for controller, path in self.base.items()}
 
     def task(self, slot: Group, task_id: str) -> Group:
-        """Returns the groups that a task has for itself, below the slot's.
+        """Returns the separate groups of a task, below the slot's groups.
 
-        In other hierarchies it is a member of the slot's group.
+        In other hierarchies, the task is a member of the slot's group.
         """
         bases = {self.base[name] for name in self.accounting if name in self.base}
         return {c: f"{path}/task-{task_id}" for c, path in slot.items() if self.base[c] in bases}
@@ -229,58 +243,67 @@ class Driver:
             self.initialize_group(path)
 
     def initialize_group(self, path: str) -> None:
-        """Makes a new group usable: v1 fills its cpuset, v2 enables the children's controllers."""
+        """Initializes a new group: v1 fills its cpuset, v2 enables controllers for its children."""
 
     def enter(self, group: Group) -> None:
-        """Moves the calling process, with one write per hierarchy."""
+        """Moves the calling process into the group, with one write per hierarchy."""
         for path in dict.fromkeys(group.values()):
             self.kernel.write(f"{path}/cgroup.procs", "0")
 
     def apply(self, group: Group, limits: dict[str, Any]) -> None:
-        """Writes the limits, memory last, and reads each back.
+        """Writes the limits, the memory limit last, and reads each limit back.
 
-        Raises CARVE_FAILED for one that was not accepted.
+        Raises:
+            Fault: CARVE_FAILED. The kernel did not accept a limit.
         """
 
     def limit_memory(self, group: Group, memory_bytes: int) -> None:
-        """Limits the memory of a task within its slot; reads the limit back.
+        """Limits the memory of a slot or a task, and reads the limit back.
 
-        Raises CARVE_FAILED, or BELOW_USE if the task uses more.
+        Raises:
+            Fault: CARVE_FAILED (the kernel did not accept the limit) or BELOW_USE (more memory is
+                in use).
         """
 
     def limit_devices(self, group: Group, limits: dict[str, Any]) -> None:
-        """Closes the device files that `limits` name (a part of `apply`). Raises CARVE_FAILED."""
+        """Closes the device files that `limits` name. `apply` calls this.
+
+        Raises:
+            Fault: CARVE_FAILED. The kernel did not accept the rules.
+        """
 
     def limit_hugepages(self, directory: str, file: str, limits: dict[str, Any]) -> None:
-        """Limits every page size of this kernel; a size that the slot was not given is 0."""
+        """Limits all sizes of huge pages. The limit is 0 for a size that the slot does not have."""
         given = limits.get("hugepages") or {}
         for size in _PAGE_SIZES:
             if self.kernel.exists(path := f"{directory}/hugetlb.{size}.{file}"):
                 self.put(path, str(given.get(size, 0)))
 
     def unthrottle(self, group: Group) -> None:
-        """Resets the CPU weight and quota of a slot that will be killed to their defaults.
+        """Resets the CPU weight and quota of a slot to their defaults before its processes are
+        killed.
 
-        A process needs CPU time to freeze and to exit, and more of it the more memory it has. A
-        slot of the lowest weight would need minutes for this while other slots are busy.
+        A process needs CPU time to freeze and to exit. A process with much memory needs more. While
+        other slots are busy, a slot with the lowest weight would need minutes for this.
         """
         for controller, file, value in self.unthrottled:
             with suppress(Fault, OSError, KeyError):
                 self.put(f"{group[controller]}/{file}", value)
 
     def bind(self, group: Group, cpus: str, mems: str) -> None:
-        """Sets cpus and memory nodes (a part of `apply`); one write moves all processes."""
+        """Sets cpus and memory nodes. `apply` calls this. One write moves all processes."""
 
     def bind_shims(self, dedicated: set[int]) -> None:
-        """Binds shims to cpus outside `dedicated`, or to all cpus if no other is left.
+        """Binds shims to the cpus that are not `dedicated`, or to all cpus if all are dedicated.
 
-        Without cgroups they run where their slot does.
+        Without cgroups, a shim runs on the cpus of its slot.
         """
 
     def bind_tasks(self, group: Group, shims: Iterable[int], cpus: str) -> None:
-        """Without cgroups: sets the affinity of all threads of a slot, shims first.
+        """Sets the cpu affinity of all threads of a slot, shims first, on hosts without cgroups.
 
-        Forks inherit it, so after a few scans no thread is missed, even of a fork bomb.
+        New processes inherit the affinity. So after a few scans all threads have it, even if a task
+        forks continuously.
         """
         if not (found := set(shims)) or self.report()["cpuset"] != "affinity":
             return
@@ -293,25 +316,27 @@ class Driver:
             found = threads(self.pids(group, shims)) - seen
 
     def make_room(self, group: Group, memory_bytes: int) -> Job:
-        """Makes the kernel reclaim memory before the limit shrinks, so that no task is killed.
+        """Makes the kernel reclaim memory before a limit is lowered, so that no task is killed.
 
-        Afterwards it checks that the memory in use fits, and raises BELOW_USE if not. Reclaiming
-        may take long (a slow disk), so it runs in a fork. `apply` with any limits undoes the
-        changes of this function.
+        Reclaiming may take long (with a slow disk), so it runs in a fork. Afterwards this checks
+        that the memory in use is within the new limit. `apply` undoes the changes of this function.
+
+        Raises:
+            Fault: BELOW_USE. More memory is in use than the new limit.
         """
         controller, file, limit = self.reclaim_files
         now = self.count(group, controller, limit)  # None: "max"
-        # A limit that does not shrink needs no room.
+        # If the limit is not lowered, no memory must be reclaimed.
         if controller not in group or (now is not None and memory_bytes >= now):
             return
-        # This write reclaims memory and kills no process: v2 only throttles at this file, v1
-        # rejects a limit that does not fit.
+        # This write makes the kernel reclaim memory, but kills no process: v2 only throttles
+        # processes above this value, and v1 rejects a limit below the memory in use.
         dropping = self.kernel.write_in_fork(f"{group[controller]}/{file}", str(memory_bytes))
         yield dropping, _RECLAIM_S
-        # Reclaiming ends here even if it is incomplete. The memory in use then decides.
+        # Reclaiming ends here, even if it is incomplete. Then the memory in use is checked.
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(dropping, signal.SIGKILL)
-        yield dropping, _RECLAIM_S  # after this it writes nothing
+        yield dropping, _RECLAIM_S  # when the process has ended, it writes nothing more
         os.close(dropping)
         for _scan in range(self.usage_reads - 1):
             if self.used(group) <= memory_bytes:
@@ -320,11 +345,11 @@ class Driver:
         self.refuse_below_use(group, memory_bytes)
 
     def used(self, group: Group) -> int:
-        """Returns the memory as the limit counts it."""
+        """Returns the memory in use, as the kernel counts it for the limit."""
         return max(self.count(group, self.reclaim_files[0], file) or 0 for file in self.usage_files)
 
     def refuse_below_use(self, group: Group, memory_bytes: int) -> None:
-        """Raises BELOW_USE if the group uses more than this limit."""
+        """Raises the Fault BELOW_USE if the group uses more memory than `memory_bytes`."""
         if (used := self.used(group)) > memory_bytes:
             message = f"{used} bytes of memory are in use, above the new limit of {memory_bytes}"
             hint = "let tasks free memory, or request more"
@@ -342,9 +367,9 @@ class Driver:
             raise Fault("CARVE_FAILED", message, file=path, wrote=value, read=read)
 
     def counters(self, group: Group) -> dict[str, int]:
-        """Returns those counters of a group that the kernel has.
+        """Returns the counters of a group, as far as the kernel has them.
 
-        They are some of memory_current_bytes, memory_peak_bytes, cpu_usec, pids, oom_kills.
+        Possible counters are memory_current_bytes, memory_peak_bytes, cpu_usec, pids and oom_kills.
         """
         values = {name: self.count(group, *where) for name, where in self.counted.items()}
         found = {name: value for name, value in values.items() if value is not None}
@@ -353,7 +378,10 @@ class Driver:
         return found
 
     def count(self, group: Group, controller: str, file: str, key: str = "") -> int | None:
-        """Returns a number of a file, or of its line that begins with key; None if missing."""
+        """Returns the number in a file, or in the line of the file that begins with `key`.
+
+        None: the file or the line does not exist, or the value is "max".
+        """
         if controller not in group:
             return None
         try:
@@ -366,43 +394,45 @@ class Driver:
     def pids(self, group: Group, shims: Iterable[int]) -> set[int]:  # noqa: ARG002
         """Returns the live processes of a group and its children.
 
-        Without cgroups, the descendants of the shims.
+        Without cgroups, these are the descendants of the shims.
         """
         return descendants(shims)
 
     def ask_to_end(self, group: Group, shims: Iterable[int]) -> None:
         """Sends SIGTERM to every process of a group."""
-        # A shell (the older pid) before its child: else the shell runs its next command.
+        # A shell, which has the lower pid, gets the signal before its child. Otherwise the shell
+        # would start its next command when the child ends.
         for pid in sorted(self.pids(group, shims)):
             self.signal(pid, signal.SIGTERM)
 
     def kill(self, group: Group, shims: Iterable[int] = ()) -> Job:
-        """A job that ends when no process of the group is left.
+        """Kills all processes of a group. The job ends when no process is left.
 
-        It repeats, because a fork may escape one pass.
+        It repeats the kill, because a process may fork between the listing and the signal.
         """
         shims = list(shims)
         while pids := self.pids(group, shims):
             for pid in pids:
-                self.signal(pid, signal.SIGSTOP)  # so that a known process cannot fork
-            # Listed again, because a process may have forked before it was stopped.
+                self.signal(pid, signal.SIGSTOP)  # a stopped process cannot fork
+                # The processes are listed again, because a process may have forked before it was
+                # stopped.
             for pid in self.pids(group, shims) | pids:
                 self.signal(pid, signal.SIGKILL)
             yield 0.005
 
     def thaw(self, group: Group) -> None:
-        """Undoes a freeze that a killed helper may have left behind."""
+        """Thaws a group that an earlier helper may have left frozen."""
 
     def signal(self, pid: int, signum: int) -> None:
         try:
             self.kernel.kill(pid, signum)
         except (ProcessLookupError, PermissionError):
-            pass  # ended, or another user's; the caller checks whether it is left
+            pass  # the process has ended or has another user; the caller lists the processes again
 
     def remove(self, group: Group) -> Job:
-        """A job that removes empty groups and their children.
+        """Removes empty groups and their children, as a job.
 
-        It retries while they are busy. Missing ones are fine.
+        It retries while a group is busy. A group that does not exist is no error.
         """
         for path in dict.fromkeys(group.values()):
             while self._remove_tree(path):
@@ -422,16 +452,16 @@ class Driver:
 
 
 class CgroupDriver(Driver):
-    """A driver with cgroups: members of a group are read from its files."""
+    """A driver with cgroups. It reads the processes of a group from the group's files."""
 
-    cpuset: tuple[str, str]  # controller, and the file with the cpus of a group
+    cpuset: tuple[str, str]  # the controller and the file with the cpus of a group
 
     def bind_shims(self, dedicated: set[int]) -> None:
         controller, here = self.cpuset
         path = f"{(base := self.base.get(controller, ''))}/shims/cpuset.cpus"
         if base and self.kernel.exists(path):
             whole = expand(self.kernel.read(f"{base}/{here}"))
-            # All cpus are dedicated: shims then run beside tasks, because they must run somewhere.
+            # If all cpus are dedicated, shims run on all cpus together with tasks.
             wanted = (whole - dedicated) or whole
             if expand(self.kernel.read(path)) != wanted:
                 self.put(path, ",".join(map(str, sorted(wanted))))
@@ -445,20 +475,20 @@ class CgroupDriver(Driver):
                 found.update(int(pid) for pid in self.kernel.read(f"{path}/cgroup.procs").split())
                 paths += self.kernel.children(path)
             except OSError:
-                continue  # removed meanwhile
-        # A process of another pid namespace is listed as 0. No signal can be sent to it.
+                continue  # the group was removed during the loop
+                # A process of another PID namespace is listed as 0, and cannot receive a signal.
         return found - {0}
 
 
 def _in_use(base: str, owner: str) -> InUse:
     name = base.rpartition("/")[2]
-    message = f"executor_id {name} is in use on this host, by {owner}"
-    hint = "stop that executor, or name this one differently with --executor-id"
+    message = f"executor_id {name} is already in use on this host, by {owner}"
+    hint = "stop that executor, or give this executor another id (--executor-id)"
     return InUse("CONFIGURATION", f"{message}; {hint}", executor_id=name, holder=owner)
 
 
 def _same(wrote: str, read: str) -> bool:
-    # The kernel writes lists in its own form: 0,1 reads back as 0-1.
+    # The kernel returns lists in another form: after 0,1 was written, 0-1 is read.
     if _CPU_LIST.fullmatch(wrote) and _CPU_LIST.fullmatch(read):
         return expand(wrote) == expand(read)
     return wrote.split() == read.split()

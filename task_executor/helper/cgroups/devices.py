@@ -1,7 +1,8 @@
-"""Filter of device files: a BPF program that the kernel asks about each open and mknod (cgroup v2).
+"""Filter of device files: a BPF program that the kernel runs for each open and mknod (cgroup v2).
 
-`devices_open` of a slot closes whole majors but for some minors, `devices_closed` only some minors
-of a major: {"c 195": "0,255"}, {"c 10": "58"}. All other devices stay as they are.
+A limit `devices_open` such as {"c 195": "0,255"} closes all files of major number 195, except minor
+numbers 0 and 255. A limit `devices_closed` such as {"c 10": "58"} closes only minor number 58 of
+major number 10. The filter does not restrict other devices.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from task_executor.helper.protocol import expand
 
 _CALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 0)  # the system call bpf
 _LOAD, _ATTACH, _DETACH, _FD_BY_ID, _QUERY = 5, 8, 9, 13, 16  # enum bpf_cmd
-_PROGRAM_TYPE, _ATTACH_TYPE, _ALLOW_MULTI = 15, 6, 2  # BPF_PROG_TYPE_CGROUP_DEVICE and so on
+_PROGRAM_TYPE, _ATTACH_TYPE, _ALLOW_MULTI = 15, 6, 2  # BPF_PROG_TYPE_CGROUP_DEVICE etc.
 _KINDS = {"b": 1, "c": 2}  # types of devices in struct bpf_cgroup_dev_ctx
-_IDS_MAX = 64  # programs on one group, as in the kernel
+_IDS_MAX = 64  # maximum number of programs on one group, as in the kernel
 _R0, _R1, _TYPE, _MAJOR, _MINOR = range(5)  # registers
 _LOAD_WORD, _AND, _SET, _IF_EQUAL, _IF_NOT_EQUAL, _EXIT = 0x61, 0x54, 0xB7, 0x15, 0x55, 0x95
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 
 def program_of(limits: dict[str, Any]) -> bytes:
-    """Returns the program: one block per major, with one comparison per minor."""
+    """Returns the program: one block per major number, with one comparison per minor number."""
     code = [
         _step(_LOAD_WORD, _TYPE, _R1, 0),
-        _step(_AND, _TYPE, value=0xFFFF),  # the upper half says whether it is read or written
+        _step(_AND, _TYPE, value=0xFFFF),  # the upper half is the kind of access, which is ignored
         _step(_LOAD_WORD, _MAJOR, _R1, 4),
         _step(_LOAD_WORD, _MINOR, _R1, 8),
     ]
@@ -59,10 +60,13 @@ def _step(code: int, target: int = 0, source: int = 0, jump: int = 0, value: int
 
 
 def attach(directory: str, program: bytes) -> None:
-    """Makes `program` the only one that is attached to a group.
+    """Attaches `program` to a group, and detaches all other programs.
 
-    The old program is detached after the new one is attached: in between, both must agree, so at no
-    moment is a device open that neither of them opens. Raises OSError.
+    The old program is detached after the new program is attached. While both are attached, a device
+    is open only if both programs allow it. So at no moment is the group without a filter.
+
+    Raises:
+        OSError: the kernel does not accept the program.
     """
     group = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     opened = [group]
@@ -86,14 +90,15 @@ def _load(program: bytes) -> int:
     places = ctypes.addressof(code), ctypes.addressof(licence)
     count = len(program) // struct.calcsize("<BBhi")
     request = struct.pack("<IIQQ24x16s", _PROGRAM_TYPE, count, *places, b"finegrain")
-    # Before 5.11 the memory of programs counts as locked, and the usual limit is 64 KiB.
+    # Before kernel 5.11, the memory of programs counts as locked memory, whose usual limit is 64
+    # KiB. So the limit is raised for a moment.
     before = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     with suppress(ValueError, OSError):  # a container may forbid it
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
     try:
         return _bpf(_LOAD, request)
     finally:
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, before)  # tasks inherit it
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, before)  # tasks would inherit the raised limit
 
 
 def _attached(group: int) -> list[int]:
@@ -107,7 +112,7 @@ def _attached(group: int) -> list[int]:
 
 def _bpf(command: int, request: bytes, *_alive: Any) -> int:
     if not _CALL:
-        raise OSError(errno.ENOSYS, f"not known how to filter devices on {platform.machine()}")
+        raise OSError(errno.ENOSYS, f"devices cannot be filtered on {platform.machine()}")
     buffer = ctypes.create_string_buffer(request, len(request))
     result = _syscall(ctypes.c_long(_CALL), command, buffer, len(request))
     if result < 0:

@@ -1,4 +1,4 @@
-"""cgroup v1: one directory per controller, each below our own group there."""
+"""The driver for cgroup v1: each controller has its own directory, below the executor's group."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from task_executor.helper.protocol import Fault, expand
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids", "hugetlb", "devices")
 _STRAY_SCANS = 5
 _EVERYTHING = "a *:* rwm"  # no device is closed
-_MAJORS, _MINORS = 512, 256  # of character devices; of majors that are shared (tty, misc, ...)
-_FREEZE_STEPS = 100  # of 5 ms; a process in uninterruptible sleep may never freeze
+_MAJORS = 512  # number of major numbers of character devices
+_MINORS = 256  # number of minor numbers in a major number that drivers share (tty, misc)
+_FREEZE_STEPS = 100  # steps of 5 ms, then freezing ends: a process in D state may never freeze
 
 
 class V1(CgroupDriver):
@@ -38,14 +39,14 @@ class V1(CgroupDriver):
         return list(self.base), "freezer" if "freezer" in self.base else "process tree"
 
     def initialize_group(self, path: str) -> None:
-        """Fills a new cpuset from its parent: an empty one admits no process (ENOSPC)."""
+        """Fills a new cpuset from its parent, because an empty one accepts no process (ENOSPC)."""
         parent = path.rpartition("/")[0]
         for file in ("cpuset.cpus", "cpuset.mems"):
             if self.kernel.exists(f"{path}/{file}") and not self.kernel.read(f"{path}/{file}"):
                 if not (whole := self.kernel.read(f"{parent}/{file}")):  # being recreated
                     raise Fault("CARVE_FAILED", f"{parent}/{file} is empty")
                 self.put(f"{path}/{file}", whole)
-        # Without it the limit of a slot does not count the memory of its tasks' groups.
+        # Without this setting, the limit of a slot does not count the memory of its tasks' groups.
         hierarchy = f"{path}/memory.use_hierarchy"
         if self.kernel.exists(hierarchy) and self.kernel.read(hierarchy) == "0":
             self.put(hierarchy, "1")
@@ -54,8 +55,8 @@ class V1(CgroupDriver):
         if cpu := group.get("cpu"):
             self.put(f"{cpu}/cpu.cfs_period_us", str(PERIOD_US))
             self.put(f"{cpu}/cpu.cfs_quota_us", str(quota_us(limits)))
-            # 1000 milli get the kernel's default of 1024. The kernel accepts 2 to 262144.
-            # Best-effort slots get the lowest weight, so that all others are served first.
+            # 1000 milli get the kernel's default weight of 1024. The kernel accepts 2 to 262144.
+            # Best-effort slots get the lowest weight, so that other slots get CPU time first.
             shares = 0 if limits.get("best_effort") else limits["cpu_milli"] * 1024 // 1000
             self.put(f"{cpu}/cpu.shares", str(max(2, min(262144, shares))))
         self.bind(group, limits["cpus"], limits["mems"])
@@ -64,35 +65,38 @@ class V1(CgroupDriver):
             self.put(f"{pids}/pids.max", str(limits["pids_max"] or "max"))
         if hugetlb := group.get("hugetlb"):
             self.limit_hugepages(hugetlb, "limit_in_bytes", limits)
-        # Memory is last, because what the tasks use can make this write fail.
+        # Memory comes last, because this write fails if the tasks use more memory.
         self.limit_memory(group, limits["memory_bytes"])
 
     def limit_memory(self, group: Group, memory_bytes: int) -> None:
         if memory := group.get("memory"):
             files = [f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"]
             if memory_bytes > int(self.kernel.read(files[0])):
-                files.reverse()  # memory + swap must never be below memory, not even in between
+                files.reverse()  # the limit of memory + swap must not be below the limit of memory
             for file in filter(self.kernel.exists, files):
                 try:
                     self.put(file, str(memory_bytes))
                 except Fault:
-                    self.refuse_below_use(group, memory_bytes)  # risen since the check
+                    self.refuse_below_use(
+                        group, memory_bytes
+                    )  # the use may have grown since the check
                     raise
 
     def probe_devices(self) -> str:
         if "devices" not in self.base:
-            problem = "the devices controller is not mounted, or was not when the first slot came"
+            problem = "the devices controller is not mounted, or was mounted after the first slot"
             return f"{problem}; mount it, and restart the helper when it has no slots"
         if self.kernel.read(f"{self.base['devices']}/devices.list") != _EVERYTHING:
-            problem = "the executor's own group is closed to some devices"
-            return f"{problem}; start it in a group, or a container, that may open all of them"
+            problem = "the executor's own group may not open some devices"
+            return f"{problem}; start it in a group, or a container, that may open all devices"
         return ""
 
     def limit_devices(self, group: Group, limits: dict[str, Any]) -> None:
-        """Writes the list of what may be opened: only such a list can be read back.
+        """Writes the list of devices that may be opened. A list of closed devices cannot be read
+        back.
 
-        The kernel knows no list with "all of a major but these", so a major that is open but for
-        some minors is written minor by minor.
+        The kernel has no rule for "all minor numbers except these". So if only some minor numbers
+        of a major number are closed, this writes a rule for each open minor number.
         """
         if self.devices_problem:
             return
@@ -109,10 +113,11 @@ class V1(CgroupDriver):
             wanted |= {f"{major}:{n} rwm" for n in set(range(_MINORS)) - expand(text)}
         directory = group["devices"]
         now = self._devices(directory)
-        if _EVERYTHING in now:  # a new slot, in which nothing runs yet
+        if _EVERYTHING in now:  # the slot is new and has no tasks yet
             self.kernel.write(f"{directory}/devices.deny", "a")
             now = set()
-        # First what is added: running tasks keep what they had and still have.
+        # New rules are added before old rules are removed, so that running tasks keep their
+        # devices.
         self.kernel.write_each(f"{directory}/devices.allow", sorted(wanted - now))
         self.kernel.write_each(f"{directory}/devices.deny", sorted(now - wanted))
         if differ := wanted ^ self._devices(directory):
@@ -126,15 +131,15 @@ class V1(CgroupDriver):
         if cpuset := group.get("cpuset"):
             self._bind(cpuset, "cpuset.cpus", cpus)
             self._bind(cpuset, "cpuset.mems", mems)
-            # Processes that the kernel has moved out return once the slot has a cpu again.
+            # When the slot has a cpu again, processes that the kernel had moved out return.
             self._return_strays(group, cpuset)
 
     def _bind(self, path: str, file: str, wanted: str) -> None:
-        """Binds a group, after restoring cpus that were offline.
+        """Binds a group to cpus or memory nodes, after restoring cpus that were offline.
 
-        v1 permanently removes a cpu that goes offline from every group. So this function copies the
-        cpus of the level above to each of our own levels. A slot gets those of its cpus that are
-        online. v2 does both by itself.
+        If a cpu goes offline, v1 removes it from every group permanently. So this function copies
+        the cpus of the parent level to each level of the executor. A slot then gets its cpus that
+        are online. v2 does both without help.
         """
         base, slots = self.base["cpuset"], path.rpartition("/")[0]
         for level in (base.rpartition("/")[0], base, slots):
@@ -142,21 +147,21 @@ class V1(CgroupDriver):
             if expand(self.kernel.read(f"{level}/{file}")) < expand(whole):
                 self.put(f"{level}/{file}", whole)
         whole = self.kernel.read(f"{slots}/{file}")
-        # Cpus that are offline are left out, because v1 rejects a list that contains one.
+        # Offline cpus are left out, because v1 rejects a list that contains an offline cpu.
         here = expand(wanted) & expand(whole)
         cut = "" if here == expand(wanted) else ",".join(map(str, sorted(here)))
-        # An empty `wanted` means no restriction. If no granted cpu is online, `wanted` itself is
-        # written, and rejected.
+        # An empty `wanted` means no restriction. If no cpu of `wanted` is online, `wanted` itself
+        # is written, so that the kernel rejects it.
         self.put(f"{path}/{file}", cut or wanted or whole)
 
     def _return_strays(self, group: Group, cpuset: str) -> None:
         """Moves processes back into their slot.
 
-        If a group loses its last cpu, the kernel moves its processes to the level above, where all
-        cpus are allowed, and never back.
+        If a group loses its last cpu, the kernel moves its processes to the parent group, where all
+        cpus are allowed. The kernel never moves them back.
         """
         above = cpuset.rpartition("/")[0]
-        for _scan in range(_STRAY_SCANS):  # they may fork meanwhile
+        for _scan in range(_STRAY_SCANS):  # processes may fork during a scan
             strays = self.kernel.read(f"{above}/cgroup.procs").split()
             ours = self.pids(group, ()) if strays else ()
             for pid in filter(lambda stray: int(stray) in ours, strays):
@@ -166,10 +171,10 @@ class V1(CgroupDriver):
                 return
 
     def kill(self, group: Group, _shims: Iterable[int] = ()) -> Job:
-        """Freezes, kills and thaws, until the group is empty and no zombie is counted any more."""
+        """Freezes, kills and thaws a group, until it has no process and no zombie."""
         freezer = f"{group['freezer']}/freezer.state" if "freezer" in group else ""
         while self.pids(group, ()):
-            if not freezer or not self.kernel.exists(freezer):  # a group made by others
+            if not freezer or not self.kernel.exists(freezer):  # not made by this driver
                 yield from super().kill(group)
                 continue
             yield from self._frozen_kill(group, freezer)
@@ -181,20 +186,21 @@ class V1(CgroupDriver):
         try:
             self.kernel.write(freezer, "FROZEN")
             for _ in range(_FREEZE_STEPS):
-                # A process in an uninterruptible sleep does not freeze. After half a second it is
-                # killed unfrozen.
+                # A process in uninterruptible sleep does not freeze. After half a second, processes
+                # are killed without being frozen.
                 if self.kernel.read(freezer) == "FROZEN":
                     break
                 yield 0.005
                 # A group can stay FREEZING until the state is written again.
                 self.kernel.write(freezer, "FROZEN")
-            # The signal takes effect at the thaw. Until then no process of the group can fork.
+            # The signal has its effect at the thaw. Until then, no process of the group can fork.
             for pid in self.pids(group, ()):
                 self.signal(pid, signal.SIGKILL)
         except FileNotFoundError:
             return
         finally:
-            # Also after an error, because a frozen group could never be emptied.
+            # This thaws the group after an error as well, because a frozen group never becomes
+            # empty.
             self.thaw(group)
 
     def thaw(self, group: Group) -> None:

@@ -1,6 +1,7 @@
-"""cgroup v2: one tree for all controllers.
+"""The driver for cgroup v2, which has one tree for all controllers.
 
-Processes are only in leaves (`finegrain-daemon`, `shims`, one per task); inner nodes have limits.
+Only leaves contain processes: `finegrain-daemon`, `shims`, and one leaf per task. Slots are inner
+nodes and have the limits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class V2(CgroupDriver):
         ("unified", "cpu.max", f"max {PERIOD_US}"),
     )
     usage_files = ("memory.current",)
-    usage_reads = 10  # readers of files exceed a soft limit for moments, again and again
+    usage_reads = 10  # reading files can exceed a soft limit repeatedly, for short moments
 
     def enforced(self) -> tuple[list[str], str]:
         has = self.kernel.read(f"{self.base['unified']}/cgroup.controllers").split()
@@ -44,10 +45,10 @@ class V2(CgroupDriver):
     def initialize_group(self, path: str) -> None:
         """Enables controllers for the children, except in leaves.
 
-        In a slot only those that count its tasks.
+        In a slot, it enables only the controllers that count the use of tasks.
         """
         leaf = path.rpartition("/")[2]
-        # A leaf has processes, and a group with processes must not enable controllers for children.
+        # A leaf has processes, and such a group must not enable controllers for children.
         if leaf in ("shims", "daemon") or leaf.startswith("task-"):
             return
         is_slot = path.startswith(f"{self.base['unified']}/slots/")
@@ -63,8 +64,8 @@ class V2(CgroupDriver):
         if "cpu" in has:
             quota = quota_us(limits)
             self.put(f"{path}/cpu.max", f"{quota if quota >= 0 else 'max'} {PERIOD_US}")
-            # 1000 milli get the kernel's default of 100. The kernel accepts 1 to 10000.
-            # Best-effort slots get the lowest weight, so that all others are served first.
+            # 1000 milli get the kernel's default weight of 100. The kernel accepts 1 to 10000.
+            # Best-effort slots get the lowest weight, so that other slots get CPU time first.
             weight = 0 if limits.get("best_effort") else limits["cpu_milli"] // 10
             self.put(f"{path}/cpu.weight", str(max(1, min(10000, weight))))
         self.bind(group, limits["cpus"], limits["mems"])
@@ -78,17 +79,17 @@ class V2(CgroupDriver):
     def limit_memory(self, group: Group, memory_bytes: int) -> None:
         path = group["unified"]
         if "memory" in self.kernel.read(f"{path}/cgroup.controllers").split():
-            # Without swap the memory limit covers everything that the slot uses, as on v1.
+            # Swap is forbidden, so that the memory limit covers all memory of the slot, as on v1.
             if self.kernel.exists(f"{path}/memory.swap.max"):
                 self.put(f"{path}/memory.swap.max", "0")
             self.put(f"{path}/memory.max", str(memory_bytes))
-            self.put(f"{path}/memory.high", "max")  # `make_room` had lowered it
+            self.put(f"{path}/memory.high", "max")  # `make_room` may have lowered it
 
     def probe_devices(self) -> str:
         try:
             self.kernel.filter_devices(f"{self.base['unified']}/shims", program_of({}))
         except OSError as error:
-            problem = f"the kernel accepts no filter of devices ({error.strerror})"
+            problem = f"the kernel does not accept a filter of devices ({error.strerror})"
             return f"{problem}; run the helper as root, on a kernel with CONFIG_CGROUP_BPF"
         return ""
 
@@ -98,7 +99,7 @@ class V2(CgroupDriver):
         try:
             self.kernel.filter_devices(group["unified"], program_of(limits))
         except OSError as error:
-            message = f"{group['unified']}: the filter of devices was refused: {error.strerror}"
+            message = f"{group['unified']}: the kernel rejected the device filter: {error.strerror}"
             raise Fault("CARVE_FAILED", message, file=group["unified"]) from None
 
     def bind(self, group: Group, cpus: str, mems: str) -> None:
@@ -108,20 +109,21 @@ class V2(CgroupDriver):
             self._bind(path, "mems", mems)
 
     def _bind(self, path: str, what: str, wanted: str) -> None:
-        """Binds a group, and checks the effective set.
+        """Binds a group to cpus or memory nodes, and checks the effective set.
 
-        v2 accepts any list and silently falls back to the parent's, so the effective set must be
-        inside the wanted one.
+        v2 accepts any list. If it cannot be used, the kernel silently uses the list of the parent.
+        So the effective set must be a part of the wanted set.
         """
         self.put(f"{path}/cpuset.{what}", wanted)
         file = f"{path}/cpuset.{what}.effective"
         effective = self.kernel.read(file)
         if wanted and (not effective or not expand(effective) <= expand(wanted)):
-            message = f"{file}: wanted {wanted!r}, but {effective!r} is in effect"
+            message = f"{file}: {wanted!r} was written, but {effective!r} is in effect"
             raise Fault("CARVE_FAILED", message, file=file, wrote=wanted, read=effective)
 
     def make(self, group: Group) -> None:
-        """Makes a group. A task that is out of memory is killed as a whole; other tasks live."""
+        """Makes a group. If a task exhausts its memory, all its processes are killed, but no other
+        task."""
         super().make(group)
         file = f"{group['unified']}/memory.oom.group"
         if "/task-" in file and self.kernel.exists(file):
@@ -135,6 +137,6 @@ class V2(CgroupDriver):
                 yield 0.005
         else:  # kernels before 5.14
             yield from super().kill(group)
-        # A zombie is counted until it is reaped. Only then is nothing of the slot left.
+        # A zombie counts until it is reaped. Only after that, nothing of the slot is left.
         while self.count(group, "unified", "pids.current"):
             yield 0.005

@@ -72,7 +72,7 @@ def test_impossible_options_are_refused_by_name(options: dict[str, Any], field: 
 
 
 def test_a_host_without_known_memory_has_no_default_slot() -> None:
-    with pytest.raises(InvalidArgument, match="the 8000 milli and 0 bytes here"):
+    with pytest.raises(InvalidArgument, match="of the 8 cores and 0 of this executor"):
         default_slot(8000, 0, 4)
 
 

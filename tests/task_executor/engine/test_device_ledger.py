@@ -66,7 +66,7 @@ def test_a_repeated_order_does_not_count_against_itself() -> None:
 @pytest.mark.parametrize(
     ("profile", "assignment", "expected"),
     [
-        (HALF, given_(gpu(7, 50)), "a device of this host; it has gpu0, gpu1"),
+        (HALF, given_(gpu(7, 50)), "a device of this host; this host has gpu0, gpu1"),
         (HALF, given_(), "as in the profile"),
         (HALF, None, "as in the profile"),
         (HALF, given_(gpu(0, 40)), "as in the profile"),

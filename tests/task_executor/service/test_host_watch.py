@@ -179,7 +179,7 @@ async def test_many_of_them_are_counted(machine: Machine) -> None:
     machine.kubelet("v1.23", "first")
     await machine.refresh()
     assert len(machine.now.notes) == 8
-    assert machine.now.notes[-1] == "5 more cases like these"
+    assert machine.now.notes[-1] == "5 more cases of lost dedicated cpus"
 
 
 async def test_a_helper_that_is_away_changes_nothing(machine: Machine) -> None:

@@ -115,7 +115,7 @@ async def test_a_planned_stop_leaves_tasks_alone(
     await rm.allocate(allocation())
     status = await real.submit("sleep", "1000")
     assert await process.stop() == 0
-    assert "tasks_go_on" in process.log
+    assert "tasks_continue" in process.log
     assert not (process.state_dir / "endpoint.json").exists()
     os.kill(status.pid, 0)
     job_master = await restarted(process, rm)
@@ -132,7 +132,7 @@ async def test_a_planned_stop_with_nothing_to_keep_ends_the_helper_and_forgets_n
     await rm.free(free())
     await eventually(lambda: not rm.slots(), "the slot is gone")
     assert await process.stop() == 0
-    assert "tasks_go_on" not in process.log
+    assert "tasks_continue" not in process.log
     await eventually(lambda: not process.has_helper(), "the helper has gone")
     assert not process.groups()
     seen = await (await restarted(process, rm)).watch()

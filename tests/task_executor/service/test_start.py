@@ -235,7 +235,7 @@ def test_what_is_not_enforced_is_said_with_the_fix() -> None:
     assert len(notes) == 4
     assert all("no cgroups" in note and "run as root" in note for note in notes)
     affinity = dataclasses.replace(nothing, cpuset="affinity")
-    assert any("could change them" in note for note in notes_of(affinity))
+    assert any("can change them" in note for note in notes_of(affinity))
     assert isolation_of(ENFORCED).notes == ()
 
 
@@ -349,7 +349,7 @@ def test_what_caps_the_cpu_time_of_a_slot_is_said() -> None:
     no_quota = dataclasses.replace(ENFORCED, cpu="none")
     assert [isolation_of(ENFORCED, each).cpu for each in (own, plain)] == ["cpus", "quota"]
     assert isolation_of(no_quota, own).notes == ()
-    assert "does not cap" in isolation_of(no_quota, plain).notes[0]
+    assert "does not limit" in isolation_of(no_quota, plain).notes[0]
     by_affinity = dataclasses.replace(ENFORCED, cpuset="affinity")
     assert isolation_of(by_affinity, own).cpu == "quota"
 

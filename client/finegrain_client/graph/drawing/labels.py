@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from finegrain.devices.device import GPU_MEMORY, WHOLE
-from finegrain.units import format_bytes_exactly, format_cpu
+from finegrain.units import counted, format_bytes_exactly, format_cpu
 from finegrain_client.graph.chains import Obstacle
 from finegrain_client.graph.plan import ChainPlan, EdgePlan, Plan, RegionPlan
 from finegrain_client.graph.profiles import SlotProfile
@@ -19,11 +19,6 @@ OBSTACLES = {
     Obstacle.PROGRAM: "they have different programs",
     Obstacle.GROUP: "they are in different slot sharing groups",
 }
-
-
-def counted(number: int, noun: str) -> str:
-    """Returns "1 slot", "2 slots"."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def chain_text(chain: ChainPlan) -> str:

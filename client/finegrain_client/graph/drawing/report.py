@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from finegrain.units import format_bytes_exactly
-from finegrain_client.graph.drawing.labels import OBSTACLES, counted, profile_text
+from finegrain.units import counted, format_bytes_exactly
+from finegrain_client.graph.drawing.labels import OBSTACLES, profile_text
 from finegrain_client.graph.drawing.text import picture
 from finegrain_client.graph.plan import ChainPlan, OperatorPlan, Plan
 from finegrain_client.graph.values import Exchange

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from finegrain.units import counted
 from finegrain_client.graph.schedule.region import RegionState
 from finegrain_client.graph.schedule.schedule import Schedule
 
@@ -53,17 +54,13 @@ class RegionStatus:
             case RegionState.WAITING if self.waits_for_request_of:
                 return f"a slot that region {self.waits_for_request_of[0]} has requested"
             case RegionState.REQUESTING:
-                return _counted(self.slots_missing, "slot")
+                return counted(self.slots_missing, "slot")
             case RegionState.CANCELLING:
-                return f"the end of {_counted(self.tasks_running, 'task')}"
+                return f"the end of {counted(self.tasks_running, 'task')}"
             case RegionState.DELAYED:
                 return "the delay before its restart"
             case _:
                 return ""
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def region_statuses(schedule: Schedule) -> list[RegionStatus]:
