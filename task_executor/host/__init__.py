@@ -1,1 +1,1 @@
-"""Access to the host: sysfs and procfs, devices, the helper, a kubelet's files."""
+"""Access to the host: /sys and /proc, devices, the helper, and a kubelet's files."""

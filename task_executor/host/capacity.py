@@ -1,11 +1,13 @@
-"""Computes what an executor can offer, from the host's topology and the operator's options.
+"""Computes the capacity of an executor, from the host's topology and the operator's options.
 
-CPUs: those that the kernel allows this process, minus isolated ones, minus the operator's reserve;
-or exactly the operator's share. Memory: the sum of the nodes (without huge pages), capped by the
-machine's total and the control group's limit, minus the reserve.
+CPUs are the CPUs that the kernel allows this process, minus isolated CPUs, minus the reserve.
+Memory is the sum of all NUMA nodes (without huge pages), at most the machine's total and the
+control group's limit, minus the reserve. If the operator configures a share, the capacity is
+exactly this share.
 
-A *reserve* is the capacity kept for the operating system and our own daemons. A *share* is an
-explicit part of a host that several executors divide. No reserve is deducted from a share.
+A *reserve* is capacity that is kept for the operating system and for the executor's own processes.
+A *share* is an explicit part of a host, if several executors divide the host. No reserve is
+deducted from a share.
 """
 
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.errors import InvalidArgument
 from finegrain.resources import GIB, MEMORY_GRAIN_BYTES, MIB, round_down
 from finegrain.topology import HostTopology
+from finegrain.units import format_cpu
 from task_executor.host.node_memory import NodeMemory, node_memory
 
 RESERVE_PERCENT: Final = 5
@@ -25,10 +28,10 @@ RESERVE_BYTES_MAX: Final = 4 * GIB
 
 @dataclass(frozen=True, slots=True)
 class CapacityOptions:
-    """The operator's options; None means not set.
+    """The operator's options. None means that an option is not set.
 
-    `reserved_*` are subtracted from what the host allows; `share_*` are used as they are. In the
-    configuration the shares are called `cpus` and `memory_bytes`, and errors use these names.
+    `reserved_*` are subtracted from the capacity that the host allows, and `share_*` replace it. In
+    the configuration the shares are called `cpus` and `memory_bytes`, and errors use these names.
     """
 
     reserved_cpus: CpuSet | None = None
@@ -42,14 +45,14 @@ def plan_capacity(topology: HostTopology, options: CapacityOptions | None = None
     """Returns the executor's capacity.
 
     Raises:
-        InvalidArgument: options contradict each other or the host, or nothing is left to offer.
+        InvalidArgument: options contradict each other or the host, or no capacity is left.
     """
     options = options or CapacityOptions()
     warnings: list[str] = []
     cpus = _cpus(topology, options, warnings)
     memory = node_memory(topology, warnings)
     reserved_bytes, total_bytes = _memory(topology, options, memory, warnings)
-    # Reserved cpus that this process may not use are left out: they reduce no capacity.
+    # Reserved cpus that this process may not use are left out, because they reduce no capacity.
     reserved_cpus = (options.reserved_cpus or EMPTY) & topology.allowed
     return Capacity(
         cpus=cpus,
@@ -79,13 +82,13 @@ def _cpus(topology: HostTopology, options: CapacityOptions, warnings: list[str])
         )
     if options.share_cpus is not None:
         return _share(topology, options, options.share_cpus)
-    # A share is used as it is. Everything below is for executors without one.
+    # The code below is for executors without a share.
     if options.reserved_cpus is not None:
         _check_reserve(topology, options.reserved_cpus, warnings)
     cpus = topology.allowed - (options.reserved_cpus or EMPTY)
     isolated = cpus & topology.isolated
-    # The kernel does not spread load over isolated cpus, so a shared pool would overload one of
-    # them.
+    # The kernel does not balance load over isolated cpus, so a shared pool with isolated cpus would
+    # overload one of them.
     if isolated and not options.use_isolated_cpus:
         warnings.append(
             f"CPUs {isolated} are isolated from the kernel's load balancing and are not offered"
@@ -109,8 +112,8 @@ def _share(topology: HostTopology, options: CapacityOptions, share: CpuSet) -> C
         raise InvalidArgument(
             "reserved_cpus",
             str(options.reserved_cpus),
-            "nothing together with cpus: a share is used as a whole, leave reserved CPUs out of "
-            "cpus",
+            "no reserved_cpus together with cpus: a share is used completely, so leave reserved "
+            "CPUs out of cpus",
         )
     if not share:
         raise refuse(f"at least one of the usable CPUs {topology.allowed}")
@@ -137,30 +140,30 @@ def _check_reserve(topology: HostTopology, reserved: CpuSet, warnings: list[str]
             f"reserved CPUs {without_effect} are offline, or this process may not use them: "
             "reserving them has no effect"
         )
-    # A warning only: the operator may want this. One core is enough as an example.
+    # This is only a warning, because the operator may want it. One core is enough as an example.
     for core in topology.cores:
         if not core.cpus.isdisjoint(reserved) and not (core.cpus & topology.allowed) <= reserved:
             warnings.append(
-                f"reserved_cpus {reserved} takes a part of core {core.cpus}: its other threads are "
-                "offered, but share the core with reserved ones"
+                f"reserved_cpus {reserved} is only a part of core {core.cpus}: the other threads "
+                "of the core are offered to slots, but share the core with reserved CPUs"
             )
             break
     for node in topology.numa_nodes:
         ours = node.cpus & topology.allowed
-        # On a host with a single node, this case is the error that no cpu is left.
+        # On a host with a single node this would be an error, because no cpu is left.
         if ours and ours <= reserved and len(topology.numa_nodes) > 1:
-            warnings.append(f"reserved_cpus {reserved} takes all CPUs of NUMA node {node.id}")
+            warnings.append(f"reserved_cpus {reserved} contains all CPUs of NUMA node {node.id}")
 
 
 def _cpu_milli(topology: HostTopology, cpus: CpuSet, warnings: list[str]) -> int:
-    # Each cpu counts in full, hardware threads included: a cpu is what the kernel schedules on.
+    # Each cpu counts as a whole cpu, even if it is one of several hardware threads of a core.
     cpu_milli = 1000 * len(cpus)
     quota = topology.limits.cpu_quota_milli
     if quota is None or quota >= cpu_milli:
         return cpu_milli
     warnings.append(
-        f"a CPU time quota of {quota} milli (/{topology.limits.cpu_quota_file}) is less than CPUs "
-        f"{cpus} could give"
+        f"a CPU time quota of {format_cpu(quota)} cores (/{topology.limits.cpu_quota_file}) is "
+        f"less than the time of CPUs {cpus}"
     )
     return quota
 
@@ -177,23 +180,26 @@ def _memory(
             "host's memory"
         )
         usable = limit
-    # A share is net: the operator who divides the host has set the reserve aside.
+    # No reserve is deducted from a share, because the operator has already left the reserve out of
+    # it.
     if options.share_memory_bytes is not None:
         return 0, _share_memory(options, options.share_memory_bytes, usable)
     if not usable:
         warnings.append(
-            "the size of the host's memory is not known: none is offered; set memory_bytes"
+            "the size of the host's memory is unknown, so no memory is offered; set memory_bytes"
             if usable is None
-            else "no memory is left for slots: none is offered"
+            else "no memory is left for slots, so none is offered"
         )
         return 0, 0
     reserve = options.reserved_memory_bytes
     if reserve is None:
         reserve = default_reserve_bytes(usable)
-        # On a very small host the least reserve would leave little or nothing for slots.
+        # On a very small host, the minimum reserve would leave little or no memory for slots.
         if reserve * 2 > usable:
             reserve = usable // 2
-            warnings.append(f"only {usable} bytes of memory: half of it is reserved")
+            warnings.append(
+                f"the host has only {usable} bytes of memory, so half of it is reserved"
+            )
     if not 0 <= reserve < usable:
         raise InvalidArgument(
             "reserved_memory_bytes", reserve, f"0 or more, and less than the {usable} usable bytes"
@@ -206,7 +212,7 @@ def _share_memory(options: CapacityOptions, share: int, usable: int | None) -> i
         raise InvalidArgument(
             "reserved_memory_bytes",
             options.reserved_memory_bytes,
-            "nothing together with memory_bytes: a share is used as a whole",
+            "no reserved_memory_bytes together with memory_bytes: a share is used completely",
         )
     if share < MEMORY_GRAIN_BYTES or (usable is not None and share > usable):
         at_most = "" if usable is None else f" and at most the {usable} usable bytes"
@@ -219,17 +225,18 @@ def _nodes(
 ) -> tuple[NodeCapacity, ...]:
     """Returns the CPUs and memory of each node.
 
-    The reserve is split over the default nodes in proportion to their memory.
+    The reserve is divided among the default nodes in proportion to their memory.
     """
-    # The parts are fractions of this sum. It must not be 0.
+    # This sum is a divisor below, so it must not be 0.
     together = sum(memory.default_bytes.values()) or 1
     nodes = []
     for node in topology.numa_nodes:
         is_default = node.id in memory.default_bytes
         if is_default:
             own = memory.default_bytes[node.id]
-            # The node's part of the reserve, rounded up so that the parts cover the whole reserve.
-            # A node never offers more than the whole executor, which a limit may have cut.
+            # The node's part of the reserve is rounded up, so that all parts cover the whole
+            # reserve. A node never offers more than the executor's total, which a limit may have
+            # reduced.
             offered = min(own - -(-reserved_bytes * own // together), total_bytes)
         else:
             offered = memory.other_bytes.get(node.id, 0)

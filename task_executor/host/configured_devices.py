@@ -1,7 +1,7 @@
 """Finds the devices of types that the operator configured (`[devices.TYPE]`).
 
-A type names files, of which each is a device, or a command that lists devices. No failure ends the
-executor: a type without devices has a warning with the reason.
+A type names files, each of which is a device, or a command that lists devices. If no devices of a
+type can be found, the executor starts with a warning.
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ from task_executor.host.detection.reader import TreeReader
 from task_executor.options import DeviceType
 
 COMMAND_TIMEOUT_S: Final = 10.0
-DEVICES_MAX: Final = 512  # of all types together; a host can register twice as many devices
-_OUTPUT_MAX: Final = 1024 * 1024  # bytes
+DEVICES_MAX: Final = 512  # limit for all types together: half of the devices that a host can have
+_OUTPUT_MAX: Final = 1024 * 1024  # maximum size of a command's output, in bytes
 _TEXT_MAX: Final = 200
 _TAIL: Final = re.compile(r"-[a-z0-9_.-]{1,30}", re.ASCII)
 _TYPE_LENGTH_MAX: Final = 32
 _DETECTED: Final = (GPU, RDMA, FPGA)
-_FILES_MAX: Final = 16  # of one device
+_FILES_MAX: Final = 16  # maximum number of files of one device
 _KEYS: Final = ("uuid", "model", "numa_node", "pci_address", "problem", "capacities", "files")
 _Found = tuple[Device, tuple[str, ...]]  # a device and its files
 
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredDevices:
-    """The devices of all configured types, and why others were not found.
+    """The devices of all configured types.
 
-    `files` are the paths of their device files, by type and UUID.
+    Attributes:
+        devices: the devices.
+        warnings: for each type without devices, the reason.
+        files: the paths of the device files, by type and UUID.
     """
 
     devices: tuple[Device, ...] = ()
@@ -54,21 +57,22 @@ NOTHING_CONFIGURED = ConfiguredDevices()
 
 
 class _NotFoundError(Exception):
-    """Why a type has no devices; its text is for the operator."""
+    """A type has no devices. The message gives the reason to the operator."""
 
 
 def discover(
     types: Iterable[DeviceType], nodes: Iterable[NumaNode], root: Path = Path("/")
 ) -> ConfiguredDevices:
-    """Returns the devices of these types now. Commands run one after another.
+    """Returns the present devices of these types. Commands run one after another.
 
     Args:
-        types: from the configuration.
-        nodes: NUMA nodes of the host.
-        root: of the file system in which paths are looked up; commands always run on this host.
+        types: the configured types.
+        nodes: the NUMA nodes of the host.
+        root: the root of the file system in which paths are searched. Commands always run on this
+            host.
 
     Raises:
-        InvalidArgument: a type is configured in a way that no host could have.
+        InvalidArgument: the configuration of a type is invalid on every host.
     """
     ids = [node.id for node in nodes]
     devices: list[Device] = []
@@ -103,16 +107,16 @@ def discover(
 
 
 def check_type(type_: DeviceType) -> None:
-    """Checks what does not depend on the host.
+    """Checks the configuration of a type, as far as this is possible without the host.
 
     Raises:
-        InvalidArgument: the name is taken or malformed, both or neither of `paths` and `command`
-            are set, or a capacity is out of range.
+        InvalidArgument: the name is malformed or already used, both or neither of `paths` and
+            `command` are set, or a capacity is outside of the allowed range.
     """
     field = f"devices.{type_.name}"
     (request,) = device_requests({type_.name: WHOLE}, "devices")
     if request.type in _DETECTED or request.type != type_.name or type_.name.startswith(MIG_PREFIX):
-        expected = "a name other than those of detected devices: gpu..., rdma, fpga, mig-..."
+        expected = "a name that detected devices do not use (they use gpu..., rdma, fpga, mig-...)"
         raise InvalidArgument(field, type_.name, expected)
     if len(type_.name) > _TYPE_LENGTH_MAX:
         raise InvalidArgument(field, type_.name, f"at most {_TYPE_LENGTH_MAX} characters")
@@ -122,7 +126,7 @@ def check_type(type_: DeviceType) -> None:
             raise InvalidArgument(f"{field}.{key}", getattr(type_, key), expected)
     if bool(type_.paths) == bool(type_.command):
         given = "both" if type_.paths else "neither"
-        raise InvalidArgument(field, f"{given} of paths and command", "one of them")
+        raise InvalidArgument(field, f"{given} of paths and command", "exactly one of them")
     for path in type_.paths:
         if not path.startswith("/"):
             raise InvalidArgument(f"{field}.paths", path, "absolute paths, such as /dev/npu*")
@@ -131,7 +135,7 @@ def check_type(type_: DeviceType) -> None:
 
 def _check_capacities(field: str, name: str, amounts: Mapping[str, int]) -> None:
     for dimension, amount in amounts.items():
-        # Names of other types would change the sums of their devices.
+        # A dimension of another type would change the sums of the other type's devices.
         tail = dimension.removeprefix(name)
         if tail and not (dimension.startswith(name) and _TAIL.fullmatch(tail)):
             expected = f"{name}, or a name such as {name}-memory"
@@ -144,7 +148,7 @@ def _check_capacities(field: str, name: str, amounts: Mapping[str, int]) -> None
 def _by_paths(type_: DeviceType, root: Path) -> Iterator[_Found]:
     """Yields a device for each file that exists."""
     reader = TreeReader(root)
-    # Only the file system below the root counts, so that tests can replace it.
+    # Files are searched only below the root, so that tests can use another file system.
     base = os.fspath(root).rstrip("/")
     found = [name for each in type_.paths for name in sorted(glob.glob(base + each))]  # noqa: PTH207
     if not found:
@@ -172,12 +176,12 @@ def _node_of_file(reader: TreeReader, name: str) -> int | None:
 
 
 def _by_command(type_: DeviceType) -> Iterator[_Found]:
-    """Yields the devices that a command lists: a JSON array, or a line with the id of each."""
+    """Yields the devices that a command lists, as a JSON array or with one id in each line."""
     text = _output(type_.command).strip()
     if not text.startswith("["):
         ids = [line.strip() for line in text.splitlines() if line.strip()]
         if not ids:
-            raise _NotFoundError(f"{type_.command!r} lists none")
+            raise _NotFoundError(f"{type_.command!r} lists no devices")
         for each in ids:
             # An id can be the path of the device.
             yield _device(type_, each, numa_node=type_.numa_node), (each,) * each.startswith("/")
@@ -188,13 +192,13 @@ def _by_command(type_: DeviceType) -> Iterator[_Found]:
         message = f"the output of {type_.command!r} is not JSON: {error}"
         raise _NotFoundError(message) from None
     if not listed:
-        raise _NotFoundError(f"{type_.command!r} lists none")
+        raise _NotFoundError(f"{type_.command!r} lists no devices")
     for at, each in enumerate(listed):
         yield _from_json(type_, each, f"entry {at} of the output of {type_.command!r}")
 
 
 def _output(command: str) -> str:
-    """Returns the standard output of a command, which gets no shell and no input."""
+    """Runs a command without a shell and without input, and returns its standard output."""
     try:
         done = subprocess.run(
             shlex.split(command),
@@ -219,7 +223,7 @@ def _output(command: str) -> str:
 
 def _from_json(type_: DeviceType, entry: Any, where: str) -> _Found:
     if not isinstance(entry, dict) or not isinstance(entry.get("uuid"), str):
-        raise _NotFoundError(f'{where} is no object with a text "uuid"')
+        raise _NotFoundError(f'{where} is not an object with a text "uuid"')
     if unknown := sorted(set(entry) - set(_KEYS)):
         raise _NotFoundError(f"{where} has the key {unknown[0]!r}; allowed: {', '.join(_KEYS)}")
     texts = {name: entry.get(name, "") for name in ("model", "pci_address", "problem")}
@@ -229,7 +233,7 @@ def _from_json(type_: DeviceType, entry: Any, where: str) -> _Found:
     if not isinstance(files, list) or len(files) > _FILES_MAX or not all(map(_is_path, files)):
         raise _NotFoundError(f"{where}: files is {files!r}; expected up to {_FILES_MAX} paths")
     if not all(isinstance(text, str) for text in texts.values()):
-        raise _NotFoundError(f"{where}: model, pci_address and problem are texts")
+        raise _NotFoundError(f"{where}: model, pci_address and problem must be texts")
     if node is not None and type(node) is not int:
         raise _NotFoundError(f"{where}: numa_node is {node!r}; expected a number")
     if not isinstance(capacities, dict) or any(type(n) is not int for n in capacities.values()):

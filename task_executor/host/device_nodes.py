@@ -32,12 +32,12 @@ _NVIDIA_MAJORS: Final = (
     "nvidia-nvlink",
     "nvidia-nvswitch",
 )
-"""Names in /proc/devices of majors that have dynamic numbers."""
+"""Names in /proc/devices of drivers whose major numbers are dynamic."""
 _GPUS: Final = "proc/driver/nvidia/gpus"
 _CAPABILITIES: Final = "proc/driver/nvidia/capabilities"
 
 DeviceKey = tuple[str, str]
-"""Type and UUID; for a virtual function its bus id."""
+"""Type and UUID of a device. A virtual function has its bus id instead of a UUID."""
 
 
 class Node(NamedTuple):
@@ -50,7 +50,10 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceRules:
-    """What a slot can open: lists of minors by kind and major ("c 195"), as in `SlotLimits`."""
+    """The device files that a slot can open, in the form of `SlotLimits`.
+
+    Both fields contain lists of minor numbers by kind and major number ("c 195").
+    """
 
     open: Mapping[str, str] = field(default_factory=dict)
     closed: Mapping[str, str] = field(default_factory=dict)
@@ -58,14 +61,15 @@ class DeviceRules:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNodes:
-    """The device files of the devices that an executor gives out.
+    """The device files of the devices that an executor gives to slots.
 
     Attributes:
-        own: the files of a device and of no other.
-        drivers: the driver of a device, a key of `common`.
-        common: the files that all devices of a driver share.
-        majors: kinds and majors that are closed as a whole.
-        open_types: types of devices that every task can open; their files are not here.
+        own: the files that belong to only one device, by device.
+        drivers: the driver of each device, as a key of `common`.
+        common: the files that all devices of a driver share, by driver.
+        majors: kinds and major numbers whose files are all closed, except for the slot's devices.
+        open_types: types of devices that every task can open. The other fields do not contain their
+            files.
     """
 
     own: Mapping[DeviceKey, frozenset[Node]] = field(default_factory=dict)
@@ -76,17 +80,17 @@ class DeviceNodes:
 
     @property
     def are_known(self) -> bool:
-        """True if there is anything to keep a slot from."""
+        """True if at least one device file is known that can be closed to slots."""
         return bool(self.own)
 
     def of(self, share: DeviceShare) -> frozenset[Node]:
-        """Returns the files that belong to a slot because of one device; empty: not known."""
-        # A slot with virtual functions of a NIC has those, and not the card.
+        """Returns the files that a slot with this share can open; empty if they are not known."""
+        # A slot with virtual functions of a NIC can open only these functions, not the card.
         uuids = share.functions or (share.uuid,)
         return frozenset().union(*(self.own.get((share.type, uuid), ()) for uuid in uuids))
 
     def rules(self, shares: Iterable[DeviceShare]) -> DeviceRules:
-        """Returns what a slot with these devices can open."""
+        """Returns the rules for a slot with these devices."""
         mine = set[Node]()
         for share in shares:
             mine |= self.of(share)
@@ -102,7 +106,10 @@ NO_NODES: Final = DeviceNodes()
 
 
 def _by_major(nodes: Iterable[Node]) -> dict[str, str]:
-    """Returns lists of minors, with ranges: a message has the rules of hundreds of slots."""
+    """Returns lists of minor numbers.
+
+    They use ranges, because a message has rules for many slots.
+    """
     ranges: dict[str, list[list[int]]] = {}
     for kind, major, minor in sorted(nodes):
         found = ranges.setdefault(f"{kind} {major}", [])
@@ -123,14 +130,14 @@ def read_device_nodes(
     root: Path = Path("/"),
     open_types: Iterable[str] = (),
 ) -> DeviceNodes:
-    """Returns the device files of the devices that have capacity; never raises.
+    """Returns the device files of all devices with capacity. It never raises.
 
     Args:
-        topology: the host, as it was detected.
-        devices: those that slots can have.
-        files: paths of configured devices.
-        root: of the file system.
-        open_types: types of devices that every task can open.
+        topology: the detected topology of the host.
+        devices: the devices that slots can have.
+        files: the paths of the files of configured devices.
+        root: the root of the file system.
+        open_types: the types of devices that every task can open.
     """
     if devices.fake:
         return NO_NODES
@@ -141,7 +148,7 @@ def read_device_nodes(
 
 
 class _Search:
-    """Collects the files of one host."""
+    """Finds the device files of one host."""
 
     def __init__(self, reader: TreeReader, root: Path, topology: HostTopology) -> None:
         self._reader = reader
@@ -172,7 +179,8 @@ class _Search:
         return DeviceNodes(self._own, self._drivers, self._common, frozenset(self._majors))
 
     def _keep(self, key: DeviceKey, nodes: Iterable[Node], driver: str = "") -> None:
-        """Records the files of a device; those of a driver close their majors as a whole."""
+        """Records the files of a device. With a driver, all files of their major numbers are
+        closed."""
         if found := frozenset(nodes):
             self._own[key] = found
         if driver:
@@ -190,7 +198,7 @@ class _Search:
                 yield Node(kind, os.major(status.st_rdev), os.minor(status.st_rdev))
 
     def _below(self, folder: str, prefix: str = "") -> Iterator[Node]:
-        """Yields the files of the devices in a folder of /sys, by their `dev`."""
+        """Yields the files of the devices in a folder of /sys, from their file `dev`."""
         for name in self._reader.names(folder):
             if name.startswith(prefix):
                 yield from self._node(f"{folder}/{name}/dev")
@@ -205,7 +213,7 @@ class _Search:
         driver = gpu.vendor
         if driver == "nvidia":
             minor = self._nvidia_minor(device.pci_address, gpu)
-            if device.parent_uuid:  # an instance has no graphics
+            if device.parent_uuid:  # a MIG instance has no graphics files
                 nodes = self._capabilities(device.uuid, gpu, minor)
             if minor is not None:
                 nodes.add(Node("c", _NVIDIA_MAJOR, minor))
@@ -222,16 +230,17 @@ class _Search:
         self._majors |= {node[:2] for node in self._common[driver]}
 
     def _nvidia_minor(self, pci_address: str, gpu: Gpu) -> int | None:
-        """Returns the minor now. It may be another one than at the start, after a reset."""
+        """Returns the present minor number. After a reset, it may differ from the number at the
+        start."""
         minor = self._number(f"{_GPUS}/{pci_address}/information", "Device Minor")
         return gpu.minor if minor is None else minor
 
     def _nvidia(self) -> Iterator[Node]:
-        """Yields the common files of NVIDIA GPUs, and closes all majors of the driver."""
+        """Yields the common files of NVIDIA GPUs, and closes all major numbers of the driver."""
         for minor in _NVIDIA_CONTROL:
             yield Node("c", _NVIDIA_MAJOR, minor)
-        # The driver makes them at the first use. A major that it has not got yet needs no rule:
-        # its files are of no use without those of a GPU.
+        # The driver makes these files at their first use. If it has no major number yet, no rule is
+        # needed, because these files are useless without the files of a GPU.
         for name in _NVIDIA_MAJORS:
             self._majors |= {("c", number) for number in self._numbers.get(name, ())}
         for number in self._numbers.get("nvidia-uvm", ()):
@@ -252,7 +261,7 @@ class _Search:
         return {Node("c", number, each) for each in minors if each is not None}
 
     def _number(self, path: str, wanted: str) -> int | None:
-        """Returns the number in the line "wanted: number" of a file; None without one."""
+        """Returns the number in the line "wanted: number" of a file; None without such a line."""
         for line in self._reader.lines(path):
             name, _, number = line.partition(":")
             if name == wanted and number.strip().isdecimal():
@@ -269,7 +278,7 @@ class _Search:
 
 
 def _majors_by_name(reader: TreeReader) -> dict[str, tuple[int, ...]]:
-    """Returns the majors of character devices by the name of their driver."""
+    """Returns the major numbers of character devices, by the name of their driver."""
     found: dict[str, tuple[int, ...]] = {}
     for line in reader.lines("proc/devices"):
         if line.startswith("Block"):

@@ -1,7 +1,7 @@
-"""Turns what detection found into the devices that slots can have.
+"""Returns the devices that slots can have, from the detected hardware.
 
-A GPU that is in MIG mode is never given out itself, only its instances. A GPU that does not answer
-is announced with the reason, and gets no work. NICs are those with an RDMA interface.
+Of a GPU in MIG mode, slots can have only its instances, not the GPU itself. A GPU that does not
+answer is announced with the reason, and gets no work. Only NICs with an RDMA interface are devices.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from finegrain.devices.device import (
 from finegrain.devices.names import MIG_PREFIX
 from finegrain.topology import Fpga, Gpu, GpuHealth, GpuLink, HostTopology, PciDevice
 
-_ON_ONE_BOARD: Final = "INTERNAL"  # nearer than any PCIe switch, which PIX stands for
+_ON_ONE_BOARD: Final = "INTERNAL"  # nearer than PIX, which means a common PCIe switch
 _PROBLEMS: Final = {
     GpuHealth.LOST: "the GPU has fallen off the bus; reset the host",
     GpuHealth.UNKNOWN: "the driver does not report the GPU's memory",
@@ -41,12 +41,12 @@ def devices_of(
     """Returns the devices of a host.
 
     Args:
-        topology: what was detected.
-        configured: devices of the types that the operator configured.
-        fake: the GPUs are made up.
+        topology: the detected topology of the host.
+        configured: the devices of configured types.
+        fake: True if the GPUs are fake.
     """
     groups = {each.bus_id: each.pcie_group for each in topology.pci_devices}
-    # MIG instances have no minor number that users know, so they are numbered by type.
+    # Users do not know the minor numbers of MIG instances, so instances are numbered by type.
     counts: dict[str, int] = {}
     gpus = []
     for device in (device for gpu in topology.gpus for device in _of_gpu(gpu, groups)):
@@ -67,7 +67,7 @@ def _problem_of(gpu: Gpu) -> str:
 
 
 def _of_gpu(gpu: Gpu, groups: dict[str, str]) -> Iterator[Device]:
-    """Yields a GPU, or its MIG instances."""
+    """Yields the GPU itself or, in MIG mode, its instances."""
     address = gpu.pci_bus_id or ""
     if not gpu.mig_enabled:
         amounts = {GPU_CORE: WHOLE, GPU_MEMORY_RATIO: WHOLE, GPU_MEMORY: gpu.memory_bytes or 0}
@@ -107,7 +107,7 @@ def _of_gpu(gpu: Gpu, groups: dict[str, str]) -> Iterator[Device]:
 
 
 def _nics(devices: Iterable[PciDevice]) -> Iterator[Device]:
-    """Yields the NICs with an RDMA interface; a virtual function is no card of its own."""
+    """Yields the NICs with an RDMA interface. A virtual function is not a separate NIC."""
     found = [each for each in devices if each.infiniband]
     cards = [each for each in found if not each.is_virtual_function]
     functions: dict[str, list[VirtualFunction]] = {}
@@ -136,7 +136,8 @@ def _fpgas(fpgas: Iterable[Fpga], groups: dict[str, str]) -> Iterator[Device]:
         address = each.pci_bus_id or ""
         yield Device(
             FPGA,
-            # The kernel knows no serial number of a board, so the slot it is in identifies it.
+            # The kernel does not know the serial number of a board, so its PCI address identifies
+            # it.
             f"{address}/{each.name}" if address else each.name,
             each.minor,
             ((FPGA, WHOLE),),

@@ -1,11 +1,12 @@
-"""Reads the NVIDIA GPUs of this host about once a second: processes, memory, use, and health.
+"""Reads the NVIDIA GPUs of this host about once a second: processes, memory, use and health.
 
-NVML calls can block for as long as a driver hangs. So one thread makes them, and no caller waits
-for it longer than `ANSWER_S`. While a call hangs there is no second thread, and readings say since
-when the driver has been silent.
+An NVML call can block while a driver hangs. So a separate thread makes the calls, and callers wait
+for this thread at most `ANSWER_S` seconds. While a call hangs, no second thread is started, and
+readings say since when the driver has not answered.
 
-The thread keeps NVML open, because opening it takes long with many GPUs. It closes NVML after each
-reading while a GPU is missing or needs a repair: no GPU can be reset while a process has it open.
+The thread keeps NVML open, because opening it takes long with many GPUs. But while a GPU is missing
+or needs a repair, the thread closes NVML after each reading, because a GPU cannot be reset while a
+process has it open.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from task_executor.host.nvml import (
 
 READ_EVERY_S: Final = 1.0
 ANSWER_S: Final = 5.0
-"""How long a reading may take; after that the driver counts as silent."""
+"""Maximum time of a reading. After this time, the driver counts as not answering."""
 
 EVENTS_MAX: Final = 256
-"""Most events that one reading takes from the driver. Later readings take the rest."""
+"""Maximum number of events that one reading takes from the driver. Later readings take the rest."""
 
 _XID: Final = 8  # nvmlEventTypeXidCriticalError
 _PROCESSES_MAX: Final = 1_000
-_GONE_ON: Final = frozenset({1, 2, 6, 7})  # recovery actions with which no work goes on
+_GONE_ON: Final = frozenset({1, 2, 6, 7})  # recovery actions after which no work can continue
 
 
 class ProcessKind(StrEnum):
     """How a process uses a GPU."""
 
     COMPUTE = "compute"
-    MPS = "mps"  # a client of an MPS daemon
-    GRAPHICS = "graphics"  # it only draws
+    MPS = "mps"  # the process is a client of an MPS daemon
+    GRAPHICS = "graphics"  # the process only draws
 
 
 _QUERIES: Final = (
@@ -63,17 +64,19 @@ _QUERIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class GpuProcessSample:
-    """A process that has a GPU open. A later kind replaces an earlier one in the order of
-    `ProcessKind`: graphics, compute, MPS.
+    """A process that has a GPU open.
+
+    If the driver lists a process with several kinds, MPS has priority over compute, and compute has
+    priority over graphics.
     """
 
     pid: int
     kind: ProcessKind
-    memory_bytes: int | None = None  # None: the driver does not tell
+    memory_bytes: int | None = None  # None: the driver does not report it
 
     @property
     def computes(self) -> bool:
-        """True if it can take memory as tasks do, unlike a process that only draws."""
+        """True if the process can compute, and so use much memory; False if it only draws."""
         return self.kind is not ProcessKind.GRAPHICS
 
 
@@ -82,18 +85,21 @@ class GpuSample:
     """One GPU, or one of its MIG instances, at one moment.
 
     Attributes:
-        problem: why it can take no work, and the repair; empty: the driver reports none.
-        work_lost: with a problem: work that uses it now cannot go on either.
-        recovery_known: the driver reports recovery actions, so XIDs need no interpretation.
-        xids: numbers of the errors since the last reading, each once; their count is `xid_count`.
-        measures_processes: the driver lists the processes that compute, with the memory of each.
+        problem: why the GPU can take no work, and how to repair it; empty: the driver reports no
+            problem.
+        work_lost: True if there is a problem because of which work on the GPU cannot continue.
+        recovery_known: True if the driver reports recovery actions, so that XIDs are not needed.
+        xids: the different XIDs (error numbers) since the last reading. `xid_count` counts all
+            errors.
+        measures_processes: True if the driver lists the computing processes, with the memory of
+            each process.
     """
 
     uuid: str
     index: int
     minor: int | None = None
     pci_address: str = ""
-    parent_uuid: str = ""  # of an instance in MIG mode
+    parent_uuid: str = ""  # UUID of the GPU to which a MIG instance belongs
     problem: str = ""
     work_lost: bool = False
     recovery_known: bool = False
@@ -111,10 +117,12 @@ class GpuReading:
     """All GPUs at one moment.
 
     Attributes:
-        number: rises with each answer of the driver; the same number is the same answer.
-        at_s: when the driver answered, in seconds of `time.monotonic`.
-        gpus: by UUID; instances in MIG mode have entries of their own.
-        problem: why nothing is known; `gpus` then holds the last answer.
+        number: the number of the driver's answer. Two readings with the same number have the same
+            answer.
+        at_s: the time of the driver's answer, in seconds of `time.monotonic`.
+        gpus: the GPUs by UUID. MIG instances have separate entries.
+        problem: why the driver did not answer; empty: it answered. With a problem, `gpus` contains
+            the last answer.
     """
 
     number: int = 0
@@ -124,11 +132,11 @@ class GpuReading:
 
 
 class GpuMonitor:
-    """Reads GPUs in a thread of its own. Several callers share one reading.
+    """Reads GPUs in a separate thread. Concurrent callers share one reading.
 
     Args:
-        load: imports the binding; tests pass another one.
-        answer_s: how long a reading may take.
+        load: imports the NVML binding. Tests pass another function.
+        answer_s: the maximum time of a reading, in seconds.
     """
 
     def __init__(
@@ -143,13 +151,13 @@ class GpuMonitor:
         self.latest = GpuReading()
 
     async def read(self) -> GpuReading:
-        """Returns a new reading, or the last one with a reason if the driver is silent."""
+        """Returns a new reading. If the driver does not answer, the last reading and a problem."""
         loop = asyncio.get_running_loop()
         if self._pending is None:
             self._pending = loop.create_future()
             self._asked_at = time.time()
             if self._thread is None:
-                # A daemon thread: a driver that hangs must not keep the executor from stopping.
+                # It is a daemon thread, so that the executor can stop while the driver hangs.
                 self._thread = threading.Thread(
                     target=self._serve, args=(loop,), name="gpu-monitor", daemon=True
                 )
@@ -158,7 +166,8 @@ class GpuMonitor:
         done, _ = await asyncio.wait([self._pending], timeout=self._answer_s)
         if done:
             return self.latest
-        # The time of the call, and not how long it took: a text that changes would be reported.
+        # The text contains the time of the call, and not its duration, because every change of the
+        # text would cause a report.
         since = datetime.fromtimestamp(self._asked_at, UTC).strftime("%H:%M:%S")
         return GpuReading(
             self.latest.number,
@@ -168,7 +177,7 @@ class GpuMonitor:
         )
 
     def close(self) -> None:
-        """Ends the thread, as soon as the driver answers."""
+        """Ends the thread as soon as the driver answers."""
         self._asked.put(False)
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -184,7 +193,7 @@ class GpuMonitor:
 
     def _answered(self, reading: GpuReading) -> None:
         pending, self._pending = self._pending, None
-        # After a failure, the last known GPUs say what has vanished.
+        # After a failure, the last known GPUs are kept, because they show which GPUs have vanished.
         self.latest = (
             GpuReading(reading.number, reading.at_s, self.latest.gpus, reading.problem)
             if reading.problem
@@ -195,18 +204,18 @@ class GpuMonitor:
 
 
 class NvmlSession:
-    """NVML, kept open between readings. All methods are called by one thread."""
+    """An open NVML session for several readings. Only one thread may call the methods."""
 
     def __init__(self, load: Callable[[], ModuleType]) -> None:
         self._load = load
         self._nvml: Any = None
         self._handles: dict[str, Any] = {}
         self._numbers: dict[str, int] = {}  # UUID -> index
-        self._known: set[str] = set()  # all GPUs that were ever here
+        self._known: set[str] = set()  # UUIDs of all GPUs that the host has ever had
         self._events: Any = None
 
     def read(self, number: int) -> GpuReading:
-        """Returns all GPUs now; never raises."""
+        """Returns all present GPUs. It never raises."""
         try:
             if self._nvml is None:
                 self._open()
@@ -217,7 +226,7 @@ class NvmlSession:
             self.close()
             problem = printable(f"the GPU driver cannot be used: {words_of(error)}")
             return GpuReading(number, time.monotonic(), problem=problem)
-        # A GPU that returns is seen only by a new session, and none can be reset during one.
+        # Only a new session sees a GPU that returns, and no GPU can be reset during a session.
         is_missing = not self._known <= self._handles.keys()
         self._known |= self._handles.keys()
         if is_missing or any(gpu.problem for gpu in gpus.values()):
@@ -243,7 +252,7 @@ class NvmlSession:
             handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index)
             uuid = None if handle is None else text_of(ask(nvml, "nvmlDeviceGetUUID", handle))
             if not uuid:
-                continue  # a GPU that has fallen off the bus; it is missed by its UUID
+                continue  # the GPU has fallen off the bus; its UUID will be missing
             self._handles[uuid], self._numbers[uuid] = handle, index
             if self._events is not None:
                 ask(nvml, "nvmlDeviceRegisterEvents", handle, _XID, self._events)
@@ -284,7 +293,7 @@ class NvmlSession:
         )
 
     def _memory(self, handle: Any) -> tuple[int | None, int | None, str, bool]:
-        """Returns used and total bytes, why they are not known, and whether the GPU is lost."""
+        """Returns used and total bytes, why they are unknown, and True if the GPU is lost."""
         try:
             info = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         except Exception as error:  # the kind of error only changes the message
@@ -295,7 +304,7 @@ class NvmlSession:
         return int(info.used), int(info.total), "", False
 
     def _processes(self, handle: Any) -> tuple[GpuProcessSample, ...] | None:
-        """Returns the processes that have a GPU open; None if the driver does not list them."""
+        """Returns the processes that have the GPU open; None if the driver does not list them."""
         found: dict[int, GpuProcessSample] = {}
         for query, kind in _QUERIES:
             listed = ask(self._nvml, query, handle)
@@ -311,13 +320,16 @@ class NvmlSession:
         return tuple(found[pid] for pid in sorted(found))
 
     def _instances(self, gpu: GpuSample, handle: Any) -> list[GpuSample]:
-        """Returns the instances of a GPU in MIG mode; each has the problem of its GPU."""
+        """Returns the instances of a GPU in MIG mode.
+
+        A problem of the GPU applies to all of them.
+        """
         found = []
         for index in range(ask(self._nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
             mig = ask(self._nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
             uuid = None if mig is None else text_of(ask(self._nvml, "nvmlDeviceGetUUID", mig))
             if not uuid:
-                continue  # indexes have holes
+                continue  # the indexes of instances have gaps
             info = ask(self._nvml, "nvmlDeviceGetMemoryInfo", mig)
             found.append(
                 GpuSample(
@@ -345,7 +357,7 @@ class NvmlSession:
             return found
         by_address = {_address(handle): uuid for uuid, handle in self._handles.items()}
         for _ in range(EVENTS_MAX):
-            # It fails where no event is left.
+            # The call fails when no event is left.
             event = ask(self._nvml, "nvmlEventSetWait_v2", self._events, 0)
             if event is None:
                 break
@@ -356,8 +368,8 @@ class NvmlSession:
 
 
 def _address(handle: Any) -> Any:
-    """Returns what a handle points to: the binding makes a new object for each handle."""
+    """Returns the address of a handle, because the binding makes a new object at each call."""
     try:
         return ctypes.cast(handle, ctypes.c_void_p).value
-    except ctypes.ArgumentError:  # tests have handles of another kind
+    except ctypes.ArgumentError:  # handles in tests are no pointers
         return handle

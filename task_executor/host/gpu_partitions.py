@@ -1,7 +1,8 @@
-"""Reads the sets of GPUs that an operator lets slots have together: partitions.
+"""Parses configured partitions: sets of GPUs that a slot may have together.
 
-Some boards join their GPUs only in fixed groups, such as the halves of a board. The vendor's fabric
-manager knows them; no library reports them, so they are configured.
+Some boards can connect their GPUs only in fixed groups, such as the halves of a board. Only the
+vendor's fabric manager knows these groups, and no library reports them. So an operator configures
+them.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ _FORM: Final = (
 
 
 def read_partitions(texts: Iterable[str], host: HostDevices) -> tuple[Partition, ...]:
-    """Returns configured partitions.
+    """Returns the configured partitions.
 
     Args:
-        texts: one for each: minor numbers, then optionally a score (higher is better; default 1)
-            and the bandwidth of a ring over its members in GB/s (default: unknown).
-        host: its devices.
+        texts: one text for each partition: the minor numbers of its GPUs, then optionally a score
+            (higher is better, default 1) and the bandwidth of a ring over its GPUs in GB/s
+            (default: unknown).
+        host: the devices of the host.
 
     Raises:
-        InvalidArgument: a text is malformed, names a GPU twice or one that the host does not have,
-            or there are too many.
+        InvalidArgument: a text is malformed, names a GPU twice, or names a GPU that the host does
+            not have. Or there are too many partitions.
     """
     texts = tuple(texts)
     if len(texts) > PARTITIONS_MAX:

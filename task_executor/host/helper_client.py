@@ -1,7 +1,7 @@
 """Client of the helper: calls and events over one unix socket.
 
-Calls are answered in any order. All calls except `signal_task` and `stop` are idempotent and are
-sent again after a lost connection.
+The helper may answer calls in another sequence. All calls except `signal_task` and `stop` are
+idempotent, and are sent again when the connection was lost.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ __all__ = [
     "Usage",
 ]
 
-GAP_S = 10.0  # how long a call waits for a helper that is not reachable
-ANSWER_S = 90.0  # how long a call waits for an answer; longer than any deadline of the helper
-MOVE_S = 3_600.0  # the same while a slot is parked: all memory of its GPUs may be copied
+GAP_S = 10.0  # maximum time that a call waits for a connection to the helper
+ANSWER_S = 90.0  # maximum time for an answer; longer than all deadlines of the helper
+MOVE_S = 3_600.0  # the same for parking a slot, which may copy all memory of its GPUs
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.05, 1.0
 _INPUT_CHUNK_BYTES = 128 << 10
 _EVENTS_MAX = 100_000
-_NOT_ASKED = "the helper was not asked whether it closes device files"
-_EARLIER_VERSION = "the helper is of an earlier version; restart it"
-_PLACES_BYTES_MAX = FRAME_BYTES_MAX // 2  # bytes of JSON in one call
+_NOT_ASKED = "it is not known yet whether the helper can close device files"
+_EARLIER_VERSION = "the helper has an earlier version; restart it"
+_PLACES_BYTES_MAX = FRAME_BYTES_MAX // 2  # maximum size of the JSON in one call, in bytes
 
 _CLASSES: dict[str, type[FinegrainError]] = {
     Reason.ALLOCATION_UNKNOWN: errors.NotFound,
@@ -90,7 +90,7 @@ _CLASSES: dict[str, type[FinegrainError]] = {
 class HelperError(errors.FailedPrecondition):
     """The helper rejected a call.
 
-    `reason` says why, `details` has values such as file, wrote, read, blocked.
+    `reason` is the reason code. `details` has values such as file, wrote, read and blocked.
     """
 
 
@@ -99,9 +99,9 @@ class HelperUnavailable(errors.Unavailable):
 
 
 class HelperClient:
-    """One connection to the helper, restored when it is lost.
+    """A connection to the helper. It is restored when it is lost.
 
-    Create it with `connect`, end it with `close`.
+    Create the client with `connect`, and end it with `close`.
     """
 
     def __init__(self, socket_path: Path) -> None:
@@ -120,7 +120,7 @@ class HelperClient:
 
         Args:
             socket_path: the helper's socket.
-            deadline_s: how long to wait.
+            deadline_s: the maximum time to wait, in seconds.
 
         Raises:
             HelperUnavailable: no helper answered in time.
@@ -135,14 +135,14 @@ class HelperClient:
         return client
 
     async def close(self) -> None:
-        """Closes the connection; helper and tasks continue."""
+        """Closes the connection. The helper and the tasks continue."""
         if self._keeper:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
             self._keeper = None
 
     async def events(self) -> AsyncIterator[HelperEvent]:
-        """Yields ends of tasks and reconnections, in order; never ends. Only one reader."""
+        """Yields the events of the helper, without end. Only one reader is allowed."""
         while True:
             yield await self._events.get()
 
@@ -151,43 +151,45 @@ class HelperClient:
         info = FRAMES.from_json(HelperInfo, await self._call("hello", {}))
         try:
             self._devices_problem = str((await self._call("devices", {}))["problem"])
-        except errors.InvalidArgument:  # it does not know the verb
+        except errors.InvalidArgument:  # a helper of an earlier version does not know the verb
             self._devices_problem = _EARLIER_VERSION
         return replace(info, isolation=self._with_devices(info.isolation))
 
     def _with_devices(self, report: IsolationReport) -> IsolationReport:
-        """Completes a report with what the helper has said about device files."""
+        """Returns the report, completed with the helper's answer about device files."""
         word = "none" if self._devices_problem else "cgroup"
         return replace(report, devices=word, devices_problem=self._devices_problem)
 
     async def create_slot(self, limits: SlotLimits) -> IsolationReport:
-        """Creates a slot's cgroup with its limits; returns what is enforced.
+        """Creates a slot's cgroup with its limits, and returns the isolation report.
 
         Raises:
-            HelperError: CARVE_FAILED (details: file, wrote, read); nothing is left on the host.
+            HelperError: CARVE_FAILED (details: file, wrote, read). Nothing of the slot is left.
             AlreadyExists: the slot exists with other limits.
         """
         result = await self._call("create_slot", _limits(limits))
         return self._with_devices(FRAMES.from_json(IsolationReport, result))
 
     async def resize_slot(self, limits: SlotLimits) -> IsolationReport:
-        """Changes all limits of a slot, or none. Repeating a call is safe.
+        """Changes all limits of a slot or none. The call can be repeated safely.
 
         Returns:
-            What is enforced.
+            The isolation report.
 
         Raises:
-            HelperError: CARVE_FAILED (the old limits are in effect), or BELOW_USE if more memory is
-                in use after the kernel has reclaimed what it can (details: asked, used, in bytes).
+            HelperError: CARVE_FAILED (the old limits are in effect). Or BELOW_USE: after the kernel
+                has reclaimed memory, more memory is still in use than the new limit (details:
+                asked, used, in bytes).
         """
         result = await self._call("resize_slot", _limits(limits))
         return self._with_devices(FRAMES.from_json(IsolationReport, result))
 
     async def place_slots(self, places: Iterable[SlotPlace]) -> None:
-        """Moves slots and everything that runs in them to other cpus and memory nodes.
+        """Moves slots with all their processes to other cpus and memory nodes.
 
-        Slots that no longer exist are skipped. Repeating a call is safe. Very many slots are sent
-        in several batches; a failed batch moves none of its slots, but earlier batches stay moved.
+        Slots that no longer exist are skipped. The call can be repeated safely. Very many slots are
+        sent in several batches. If a batch fails, none of its slots moves, but the slots of earlier
+        batches stay moved.
 
         Raises:
             HelperError: CARVE_FAILED (details: file, wrote, read) or DISK_FULL.
@@ -196,34 +198,34 @@ class HelperClient:
             await self._call("place_slots", {"slots": batch})
 
     async def park_slot(self, allocation_id: str, generation: int, memory_bytes: int) -> int:
-        """Moves all processes of a slot off their GPUs. Repeating a call is safe.
+        """Moves all processes of a slot off their GPUs. The call can be repeated safely.
 
         Args:
-            allocation_id: the slot.
-            generation: the slot's generation.
-            memory_bytes: memory of GPUs that has to fit into the slot's memory in addition.
+            allocation_id: the allocation id of the slot.
+            generation: the generation of the slot.
+            memory_bytes: the GPU memory that must fit into the slot's memory, in bytes.
 
         Returns:
-            How many processes were moved now.
+            The number of processes that this call moved.
 
         Raises:
-            HelperError: BELOW_USE: the slot's memory is too small; PARK_FAILED: it could not be
-                done. Some processes may have been moved.
+            HelperError: BELOW_USE (the slot's memory is too small) or PARK_FAILED. After
+                PARK_FAILED, some processes may have been moved.
         """
         return await self._move_slot(
             "park_slot", allocation_id, generation, memory_bytes=memory_bytes
         )
 
     async def unpark_slot(self, allocation_id: str, generation: int, device_map: str) -> int:
-        """Moves all processes of a slot to their GPUs again. Repeating a call is safe.
+        """Moves all processes of a slot back to GPUs. The call can be repeated safely.
 
         Args:
-            allocation_id: the slot.
-            generation: the slot's generation.
-            device_map: "old=new" for UUIDs of GPUs; empty: they return to those that they had.
+            allocation_id: the allocation id of the slot.
+            generation: the generation of the slot.
+            device_map: "old=new" with UUIDs of GPUs; empty: the processes get the same GPUs again.
 
         Returns:
-            How many processes were moved now.
+            The number of processes that this call moved.
 
         Raises:
             HelperError: PARK_FAILED. Some processes may have been moved.
@@ -245,40 +247,42 @@ class HelperClient:
         return int(answer["processes"])
 
     async def destroy_slot(self, allocation_id: str, generation: int, grace_ms: int = 0) -> None:
-        """Destroys a slot; returns when no process of it is left and its cgroups are removed.
+        """Destroys a slot, and returns when its processes have ended and its cgroups are removed.
 
-        An unknown slot counts as destroyed. The call may be repeated after an error.
+        An unknown slot counts as destroyed. After an error, the call can be repeated.
 
         Args:
-            allocation_id: the slot.
-            generation: the slot's generation.
-            grace_ms: time between SIGTERM and SIGKILL.
+            allocation_id: the allocation id of the slot.
+            generation: the generation of the slot.
+            grace_ms: the time between SIGTERM and SIGKILL, in milliseconds.
 
         Raises:
-            HelperError: SLOT_NOT_READY, with the processes that cannot be killed.
+            HelperError: SLOT_NOT_READY. The error names the processes that cannot be killed.
         """
         args = {"allocation_id": allocation_id, "generation": generation, "grace_ms": grace_ms}
         await self._call("destroy_slot", args)
 
     async def start_task(self, spec: TaskSpec) -> TaskStarted:
-        """Starts a task; returns when its program runs. The same spec again is the same task.
+        """Starts a task, and returns when its program runs.
+
+        If a task with the same spec exists, no second task is started.
 
         Raises:
             FinegrainError: COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, CWD_UNAVAILABLE,
                 USER_NOT_ALLOWED, LIMIT_TOO_SMALL, START_FAILED, ALLOCATION_UNKNOWN, SLOT_NOT_READY,
-                ALREADY_EXISTS or INVALID_ARGUMENT. No task exists then.
+                ALREADY_EXISTS or INVALID_ARGUMENT. After an error, no task exists.
         """
         content: dict[str, Any] = FRAMES.to_json(spec)
-        if spec.memory_limit_bytes is None:  # a helper of an earlier version does not know it
+        if spec.memory_limit_bytes is None:  # a helper of an earlier version rejects this field
             del content["memory_limit_bytes"]
         result = await self._call("start_task", content)
         return FRAMES.from_json(TaskStarted, result)
 
     async def limit_task(self, task_id: str, memory_limit_bytes: int) -> None:
-        """Changes the memory limit of a task; does nothing if it has ended. Repeating is safe.
+        """Changes the memory limit of a task, unless it has ended. The call can be repeated safely.
 
         Raises:
-            HelperError: CARVE_FAILED, or BELOW_USE (details: asked, used, in bytes); the old limit
+            HelperError: CARVE_FAILED, or BELOW_USE (details: asked, used, in bytes). The old limit
                 is in effect.
         """
         args = {"task_id": task_id, "memory_limit_bytes": memory_limit_bytes}
@@ -295,31 +299,33 @@ class HelperClient:
     async def kill_task(self, task_id: str, grace_ms: int = 0) -> None:
         """Sends SIGTERM to all processes of a task, and SIGKILL after the grace period.
 
-        It returns at once; a `TaskExited` event follows.
+        It returns at once. When the task has ended, a `TaskExited` event follows.
         """
         await self._call("kill_task", {"task_id": task_id, "grace_ms": grace_ms})
 
     async def write_input(self, task_id: str, offset: int, data: bytes, eof: bool = False) -> int:
-        """Writes to a task's stdin; returns the offset up to which stdin was accepted.
+        """Writes to a task's stdin, and returns the offset up to which bytes were accepted.
 
-        If less was accepted than given, the caller should retry the rest a little later. Offsets
-        count from the start of stdin, so repeating a call is safe.
+        If not all bytes were accepted, the caller should send the other bytes a little later.
+        Offsets count from the start of stdin, so the call can be repeated safely.
 
         Args:
-            task_id: the task.
-            offset: position of the first byte of `data`.
-            data: what to write.
-            eof: True: closes stdin once all of `data` is accepted.
+            task_id: the id of the task.
+            offset: the position of the first byte of `data` in stdin.
+            data: the bytes to write.
+            eof: True: close stdin when all of `data` is accepted.
 
         Raises:
-            FinegrainError: TASK_ENDED, or UNREACHABLE while the shim does not answer: try again.
+            FinegrainError: TASK_ENDED. Or UNREACHABLE: the shim does not answer, and the caller
+                should try again.
         """
         accepted, end = offset, offset + len(data)
-        # Chunks keep a frame small. The loop ends at the first chunk that was not accepted whole.
+        # The data is sent in chunks, so that frames are small. The loop ends at the first chunk of
+        # which not all bytes were accepted.
         while True:
             chunk = data[accepted - offset :][:_INPUT_CHUNK_BYTES]
             sent = accepted + len(chunk)
-            # Each byte becomes one character, so any bytes can travel as JSON text.
+            # Each byte becomes one character, so that any bytes can be sent as JSON text.
             args = {"task_id": task_id, "offset": accepted, "data": chunk.decode("latin-1")}
             result = await self._call("write_input", args | {"eof": eof and sent == end})
             accepted = int(result["accepted_offset"])
@@ -331,28 +337,28 @@ class HelperClient:
         return FRAMES.from_json(HelperState, await self._pages("inspect"))
 
     async def usage(self) -> Usage:
-        """Returns what the kernel counts for all slots and running tasks."""
+        """Returns the use that the kernel counts for all slots and running tasks."""
         return FRAMES.from_json(Usage, await self._pages("usage"))
 
     async def kubelet(self, seen: str = "") -> KubeletFiles | None:
         """Returns the contents of a kubelet's files; None if the mark `seen` is still valid."""
         answer = await self._call("kubelet", {"seen": seen})
-        # The mark was still valid, so the helper has sent nothing else.
+        # The mark is still valid, so the helper has sent only the mark.
         if "found" not in answer:
             return None
         pairs = {name: dict(answer[name]) for name in ("texts", "failures")}
         return FRAMES.from_json(KubeletFiles, answer | pairs)
 
     async def forget_task(self, task_id: str) -> None:
-        """Deletes the files and scratch directory of an ended task. Ignores an unknown task."""
+        """Deletes the files and the scratch directory of an ended task. Ignores an unknown task."""
         await self._call("forget_task", {"task_id": task_id})
 
     async def stop(self) -> None:
-        """Stops the helper, not the tasks."""
+        """Stops the helper. The tasks continue."""
         await self._call("stop", {}, repeat=False)
 
     async def _pages(self, verb: str) -> dict[str, Any]:
-        """Reads all pages; returns the last one, with the slots and tasks of all of them."""
+        """Reads all pages. Returns the last page, with the slots and tasks of all pages."""
         slots, tasks, after = list[dict[str, Any]](), list[dict[str, Any]](), ""
         while True:
             page = await self._call(verb, {"after": after})
@@ -371,14 +377,22 @@ class HelperClient:
         deadline_s: float = GAP_S,
         answer_s: float = ANSWER_S,
     ) -> dict[str, Any]:
-        """Calls the helper, again after a lost connection unless `repeat` is False.
+        """Calls the helper. If the connection is lost, the call is sent again.
 
-        `deadline_s` limits the time without a connection, `answer_s` the time that the helper
-        takes.
+        Args:
+            verb: the name of the call.
+            args: the arguments of the call.
+            repeat: False: do not send the call again.
+            deadline_s: the maximum time without a connection.
+            answer_s: the maximum time in which the helper must answer.
+
+        Raises:
+            FinegrainError: the helper rejected the call.
+            HelperUnavailable: there is no connection, or no answer.
         """
         while True:
             try:
-                # Only the wait for a connection is limited here. The helper may need longer for the
+                # This limits only the wait for a connection. The helper may need longer for the
                 # call.
                 async with asyncio.timeout(deadline_s):
                     await self._connected.wait()
@@ -386,8 +400,8 @@ class HelperClient:
             except ConnectionError as error:
                 if not repeat:
                     raise HelperUnavailable(
-                        f"the helper closed the connection during {verb}; it is not known whether "
-                        "that was done"
+                        f"the helper closed the connection during {verb}; it is unknown whether "
+                        "the call was executed"
                     ) from error
             except TimeoutError:
                 message = f"no helper answers at {self._path} (waited {deadline_s:g} s for {verb})"
@@ -403,14 +417,14 @@ class HelperClient:
         self._calls[number] = answer
         try:
             writer.write(_frame({"id": number, "verb": verb, "args": args}))
-            # A grace period is part of what the helper does before it answers.
+            # The helper answers only after the grace period, so this time is added.
             async with asyncio.timeout(answer_s + args.get("grace_ms", 0) / 1000):
                 return await answer
         except TimeoutError:
             raise HelperUnavailable(
                 f"the helper does not answer {verb}; is it suspended (SIGSTOP)?"
             ) from None
-        # Also after a timeout, so that a late answer finds no caller and is ignored.
+        # The call is removed after a timeout as well, so that a late answer is ignored.
         finally:
             self._calls.pop(number, None)
 
@@ -420,7 +434,8 @@ class HelperClient:
             try:
                 with socket_address(self._path) as address:
                     reader, writer = await asyncio.open_unix_connection(address)
-                # A socket of another user could be a trap: calls carry the environment of tasks.
+                # The owner of the socket is checked, because calls contain the environment of
+                # tasks, which another user must not receive.
                 if peer_uid(writer.get_extra_info("socket")) not in (0, os.geteuid()):
                     writer.close()
                     raise ConnectionRefusedError("the socket belongs to another user")
@@ -437,8 +452,8 @@ class HelperClient:
                 await self._read(reader)
             finally:
                 self._lose(writer)
-            # A pause, so that a helper that accepts and closes at once does not keep this loop
-            # busy.
+            # This pause limits the rate of attempts if a helper accepts connections and closes them
+            # at once.
             await asyncio.sleep(backoff_s)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -461,7 +476,7 @@ class HelperClient:
     def _publish(self, event: HelperEvent | None) -> None:
         if event is None:
             return
-        if self._events.full():  # no reader; `Reconnected` makes the next reader compare again
+        if self._events.full():  # without a reader; `Reconnected` makes the next reader reconcile
             while not self._events.empty():
                 self._events.get_nowait()
             event = Reconnected()
@@ -471,17 +486,17 @@ class HelperClient:
         self._connected.clear()
         self._writer = None
         writer.close()
-        # The calls fail here, and `_call` sends those again that may be repeated.
+        # The open calls fail here. `_call` sends a call again if it may be repeated.
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(ConnectionResetError("the helper closed the connection"))
 
 
 def _batches(items: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Splits items into batches that fit into a frame, in order."""
+    """Splits items into batches that fit into a frame. The sequence of items does not change."""
     batch, size = list[dict[str, Any]](), 0
     for item in items:
-        # The size is that of the JSON, because the frame is limited in bytes.
+        # The size of the JSON counts, because the size of a frame is limited in bytes.
         length = len(json.dumps(item))
         if batch and size + length > _PLACES_BYTES_MAX:
             yield batch
@@ -493,9 +508,10 @@ def _batches(items: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _limits(limits: SlotLimits) -> dict[str, Any]:
-    """Returns the arguments of a call, without fields that say nothing.
+    """Returns the arguments of a call, without empty fields.
 
-    A helper of an earlier version refuses those that it does not know.
+    Empty fields are left out because a helper of an earlier version rejects fields that it does not
+    know.
     """
     content: dict[str, Any] = FRAMES.to_json(limits)
     unused = {name for name in ("devices_open", "devices_closed") if not content[name]}
@@ -511,7 +527,7 @@ def _frame(message: dict[str, Any]) -> bytes:
 
 
 def _error(content: dict[str, Any]) -> FinegrainError:
-    """Converts the helper's error into an exception; an unknown reason counts as INTERNAL."""
+    """Converts the helper's error into an exception. An unknown reason becomes INTERNAL."""
     name, message, details = content["reason"], content["message"], content["details"]
     reason = Reason(name) if name in Reason.__members__ else Reason.INTERNAL
     if reason is Reason.INVALID_ARGUMENT and "field" in details:

@@ -18,13 +18,21 @@ from finegrain.mapping.json_form import JsonCodec, JsonForm
 class SlotLimits:
     """The limits of one slot. A slot has one cgroup per (allocation_id, generation).
 
-    `cpu_limit_milli` is the hard cap: None caps at `cpu_milli`, -1 sets no cap (pinned slots).
-    `memory_bytes` is a multiple of 64 KiB. `cpus` and `mems` are kernel lists ("0-3,8"); "" leaves
-    them unrestricted. `pids_max` None sets no limit. `best_effort` slots get CPU time only when no
-    other slot wants it. `hugepages` are bytes by page size, named as in the kernel ("2MB", "1GB");
-    a size that is not named is not allowed. Minors of device files ("0-3,8") by kind and major
-    ("c 195"): in a major of `devices_open` only these can be opened, in one of `devices_closed` all
-    but these. All other majors are open.
+    Attributes:
+        allocation_id: the allocation id of the slot.
+        generation: the generation of the slot.
+        cpu_milli: the booked CPU, in thousandths of a cpu.
+        memory_bytes: the memory limit, a multiple of 64 KiB.
+        cpu_limit_milli: the hard limit of CPU time; None: `cpu_milli`; -1: no limit (pinned slots).
+        cpus: the cpus that the slot may use, such as "0-3,8"; "": all.
+        mems: the memory nodes that the slot may use; "": all.
+        pids_max: the maximum number of processes; None: no limit.
+        best_effort: True: the slot gets CPU time only if no other slot needs it.
+        hugepages: the bytes of huge pages by page size ("2MB", "1GB"). Other sizes are not allowed.
+        devices_open: lists of minor numbers ("0-3,8") by kind and major number ("c 195"). Of these
+            major numbers, only the listed minor numbers can be opened.
+        devices_closed: the same form. Of these major numbers, the listed minor numbers cannot be
+            opened. All devices of other major numbers can be opened.
     """
 
     allocation_id: str
@@ -43,7 +51,10 @@ class SlotLimits:
 
 @dataclass(frozen=True)
 class SlotPlace:
-    """The cpus and memory nodes to bind one slot to, as in `SlotLimits`."""
+    """The cpus and memory nodes for one slot.
+
+    The form of `cpus` and `mems` is as in `SlotLimits`.
+    """
 
     allocation_id: str
     generation: int
@@ -53,12 +64,22 @@ class SlotPlace:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One task to start.
+    """A task that the helper should start.
 
-    `cwd` None: a scratch directory, which is deleted with the task. `uid` and `gid` None: the
-    configured task user. `timeout_ms` None: no limit. `env` is the complete environment.
-    `log_limit_bytes` limits the stored output of each of stdout and stderr; the first bytes are
-    kept.
+    Attributes:
+        task_id: the id of the task.
+        allocation_id: the allocation id of its slot.
+        generation: the generation of its slot.
+        argv: the program and its arguments.
+        env: the complete environment of the task.
+        cwd: the working directory; None: a scratch directory, which is deleted with the task.
+        uid: the user of the task; None: the configured task user.
+        gid: the group of the task; None: the group of the configured task user.
+        stdin: True if input can be written to the task.
+        log_limit_bytes: the number of bytes that are stored of each output stream. Later output is
+            not stored.
+        timeout_ms: the maximum run time; None: no limit.
+        memory_limit_bytes: the memory limit of the task; None: only the limit of the slot applies.
     """
 
     task_id: str
@@ -72,7 +93,7 @@ class TaskSpec:
     stdin: bool = False
     log_limit_bytes: int = 64 << 20
     timeout_ms: int | None = None
-    memory_limit_bytes: int | None = None  # None: none but the slot's
+    memory_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,16 +104,25 @@ class TaskStarted:
     """
 
     pid: int
-    start_time_ticks: int | None  # None: ended before it could be read
+    start_time_ticks: int | None  # None: the program ended before it could be read
 
 
 @dataclass(frozen=True)
 class IsolationReport:
-    """What is enforced, per dimension. `reason` and `fix` say why something is not, and what to do.
+    """The helper's report about how each dimension is enforced.
 
-    `cpu` quota|none, `cpuset` cgroup|affinity|none, `memory` hard|none, `pids` hard|none,
-    `hugepages` hard|none, `kill` cgroup.kill|freezer|process tree, `driver` v1|v2|none. `devices`
-    cgroup|none: whether device files can be closed; `devices_problem`: why not, and the fix.
+    Attributes:
+        driver: v1, v2 or none.
+        cpu: quota or none.
+        cpuset: cgroup, affinity or none.
+        memory: hard or none.
+        pids: hard or none.
+        kill: how the processes of a slot are killed: cgroup.kill, freezer or process tree.
+        reason: why a dimension is not enforced.
+        fix: how to make the kernel enforce it.
+        hugepages: hard or none.
+        devices: cgroup if device files can be closed to a slot, otherwise none.
+        devices_problem: why device files cannot be closed, and how to change this.
     """
 
     driver: str
@@ -128,12 +158,12 @@ class HelperInfo:
     boot_id: str
     uid: int
     isolation: IsolationReport
-    config: str = ""  # a digest of the configuration that it was started with
+    config: str = ""  # digest of the configuration with which the helper was started
 
 
 @dataclass(frozen=True)
 class TaskFault:
-    """Why a task has no ordinary end: a `finegrain.errors.Reason` and one sentence."""
+    """Why a task did not end normally: a `finegrain.errors.Reason` and one sentence."""
 
     reason: str
     message: str
@@ -142,12 +172,13 @@ class TaskFault:
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """How a task ended. Its shim writes and syncs it before the end is reported.
+    """How a task ended. The shim writes the record and syncs it before the end is reported.
 
-    Exactly one of `exit_code`, `signal`, `error` is set. `oom_kills` counts processes of the task
-    that the kernel killed because of memory; `oom_killed` is True if the task failed because of
-    that. Peak memory is that of the whole task if the kernel counts it, else of its largest
-    process. `*_dropped_bytes` count output beyond the limit of the log.
+    Exactly one of `exit_code`, `signal` and `error` is set. `oom_kills` counts processes of the
+    task that the kernel killed because of memory. `oom_killed` is True if the task failed because
+    of this. `peak_memory_bytes` is the peak of the whole task if the kernel counts it, otherwise
+    the peak of its largest process. `*_dropped_bytes` count the output that was not stored because
+    of the log limit.
     """
 
     exit_code: int | None = None
@@ -168,9 +199,9 @@ class ExitRecord:
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """A task as the helper knows it.
+    """The helper's record of a task.
 
-    `state` is running or exited; `pid` is 0 while the task is being started.
+    `state` is running or exited. `pid` is 0 while the task is being started.
     """
 
     task_id: str
@@ -178,14 +209,14 @@ class TaskRecord:
     generation: int
     state: str
     pid: int
-    start_time_ticks: int | None  # None: ended before it could be read
+    start_time_ticks: int | None  # None: the program ended before it could be read
     directory: Path
     exit: ExitRecord | None
 
 
 @dataclass(frozen=True)
 class SlotState:
-    """A slot on the host. `destroying`: its processes are being killed."""
+    """A slot on the host. `destroying` is True while its processes are being killed."""
 
     limits: SlotLimits
     destroying: bool
@@ -193,7 +224,7 @@ class SlotState:
 
 @dataclass(frozen=True)
 class HelperState:
-    """All slots and tasks of the helper, from disk and cgroups. A restarted front adopts them."""
+    """All slots and tasks that the helper knows. A restarted front adopts them."""
 
     slots: list[SlotState]
     tasks: list[TaskRecord]
@@ -202,7 +233,10 @@ class HelperState:
 
 @dataclass(frozen=True)
 class Stranger:
-    """A group in the folder of slots without a record. The helper has killed it; reported once."""
+    """A control group in the folder of slots that belongs to no known slot.
+
+    The helper has killed its processes. Each such group is reported once.
+    """
 
     group: str
     pids: list[int]  # some of its processes
@@ -210,7 +244,10 @@ class Stranger:
 
 @dataclass(frozen=True)
 class SlotUsage:
-    """What the kernel counts for a slot now; None if it does not count (isolation none)."""
+    """The present counters of a slot.
+
+    None means that the kernel does not count (isolation none).
+    """
 
     allocation_id: str
     generation: int
@@ -223,7 +260,7 @@ class SlotUsage:
 
 @dataclass(frozen=True)
 class TaskUsage:
-    """What the kernel counts for a task now; None if it does not count."""
+    """The present counters of a task. None means that the kernel does not count."""
 
     task_id: str
     memory_current_bytes: int | None = None
@@ -235,7 +272,7 @@ class TaskUsage:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the kernel counts for all slots and running tasks."""
+    """The counters of all slots and running tasks."""
 
     slots: list[SlotUsage]
     tasks: list[TaskUsage]
@@ -245,15 +282,19 @@ class Usage:
 class KubeletFiles:
     """Contents of the files of a kubelet on this host.
 
-    `texts` by name: "cpu_manager_state", "memory_manager_state",
-    "device-plugins/kubelet_internal_checkpoint", "config", and "config/NAME" for drop-in files in
-    their order. `failures`: why a file that exists could not be read. `found`
-    False: there is no kubelet.
+    Attributes:
+        mark: a text that changes whenever another field changes.
+        found: False if the host has no kubelet.
+        command: the arguments of the kubelet's process.
+        texts: the texts of the files "cpu_manager_state", "memory_manager_state",
+            "device-plugins/kubelet_internal_checkpoint", "config", and of drop-in files as
+            "config/NAME" in their sequence.
+        failures: for each file that exists but could not be read, the reason.
     """
 
-    mark: str  # changes whenever another field changes
+    mark: str
     found: bool
-    command: tuple[str, ...]  # arguments of the kubelet's process
+    command: tuple[str, ...]
     texts: Mapping[str, str]
     failures: Mapping[str, str]
 
@@ -275,7 +316,7 @@ class TaskOom:
 
 @dataclass(frozen=True)
 class Reconnected:
-    """Events may have been missed: call `inspect`."""
+    """The front may have missed events and must call `inspect`."""
 
 
 HelperEvent = TaskExited | TaskOom | Reconnected
@@ -296,6 +337,6 @@ _EVENTS: Mapping[str, type[TaskExited | TaskOom]] = {
 
 
 def event(content: Mapping[str, Any]) -> HelperEvent | None:
-    """Decodes an event; None for a kind that this front does not know."""
+    """Returns the decoded event; None if this front does not know the kind of event."""
     kind = _EVENTS.get(content["event"])
     return None if kind is None else FRAMES.from_json(kind, content)

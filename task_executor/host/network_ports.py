@@ -1,7 +1,7 @@
-"""Network ports of this host that slots can have: the configured range, and who has which port.
+"""The network ports that slots can have: the configured range, and the ports of each slot.
 
-Ports are counted like other countable resources ("ports"). The numbers are chosen here, when a slot
-is carved, because only the host knows which ports other programs use.
+The resource manager counts ports like other countable resources ("ports"). The executor chooses the
+numbers when a slot is carved, because only the host knows which ports other programs use.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ NO_PORTS: Final = "none"
 
 
 def read_range(text: str) -> range:
-    """Returns the range that "20000-29999" names; "none" or an empty text: no ports.
+    """Returns the range of a text such as "20000-29999"; empty for "none" and for an empty text.
 
     Raises:
-        InvalidArgument: it is not a range of ports.
+        InvalidArgument: the text is not a range of ports.
     """
     if text in ("", NO_PORTS):
         return range(0)
@@ -36,9 +36,14 @@ def read_range(text: str) -> range:
 
 
 def offered_ports(ports: range, file: Path = EPHEMERAL_FILE) -> list[int]:
-    """Returns the ports of a range without those that the kernel gives to outgoing connections.
+    """Returns the ports of a range, without the ports that the kernel uses for outgoing
+    connections.
 
-    A connection of any program can use such a port at any time.
+    Such a port cannot be offered, because a connection of another program may use it at any time.
+
+    Args:
+        ports: the configured range.
+        file: the file with the kernel's range for outgoing connections.
     """
     try:
         first, last = map(int, file.read_text("ascii").split())
@@ -50,12 +55,14 @@ def offered_ports(ports: range, file: Path = EPHEMERAL_FILE) -> list[int]:
 class NetworkPorts:
     """The ports that slots have.
 
-    Executors on one host may have overlapping ranges. So each port in use is claimed for the host
-    with a socket in the kernel's abstract namespace, which ends with the process.
+    Several executors on one host may have overlapping ranges. So an executor claims each port that
+    a slot has, with a socket in the kernel's abstract namespace. Such a socket disappears when the
+    process ends.
 
     Args:
-        ports: those that slots can have.
-        claim: claims a port for the host; None: it is in use.
+        ports: the ports that slots can have.
+        claim: claims a port for this host, and returns the socket of the claim; None if the port is
+            in use.
     """
 
     def __init__(
@@ -72,18 +79,18 @@ class NetworkPorts:
         return tuple(sorted(self._given.get(owner, ())))
 
     def give(self, owner: Hashable, count: int) -> tuple[int, ...]:
-        """Makes the number of ports of a slot `count`; it keeps those that it has if it can.
+        """Gives a slot more ports or takes ports away, until it has `count` ports.
 
         Raises:
-            ResourceExhausted: not enough ports are free; the slot has the ports that it had.
+            ResourceExhausted: not enough ports are free. The slot keeps the ports that it had.
         """
         mine = self._given.get(owner, {})
         for port in sorted(mine)[count:]:
             self._release(mine, port)
         taken: dict[int, socket.socket | None] = {}
         last = self._next
-        # Begins after the port that was given last: one that was used a moment ago may still have
-        # connections that are being closed.
+        # The search begins after the port that was given last. A port that was used recently may
+        # still have connections that are being closed.
         for offset in range(len(self._ports)):
             if len(mine) + len(taken) >= count:
                 break
@@ -99,8 +106,8 @@ class NetworkPorts:
                 if each is not None:
                     each.close()
             raise ResourceExhausted(
-                f"{count} network ports were requested, and {len(mine) + len(taken)} are free: "
-                "other slots and programs use the others of task_ports",
+                f"{count} network ports were requested, but only {len(mine) + len(taken)} are "
+                "free: other slots and programs use the other ports of task_ports",
                 reason=Reason.INSUFFICIENT_RESOURCES,
                 details={"asked": count, "available": len(mine) + len(taken)},
             )
@@ -110,8 +117,9 @@ class NetworkPorts:
         return self.of(owner)
 
     def adopt(self, owner: Hashable, ports: Iterable[int]) -> None:
-        """Takes over the ports of a slot after a restart; its tasks may listen on them."""
-        # Claimed without looking whether they are in use, because the tasks of the slot use them.
+        """Claims the ports of a slot again after a restart of the front."""
+        # It is not checked whether the ports are in use, because the tasks of the slot may use
+        # them.
         mine = {port: reserve(port) for port in ports}
         if mine:
             self._given[owner] = mine
@@ -124,7 +132,7 @@ class NetworkPorts:
             self._release(mine, port)
 
     def close(self) -> None:
-        """Gives up the claims; slots keep their ports, which the next front adopts."""
+        """Ends all claims. Slots keep their ports, and the next front adopts them."""
         for owner in [*self._given]:
             self.take_back(owner)
 
@@ -136,7 +144,7 @@ class NetworkPorts:
 
 
 def claim_port(port: int) -> socket.socket | None:
-    """Claims a port for this host; returns None if it is claimed, or a program uses it."""
+    """Claims a port for this host. Returns None if another executor or a program uses it."""
     claimed = reserve(port)
     if claimed is not None and not is_free(port):
         claimed.close()
@@ -145,10 +153,10 @@ def claim_port(port: int) -> socket.socket | None:
 
 
 def reserve(port: int) -> socket.socket | None:
-    """Returns the socket that claims a port; None: another executor has claimed it."""
+    """Returns the socket that claims a port; None if another executor has claimed the port."""
     claimed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        # Abstract names belong to a network namespace, as ports do.
+        # Abstract names belong to a network namespace, like ports.
         claimed.bind(f"\0finegrain-port-{port}")
     except OSError:
         claimed.close()
@@ -157,7 +165,7 @@ def reserve(port: int) -> socket.socket | None:
 
 
 def is_free(port: int) -> bool:
-    """True if no program has the port, for TCP or UDP, on any address."""
+    """Returns True if no program uses the port, for TCP or UDP, on any address."""
     for family in (socket.AF_INET6, socket.AF_INET):
         for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
             try:
@@ -167,7 +175,7 @@ def is_free(port: int) -> bool:
                     probe.bind(("", port))
             except OSError as error:
                 if error.errno in _NO_FAMILY:
-                    continue  # a host without IPv6
+                    continue  # the host has no IPv6
                 return False
     return True
 

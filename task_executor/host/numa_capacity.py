@@ -1,8 +1,8 @@
 """Computes the memory and countable resources that slots can have on each NUMA node.
 
 Huge pages that a kubelet's memory manager has taken are deducted here. Ordinary memory that a
-kubelet gives to containers is not deducted here, because it changes at run time. It is reported and
-deducted later, where node memory is counted.
+kubelet gives to containers changes at run time. So the executor reports it, and the resource
+manager deducts it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from task_executor.host.kubelet.state import KubeletState
 
 @dataclass(frozen=True, slots=True)
 class NumaCapacity:
-    """What slots can have of one NUMA node."""
+    """The capacity of one NUMA node that slots can have."""
 
     id: int
     memory_bytes: int  # a multiple of 64 KiB
-    extended: tuple[tuple[str, int], ...]  # huge pages and others by name, sorted, without zeros
-    default_memory: bool  # False: another kind of memory, used only on request
+    extended: tuple[tuple[str, int], ...]  # countable resources by name, sorted, without zeros
+    default_memory: bool  # False: another kind of memory, which slots get only on request
 
 
 def numa_capacity(
     capacity: Capacity, kubelet: KubeletState | None = None
 ) -> tuple[NumaCapacity, ...]:
-    """Returns the nodes' capacity, in their order.
+    """Returns the capacity of each node, in the sequence of the nodes.
 
-    Huge pages that a kubelet has given to containers or reserves are deducted.
+    Huge pages that a kubelet reserves, or has given to containers, are deducted.
     """
     nodes = []
     for node in capacity.nodes:
         pages = {resource_name(each.page_bytes): each.count for each in node.hugepages}
         if kubelet is not None:
             pages = {
-                # Rounded up: a page that is taken in part cannot be offered.
+                # The number of taken pages is rounded up, because a page that is partly taken
+                # cannot be offered.
                 name: count - -(-kubelet.taken_bytes(node.id, name) // (page_bytes(name) or 1))
                 for name, count in pages.items()
             }
@@ -45,8 +46,8 @@ def numa_capacity(
             NumaCapacity(
                 id=node.id,
                 memory_bytes=node.memory_bytes,
-                # A kubelet can hold more pages than there are now. The rest is then none, not
-                # negative.
+                # A kubelet can have reserved more pages than the node has now. Then no pages are
+                # left.
                 extended=tuple(sorted((name, n) for name, n in pages.items() if n > 0)),
                 default_memory=node.default_memory,
             )
@@ -67,8 +68,11 @@ def hugepages_of(nodes: Iterable[NumaCapacity]) -> dict[str, int]:
 def with_counts(
     nodes: Iterable[NumaCapacity], counts: Mapping[int, Mapping[str, int]]
 ) -> tuple[NumaCapacity, ...]:
-    """Adds countable resources to nodes, by node id and name; they replace huge pages of the same
-    name.
+    """Adds countable resources to nodes. They replace huge pages of the same name.
+
+    Args:
+        nodes: the nodes.
+        counts: the amounts to add, by node id and by name.
     """
     return tuple(
         replace(node, extended=tuple(sorted(({**dict(node.extended), **counts[node.id]}).items())))

@@ -1,12 +1,12 @@
-"""Reads the GPUs of this host by NVIDIA's management library (NVML).
+"""Reads the GPUs of this host with NVIDIA's management library (NVML).
 
-No failure ends the daemon: a missing library or driver, a driver of another version, a GPU that
-fell off the bus, an unsupported query. The GPU capacity is then zero or unknown, with a reason.
-The output of ``nvidia-smi`` is not parsed, because it truncates its tables. Detection adds NUMA
-nodes and cpusets.
+Failures never stop the executor. Examples are a missing library or driver, a driver of another
+version, a GPU that fell off the bus, or an unsupported query. The GPU capacity is then zero or
+unknown, with a reason. The output of ``nvidia-smi`` is not parsed, because it truncates its tables.
+`detection/gpus.py` adds NUMA nodes and cpusets.
 
-A GPU is identified by its UUID. Index, minor number and PCI order differ from one another, and
-CUDA's order differs from all of them.
+A GPU is identified by its UUID, because its index, its minor number and its position on the PCI bus
+can all differ, and CUDA uses yet another numbering.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from finegrain.cpuset import MAX_ID, CpuSet
 from finegrain.topology import Gpu, GpuHealth, GpuLink, GpuProcess, MigInstance, printable
 
-_AFFINITY_WORDS: Final = 128  # of 64 CPUs each: more than any kernel supports
+_AFFINITY_WORDS: Final = 128  # words of 64 CPUs: more CPUs than any kernel supports
 _NVLINKS_MAX: Final = 18
 _NVLINK_TO_SWITCH: Final = 2
 _ANCESTORS: Final = {0: "INTERNAL", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -47,21 +47,24 @@ class GpuInventory:
 
     gpus: tuple[Gpu, ...] = ()
     links: tuple[GpuLink, ...] = ()
-    absence_reason: str | None = None  # why nothing is known; None if the driver answered
+    absence_reason: str | None = None  # why no GPUs are known; None if the driver answered
     warnings: tuple[str, ...] = ()
-    complete: bool = False  # it has the GPUs of all vendors, so no other source is read
+    complete: bool = False  # True: it contains the GPUs of all vendors, so no other source is read
 
 
 class NvmlSource(Protocol):
     """A source of information about the GPUs of this host."""
 
     def read(self) -> GpuInventory:
-        """Returns the GPUs now; never raises. Each call reads again, as MIG layouts change."""
+        """Returns the present GPUs.
+
+        It never raises. Each call reads again, as MIG layouts change.
+        """
         ...
 
 
 class NoNvml:
-    """A source without GPUs, for the given reason."""
+    """A source that returns no GPUs, with a reason."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -71,9 +74,10 @@ class NoNvml:
 
 
 class PynvmlSource:
-    """GPUs by ``pynvml`` (the package nvidia-ml-py), which is imported at the first read.
+    """A source that uses ``pynvml`` (the package nvidia-ml-py).
 
-    ``load`` imports the module; tests pass a fake.
+    Args:
+        load: imports the module at the first read. Tests pass a fake.
     """
 
     def __init__(self, load: Callable[[], ModuleType] | None = None) -> None:
@@ -114,20 +118,20 @@ def ask(nvml: Any, name: str, *arguments: Any) -> Any:
 
 
 def recovery_action(nvml: Any, handle: Any) -> int | None:
-    """Returns the recovery action that the driver asks for; 0: none, None: it does not know the
-    query.
+    """Returns the recovery action that the driver requests.
 
-    The binding has no function for it, only its field value.
+    0 means that no action is needed. None means that the driver does not know the query. The
+    binding has no function for this query, so it is read as a field value.
     """
     values = ask(nvml, "nvmlDeviceGetFieldValues", handle, [_RECOVERY_ACTION])
-    # A field has an error code of its own, besides that of the call.
+    # The field has its own error code, in addition to the error code of the call.
     if not values or values[0].nvmlReturn != 0:
         return None
     return int(values[0].value.uiVal)
 
 
 def repair_of(action: int | None, uuid: str) -> str:
-    """Returns the repair that a recovery action stands for; empty if none is needed or known."""
+    """Returns how to repair a GPU, for a recovery action; empty if no repair is needed or known."""
     if not action:
         return ""
     repair = _REPAIRS.get(action, f"the driver asks for recovery action {action}")
@@ -143,7 +147,7 @@ def import_pynvml() -> ModuleType:
     """Imports the binding.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: the binding is not installed.
     """
     import pynvml
 
@@ -194,7 +198,7 @@ class _Session:
         if problem:
             self._warnings.append(f"GPU {index} gets no work: {problem}")
             health = GpuHealth.FAULTY
-        # Present and pending mode. They differ until the next reset.
+        # The result has the present mode and the pending mode, which differ until the next reset.
         mode = self._ask("nvmlDeviceGetMigMode", handle) or (0, 0)
         pci = self._ask("nvmlDeviceGetPciInfo", handle)
         node = self._ask("nvmlDeviceGetNumaNodeId", handle)
@@ -214,13 +218,14 @@ class _Session:
             mig_instances=tuple(self._mig_instances(handle)) if mode[0] == 1 else (),
             cpus=self._affinity(handle),
             numa_node=None,
-            # A negative node means that the GPU's memory is no node.
+            # A negative node id means that the GPU's memory is not a NUMA node.
             memory_numa_node=node if isinstance(node, int) and node >= 0 else None,
         )
 
     def _memory(self, index: int, handle: Any) -> tuple[int | None, int, GpuHealth]:
-        """Returns usable bytes, those that the driver reserves, and health; the query also shows
-        whether the GPU responds at all.
+        """Returns the usable bytes, the bytes that the driver reserves, and the health of a GPU.
+
+        The health follows from this query, because it fails when the GPU does not respond.
         """
         # The second version of the query also reports the memory that the driver reserves.
         version = getattr(self._nvml, "nvmlMemory_v2", None)
@@ -235,8 +240,10 @@ class _Session:
             return None, 0, GpuHealth.LOST if is_lost(error) else GpuHealth.UNKNOWN
 
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
-        """Returns the processes that compute on a GPU. Those that only draw are left out: they use
-        little memory, and a desktop has always some.
+        """Returns the processes that compute on a GPU.
+
+        Processes that only draw are left out, because they use little memory and every desktop has
+        some.
         """
         found: dict[int, GpuProcess] = {}
         for query in _PROCESS_QUERIES:
@@ -253,7 +260,7 @@ class _Session:
             mig = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
             uuid = None if mig is None else text_of(self._ask("nvmlDeviceGetUUID", mig))
             if not uuid:
-                continue  # indexes have holes
+                continue  # the indexes of instances have gaps
             profile = _MIG_PROFILE.search(text_of(self._ask("nvmlDeviceGetName", mig)) or "")
             attributes = self._ask("nvmlDeviceGetAttributes_v2", mig)
             yield MigInstance(
@@ -270,7 +277,8 @@ class _Session:
         words = self._ask("nvmlDeviceGetCpuAffinityWithinScope", handle, _AFFINITY_WORDS, scope)
         if words is None:
             return None
-        # The driver fills 64-bit words, lowest cpus first. Bits beyond any cpu number are cut off.
+        # The driver fills 64-bit words, and the first word has the lowest cpus. Bits above the
+        # highest possible cpu number are removed.
         bits = sum(int(word) << (64 * position) for position, word in enumerate(words))
         return CpuSet.from_bits(bits & ((1 << (MAX_ID + 1)) - 1))
 
@@ -279,9 +287,9 @@ class _Session:
         links = []
         for position, first in enumerate(gpus):
             for second in gpus[position + 1 :]:
-                # Without a bus id the other end of a link cannot be recognized.
+                # Without a bus id, it is unknown which GPU is at the other end of a link.
                 direct = joined[first.uuid].get(second.pci_bus_id, 0) if second.pci_bus_id else 0
-                # Behind switches each GPU reaches every other GPU with all its links.
+                # Through switches, each GPU can reach every other GPU with all its links.
                 switched = min(joined[each.uuid].get(None, 0) for each in (first, second))
                 level = self._ask(
                     "nvmlDeviceGetTopologyCommonAncestor",
@@ -300,7 +308,8 @@ class _Session:
         return tuple(links)
 
     def _nvlinks(self, handle: Any) -> dict[str | None, int]:
-        """Returns the active links by PCI id of the GPU at the other end; None is a switch."""
+        """Returns the number of active links, by PCI id of the GPU at the other end (None: a
+        switch)."""
         counts: dict[str | None, int] = {}
         for link in range(_NVLINKS_MAX):
             if self._ask("nvmlDeviceGetNvLinkState", handle, link) != 1:
@@ -317,14 +326,14 @@ class _Session:
 
 
 def text_of(value: Any) -> str | None:
-    """Decodes text: NVML bindings return bytes in some versions and text in others."""
+    """Returns a value as text. Some versions of the binding return bytes, others return text."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     return printable(value) if isinstance(value, str) else None
 
 
 def bus_id_of(pci: Any) -> str | None:
-    """Returns the bus id as the kernel writes it: NVML pads the domain to eight digits."""
+    """Returns the bus id in the kernel's form. NVML writes the domain with eight digits."""
     text = text_of(getattr(pci, "busId", None))
     match = re.fullmatch(r"([0-9a-fA-F]+):([0-9a-fA-F:.]+)", text) if text else None
     if match is None:

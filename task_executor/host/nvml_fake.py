@@ -1,8 +1,8 @@
-"""Fake GPUs: an NVML source that plays a recorded or invented machine.
+"""Fake GPUs: an NVML source that returns the GPUs of a recorded or invented machine.
 
-It reads profiles of the schemas in `tests/data/gpu_topologies`: `gpu_topology/1` (a link matrix)
-and `gpu_listing/1` (a listing with MIG instances). Values that a profile lacks (UUIDs, memory) are
-derived from it, so the same profile always gives the same machine.
+It reads profiles in two schemas: `gpu_topology/1` (a link matrix) and `gpu_listing/1` (a listing
+with MIG instances). Examples are in `tests/data/gpu_topologies`. Values that are not in a profile
+(UUIDs, memory) are computed from the profile, so the same profile always gives the same machine.
 """
 
 import json
@@ -27,7 +27,7 @@ _MIG_MEMORY: Final = re.compile(r"\.(\d+)gb", re.ASCII)
 
 
 class FakeNvml:
-    """Returns the inventory that it was given. Tests assign `inventory` to change the machine."""
+    """A source that returns `inventory`. Tests assign `inventory` to change the machine."""
 
     def __init__(self, inventory: GpuInventory) -> None:
         self.inventory = inventory
@@ -37,7 +37,11 @@ class FakeNvml:
 
     @classmethod
     def from_file(cls, path: Path, memory_bytes: int = 80 * GIB) -> "FakeNvml":
-        """Returns the machine of a profile file.
+        """Returns the machine that a profile file describes.
+
+        Args:
+            path: the profile file.
+            memory_bytes: the memory of each GPU, if the profile does not contain it.
 
         Raises:
             InvalidArgument: the schema is unknown.
@@ -50,7 +54,7 @@ def inventory_from_profile(profile: Mapping[str, Any], memory_bytes: int) -> Gpu
 
     Args:
         profile: the content of a profile file.
-        memory_bytes: memory of each GPU, if the profile does not say.
+        memory_bytes: the memory of each GPU, if the profile does not contain it.
 
     Raises:
         InvalidArgument: the schema is unknown.
@@ -64,7 +68,7 @@ def inventory_from_profile(profile: Mapping[str, Any], memory_bytes: int) -> Gpu
 
 
 def nics_from_profile(profile: Mapping[str, Any]) -> tuple[PciDevice, ...]:
-    """Returns the NICs of a profile with a link matrix, as the PCI bus would show them."""
+    """Returns the NICs of a profile with a link matrix, in the form of detected PCI devices."""
     groups = _pcie_groups(profile)
     return tuple(
         PciDevice(
@@ -85,8 +89,9 @@ def nics_from_profile(profile: Mapping[str, Any]) -> tuple[PciDevice, ...]:
 
 
 def _pcie_groups(profile: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a name for the PCIe switch of each GPU and NIC: those with a path that crosses only
-    switches have the same one.
+    """Returns a name of the PCIe switch of each GPU and NIC.
+
+    Devices have the same name if the path between them crosses only PCIe switches.
     """
     order, matrix = profile["order"], profile["matrix"]
     groups = {name: f"switch-{name}" for name in order}

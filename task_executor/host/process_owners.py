@@ -1,7 +1,7 @@
-"""Tells which slot a process belongs to, and who runs it, from /proc.
+"""Finds the slot and the user of a process, from /proc.
 
-With control groups, the group of a process names its slot. Without them, its ancestors do: they
-include a task of the slot.
+With control groups, the name of the process's group contains the slot. Without them, the ancestors
+of the process show the slot, because one of them is a task of the slot.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from task_executor.engine.slots import SlotKey
 
 NAME_LENGTH_MAX: Final = 64
 _ANCESTORS_MAX: Final = 64
-_HOST_PID_NAMESPACE: Final = "pid:[4026531836]"  # the kernel's constant for the first one
+_HOST_PID_NAMESPACE: Final = "pid:[4026531836]"  # the kernel's constant for the host's namespace
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOwner:
-    """Who runs a process.
+    """The owner of a process.
 
     Attributes:
-        slot: its slot; None: it belongs to none of this executor.
-        is_own: it is one of the executor's own processes, or a descendant of one.
-        user: name or number of its user.
-        command: name of its program, cut.
+        slot: the slot of the process; None: it belongs to no slot of this executor.
+        is_own: True if it is a process of the executor itself, or a descendant of such a process.
+        user: the name or number of its user.
+        command: the name of its program, shortened if it is long.
     """
 
     slot: SlotKey | None = None
@@ -38,10 +38,10 @@ class ProcessOwner:
 
 
 class ProcessOwners:
-    """Looks up processes.
+    """Finds the owners of processes.
 
     Args:
-        proc: where the kernel shows processes; tests pass another folder.
+        proc: the path of /proc. Tests pass another folder.
     """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
@@ -49,9 +49,9 @@ class ProcessOwners:
 
     @property
     def sees_host(self) -> bool:
-        """True if process ids here are those of the host, as drivers report them.
+        """True if this process is in the PID namespace of the host, whose ids drivers report.
 
-        In a container, another process may have the same number.
+        In a container, the same id may belong to another process.
         """
         try:
             return str((self._proc / "self/ns/pid").readlink()) == _HOST_PID_NAMESPACE
@@ -69,10 +69,10 @@ class ProcessOwners:
         """Returns the owner of a process; None if it has ended, or is in another namespace.
 
         Args:
-            pid: the process.
-            groups: names of the control groups of slots.
-            tasks: processes of tasks.
-            own: the executor's own processes.
+            pid: the id of the process.
+            groups: the slot of each control group, by the name of the group.
+            tasks: the slot of each task's process, by its pid.
+            own: the ids of the executor's own processes.
         """
         folder = self._proc / str(pid)
         try:
@@ -90,12 +90,12 @@ class ProcessOwners:
         return ProcessOwner(None, is_own, user, self._command(folder))
 
     def task_of(self, pid: int, group: str, tasks: Mapping[str, int]) -> str | None:
-        """Returns which of these tasks of one slot a process belongs to; None: to none.
+        """Returns the id of the task to which a process belongs; None if it belongs to no task.
 
         Args:
-            pid: the process.
-            group: name of the slot's control group.
-            tasks: pids by task.
+            pid: the id of the process.
+            group: the name of the slot's control group.
+            tasks: the pid of each task of the slot, by task id.
         """
         try:
             names = set((self._proc / f"{pid}/cgroup").read_text().replace("\n", "/").split("/"))
@@ -109,12 +109,12 @@ class ProcessOwners:
         return next((task_id for task_id, task in tasks.items() if task in ancestors), None)
 
     def _ancestors(self, pid: int) -> list[int]:
-        """Returns a process and its ancestors, as far as they can be read."""
+        """Returns the ids of a process and its ancestors, as far as they can be read."""
         found: list[int] = []
         while pid > 1 and len(found) < _ANCESTORS_MAX:
             found.append(pid)
             try:
-                # The name in parentheses can contain spaces, so splitting starts after it.
+                # The name in parentheses can contain spaces, so the text after it is split.
                 pid = int((self._proc / f"{pid}/stat").read_text().rpartition(")")[2].split()[1])
             except (OSError, ValueError, IndexError):
                 break

@@ -1,8 +1,8 @@
-"""Reads what a task has written so far, from the log files that its shim keeps.
+"""Reads the output of a task from the log files that its shim writes.
 
-A log has the first bytes of one stream, at most `log_limit_bytes`; the rest is only counted, in
+A log contains the first `log_limit_bytes` of one stream. Later bytes are only counted, in
 `exit.json`. The file grows until the exit record exists. Tasks cannot write to the directory, so a
-log cannot be replaced by a link.
+task cannot replace a log by a link.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def read_output(task_dir: Path, stream: Stream, offset: int, max_bytes: int) -> 
 
     Args:
         task_dir: the task's directory.
-        stream: which log.
-        offset: first byte to read.
-        max_bytes: the most bytes to return.
+        stream: stdout or stderr.
+        offset: the position of the first byte to read.
+        max_bytes: the maximum number of bytes to return.
 
     Returns:
-        The bytes; empty at the present end, or if there is no log yet.
+        The bytes; empty at the present end of the log, or if there is no log yet.
 
     Raises:
-        OSError: the file exists and cannot be read.
+        OSError: the file exists, but cannot be read.
     """
     try:
         fd = os.open(log_path(task_dir, stream), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
