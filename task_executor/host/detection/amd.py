@@ -1,7 +1,8 @@
-"""Reads AMD GPUs from the files of their kernel driver (amdgpu with its part KFD).
+"""Reads AMD GPUs from the files of their kernel driver (amdgpu, with its component KFD).
 
-KFD numbers CPUs and GPUs alike as nodes of one topology; a node with a GPU has a `gpu_id`. The UUID
-is made from the unique id as ROCm does it, so that ROCR_VISIBLE_DEVICES accepts it.
+In KFD, both CPUs and GPUs are nodes of one topology, and a node with a GPU has a `gpu_id`. The UUID
+of a GPU is computed from its unique id in the same way as ROCm does it, so that
+ROCR_VISIBLE_DEVICES accepts the UUID.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from task_executor.host.nvml import GpuInventory
 
 KFD: Final = "sys/class/kfd/kfd/topology/nodes"
 VENDOR: Final = "0x1002"
-_XGMI: Final = 11  # of the types of links in KFD, which are those of the CRAT table
-_VRAM: Final = (1, 2)  # heap types of memory on the card: visible to CPUs, and not
+_XGMI: Final = 11  # the type of XGMI links in KFD, as in the CRAT table
+_VRAM: Final = (1, 2)  # heap types of memory on the card: visible to CPUs, not visible to CPUs
 
 
 def read_amd_gpus(
@@ -28,32 +29,33 @@ def read_amd_gpus(
     nodes: Sequence[NumaNode],
     first_index: int = 0,
 ) -> GpuInventory:
-    """Returns the AMD GPUs that can compute; never raises.
+    """Returns the AMD GPUs that can compute. It never raises.
 
     Args:
-        reader: the machine's files.
-        devices: PCI devices.
-        online: online CPUs.
-        nodes: NUMA nodes.
-        first_index: number of the first AMD GPU, after the GPUs of other vendors.
+        reader: reads the files of the host.
+        devices: the PCI devices of the host.
+        online: the online CPUs.
+        nodes: the NUMA nodes of the host.
+        first_index: the number of the first AMD GPU, after the GPUs of other vendors.
     """
     cards = {each.bus_id: each for each in devices if each.vendor == VENDOR}
     gpus: dict[int, Gpu] = {}
     uuids: set[str] = set()
     for node in reader.numbered(KFD, ""):
         properties = _properties(reader, f"{KFD}/{node}/properties")
-        # A node with a GPU has an id other than 0. A node that we may not read has no properties.
+        # A node with a GPU has an id other than 0. A node that this process may not read has no
+        # properties.
         if not reader.integer(f"{KFD}/{node}/gpu_id") or not properties:
             continue
         bus_id = _bus_id(properties)
         uuid = f"GPU-{properties.get('unique_id', 0):016x}"
         if not properties.get("unique_id"):
-            # Consumer cards have none; ROCm then knows them by index only.
+            # Consumer cards have no unique id. ROCm identifies such a card only by its index.
             uuid = f"GPU-{bus_id}"
         if uuid in uuids:
             reader.warn(
-                f"AMD GPU {bus_id} has the same id as another one and is left out: it is "
-                "partitioned; amd-smi set --compute-partition SPX makes it one GPU"
+                f"AMD GPU {bus_id} is left out, because it is partitioned and has the same id as "
+                "another one; amd-smi set --compute-partition SPX makes it one GPU"
             )
             continue
         uuids.add(uuid)
@@ -106,7 +108,7 @@ def _gpu(
 
 
 def _properties(reader: TreeReader, path: str) -> dict[str, int]:
-    """Returns the lines "name number" of a file; other lines are left out."""
+    """Returns the numbers in the lines "name number" of a file, by name."""
     found = {}
     for line in reader.lines(path):
         name, _, text = line.strip().partition(" ")
@@ -116,7 +118,7 @@ def _properties(reader: TreeReader, path: str) -> dict[str, int]:
 
 
 def _bus_id(properties: Mapping[str, int]) -> str:
-    """Returns the PCI address: KFD has bus, device and function in one number."""
+    """Returns the PCI address, from KFD's number that contains bus, device and function."""
     place = properties.get("location_id", 0)
     bus, device, function = place >> 8 & 0xFF, place >> 3 & 0x1F, place & 7
     return f"{properties.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
@@ -130,7 +132,7 @@ def _memory(reader: TreeReader, node: int) -> int:
 
 
 def _links(reader: TreeReader, gpus: Mapping[int, Gpu]) -> Iterator[GpuLink]:
-    """Yields the pairs of GPUs with XGMI between them. KFD lists each link at both of its ends."""
+    """Yields the pairs of GPUs that XGMI connects. KFD lists each link at both of its ends."""
     seen: set[tuple[int, int]] = set()
     for node in gpus:
         folder = f"{KFD}/{node}/io_links"
@@ -141,7 +143,7 @@ def _links(reader: TreeReader, gpus: Mapping[int, Gpu]) -> Iterator[GpuLink]:
             if link.get("type") != _XGMI or other not in gpus or other == node or pair in seen:
                 continue
             seen.add(pair)
-            # KFD does not report how many lanes a link has, so each counts as one.
+            # KFD does not report the number of lanes of a link, so each link counts as one.
             yield GpuLink(gpus[pair[0]].uuid, gpus[pair[1]].uuid, 1, False, None)
 
 
@@ -157,7 +159,7 @@ def _warn_of_silent(
     ]
     if silent:
         reason = (
-            "the driver does not list them for computing"
+            "the driver does not list them as compute devices"
             if reader.is_directory(KFD)
             else "the kernel driver is not loaded (modprobe amdgpu)"
         )

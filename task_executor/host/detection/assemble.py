@@ -1,8 +1,9 @@
-"""Combines the parts of detection: ``detect`` reads one machine, real or a directory.
+"""Combines the parts of detection: ``detect`` reads a machine, or a directory with its files.
 
-Online CPUs are read first, and every other map is cut to them. Allowed CPUs are those that are
-online, in the effective cpuset and in the affinity of this process. No content of a file raises an
-error: a value that cannot be read is unknown, and a contradiction adds a warning.
+Online CPUs are read first, and offline CPUs are removed from all other data. Allowed CPUs are the
+CPUs that are online, in the effective cpuset and in the affinity of this process. The content of a
+file never causes an error: a value that cannot be read is unknown, and a contradiction adds a
+warning.
 """
 
 from collections.abc import Iterable
@@ -24,34 +25,34 @@ from task_executor.host.nvml import NvmlSource
 
 
 def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopology:
-    """Returns everything that can be known about the machine whose files are below ``root``.
+    """Returns the topology of the machine whose files are below ``root``.
 
-    CPUs, cpusets and huge pages change at run time; `allowed_cpus` reads the first two again.
+    Online CPUs, cpusets and huge pages can change at run time. `allowed_cpus` reads the CPUs again.
 
     Args:
-        root: root of the file system.
-        nvml: source of GPUs; without it, GPUs are unknown and only seen as PCI devices.
+        root: the root of the file system.
+        nvml: the source of GPUs. Without it, GPUs are known only as PCI devices.
     """
     reader = TreeReader(root)
-    # Online cpus first, because every map below is cut to them.
+    # Online cpus come first, because offline cpus are removed from all data below.
     cpus = read_cpus(reader)
     limits = read_limits(reader)
     allowed, allowed_nodes = _allowed(reader, cpus, limits)
     meminfo = read_meminfo(reader, "proc/meminfo")
     page_bytes = meminfo.get("Hugepagesize")
     nodes = read_nodes(reader, cpus.online, allowed_nodes, page_bytes)
-    # Nodes that grow are corrected before anything uses their sizes.
+    # The sizes of nodes whose memory grows are corrected before any other code uses them.
     nodes, node_memory_grows = grown(reader, nodes, meminfo)
     hugepages = read_hugepages(reader, "sys/kernel/mm/hugepages", meminfo, page_bytes)
     memory_total_bytes = meminfo.get("MemTotal")
-    # Noted before the fallback, so that the invented node does not look like a reported one.
+    # This is recorded before the fallback below, which adds a node that the kernel does not report.
     numa_known = bool(nodes)
     if not nodes:
-        reader.warn("the kernel does not report NUMA nodes: the host counts as one node")
+        reader.warn("the kernel does not report NUMA nodes, so the host counts as one node")
         nodes = (NumaNode(0, cpus.online, memory_total_bytes, hugepages),)
     layout = read_layout(reader, cpus.online)
     kinds = read_kinds(reader, cpus.online)
-    # Devices come after the nodes that they refer to.
+    # Devices are read after the nodes, because devices refer to nodes.
     devices = read_pci(reader, cpus.online, nodes)
     gpus = read_gpus(reader, nvml, devices or (), cpus.online, nodes)
     fpgas = read_fpgas(reader, nodes)
@@ -93,7 +94,7 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
 def allowed_cpus(root: Path = Path("/")) -> CpuSet:
     """Returns the CPUs that are online and allowed now.
 
-    Read them again before dedicating CPUs to a slot.
+    Callers read them again before they dedicate CPUs to a slot.
     """
     reader = TreeReader(root)
     return _allowed(reader, read_cpus(reader), read_limits(reader))[0]
@@ -102,18 +103,18 @@ def allowed_cpus(root: Path = Path("/")) -> CpuSet:
 def _allowed(reader: TreeReader, cpus: CpuFacts, limits: Limits) -> tuple[CpuSet, NodeSet | None]:
     """Returns the online CPUs and the memory nodes that this process may use.
 
-    Nodes None: no limit is known.
+    The nodes are None if no limit is known.
     """
     affinity, affinity_nodes = read_affinity(reader)
     allowed = cpus.online
     if limits.cpuset_cpus is not None:
         allowed = allowed & limits.cpuset_cpus
-    # A service manager can narrow the affinity below the cpuset. The narrower set counts.
+    # A service manager can restrict the affinity to a part of the cpuset. Then this part counts.
     if affinity and not allowed <= affinity:
         outside = allowed - affinity
         reader.warn(f"CPUs {outside} are in the cpuset of this process, but outside its affinity")
         allowed = allowed & affinity
-    # The cgroup's nodes have priority. The process's own list is used where there is no cpuset.
+    # The nodes of the cpuset have priority. Without a cpuset, the process's own list is used.
     nodes = affinity_nodes if limits.cpuset_nodes is None else limits.cpuset_nodes
     return allowed, nodes or None
 
@@ -129,8 +130,8 @@ def _cores(
         Core(
             cpus=core.cpus,
             core_id=core.core_id,
-            # All threads of a core share package, node and cache, so the first one stands for the
-            # core.
+            # All threads of a core have the same package, node and cache, so the first thread is
+            # used.
             package=packages[core.cpus.min()],
             numa_node=node_of.get(core.cpus.min()),
             l3_group=caches.get(core.cpus.min()),
@@ -141,5 +142,5 @@ def _cores(
 
 
 def _index(sets: Iterable[CpuSet]) -> dict[int, int]:
-    """Returns the position of the set that contains a CPU, by CPU."""
+    """Returns, for each CPU, the position of the set that contains it."""
     return {cpu: position for position, cpus in enumerate(sets) for cpu in cpus}

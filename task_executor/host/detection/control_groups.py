@@ -1,10 +1,10 @@
-"""Reads what the control groups of this process allow: CPUs, memory nodes, memory and CPU time.
+"""Reads the limits of this process's control groups: CPUs, memory nodes, memory and CPU time.
 
-Mounts are read from /proc/mounts, never assumed. The paths of the groups come from
-/proc/self/cgroup (one per controller in v1, one for all in v2) and /proc/self/cpuset (the cpuset
-only). A cpuset is that of the nearest group with cpuset files; memory and CPU time limits are the
-smallest on the way up to the mount's root. In a container with a cgroup namespace the ancestors are
-invisible, so the real limit can be lower than anything readable here.
+Mounts are read from /proc/mounts. The paths of the groups come from /proc/self/cgroup (one per
+controller in v1, one for all controllers in v2) and /proc/self/cpuset (only for the cpuset). The
+cpuset is taken from the nearest group with cpuset files. The limits of memory and CPU time are the
+smallest limits of all groups up to the mount's root. In a container with a cgroup namespace, groups
+above the namespace cannot be read, so the real limit can be lower.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ from task_executor.host.detection.reader import TreeReader
 
 _NO_LIMIT: Final = 1 << 62  # v1 prints 9223372036854771712, or similar with other page sizes
 _CPUSET_FILES: Final = {
-    # effective values are cut to the ancestors; plain ones are only what was written
+    # Effective values include the limits of the parent groups. Other values are only the written
+    # values.
     "v2": (("cpuset.cpus.effective",), ("cpuset.mems.effective",)),
     "v1": (("cpuset.effective_cpus", "cpuset.cpus"), ("cpuset.effective_mems", "cpuset.mems")),
     "noprefix": (("effective_cpus", "cpus"), ("effective_mems", "mems")),
@@ -29,10 +30,10 @@ _ESCAPES: Final = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """One mounted hierarchy. ``flavour`` selects the names of its files."""
+    """A mounted hierarchy. ``flavour`` determines the names of its files."""
 
-    directory: str  # relative to the root, without slashes at the ends
-    flavour: str  # v1, noprefix, v2
+    directory: str  # path relative to the root, without a slash at the start or the end
+    flavour: str  # v1, noprefix or v2
     controllers: frozenset[str]
 
 
@@ -59,8 +60,8 @@ def read_limits(reader: TreeReader) -> Limits:
 def read_affinity(reader: TreeReader) -> tuple[CpuSet | None, NodeSet | None]:
     """Returns the CPUs and memory nodes that the kernel allows this process.
 
-    They come from /proc/self/status, which also shows what cgroup files cannot: an affinity set by
-    the service manager, and a cpuset outside the namespace.
+    They come from /proc/self/status. This file also shows restrictions that are not in cgroup
+    files: an affinity that the service manager has set, and a cpuset outside of the namespace.
     """
     found: dict[str, CpuSet] = {}
     for line in reader.lines("proc/self/status"):
@@ -87,7 +88,7 @@ def _mounts(reader: TreeReader) -> tuple[list[_Mount], str | None]:
         directory = directory.strip("/")
         options = frozenset(words[3].split(","))
         if words[2] == "cgroup2":
-            # On v2 the mount does not name its controllers. The file in its root does.
+            # On v2 the mount does not name its controllers. A file in its root contains them.
             listed = (reader.text(f"{directory}/cgroup.controllers") or "").split()
             mounts.append(_Mount(directory, "v2", frozenset(listed)))
         elif words[2] == "cpuset":
@@ -105,9 +106,9 @@ def _mounts(reader: TreeReader) -> tuple[list[_Mount], str | None]:
 
 
 def _groups(reader: TreeReader) -> dict[str, str]:
-    """Returns the path of this process's group by controller; key "" is the v2 hierarchy."""
+    """Returns the path of this process's group by controller. The key "" is the v2 hierarchy."""
     groups = {}
-    # Read first, and replaced below: on v1 /proc/self/cgroup has the path for each controller.
+    # This path is read first, and replaced below if /proc/self/cgroup has a path for the cpuset.
     cpuset = reader.text("proc/self/cpuset")
     if cpuset:
         groups["cpuset"] = cpuset
@@ -124,13 +125,13 @@ def _hierarchy(
 ) -> tuple[_Mount, str] | None:
     """Returns the mount that has the controller, and this process's group in it.
 
-    A controller is attached to only one hierarchy. v1 is tried first, because a v2 mount beside it
-    may lack the controller.
+    A controller is attached to only one hierarchy. v1 is tried first, because on a host with both
+    versions, the v2 mount may lack the controller.
     """
     for mount in sorted(mounts, key=lambda mount: mount.flavour == "v2"):
         if controller in mount.controllers:
             path = groups.get("" if mount.flavour == "v2" else controller)
-            # /proc/self/cgroup may lack the cpuset, while /proc/self/cpuset has it.
+            # The cpuset may be missing in /proc/self/cgroup, but present in /proc/self/cpuset.
             if path is None:
                 path = groups.get("cpuset") if controller == "cpuset" else None
             return mount, path or "/"
@@ -138,8 +139,10 @@ def _hierarchy(
 
 
 def _ancestry(mount: _Mount, path: str) -> Iterator[tuple[str, str]]:
-    """Yields group path and directory, from the group itself up to the mount's root."""
-    # A group outside our cgroup namespace is printed with "..": then only the root is ours.
+    """Yields the path and the directory of each group, from the group itself up to the mount's
+    root."""
+    # The kernel prints a group outside of this cgroup namespace with "..". Then only the root is
+    # used.
     names = [] if ".." in path.split("/") else [name for name in path.split("/") if name]
     for length in range(len(names), -1, -1):
         group = "/".join(names[:length])
@@ -162,7 +165,7 @@ def _cpuset(reader: TreeReader, mounts: list[_Mount], groups: dict[str, str]) ->
     cpu_files, node_files = _CPUSET_FILES[mount.flavour]
     for group, directory in _ancestry(mount, path):
         cpus = _first_set(reader, directory, cpu_files)
-        # A v1 group that is not initialized has an empty set; no task can run in it.
+        # A v1 group that is not initialized has an empty set, so no process can be in it.
         if cpus:
             return _Cpuset(group, directory, cpus, _first_set(reader, directory, node_files))
     return None
@@ -179,7 +182,7 @@ def _first_set(reader: TreeReader, directory: str, files: tuple[str, ...]) -> Cp
 def _memory_limit(
     reader: TreeReader, mounts: list[_Mount], groups: dict[str, str]
 ) -> tuple[int | None, str | None]:
-    """Returns the limit in bytes and the file that sets it: the smallest of all ancestors."""
+    """Returns the smallest memory limit of all groups in bytes, and the file that contains it."""
     hierarchy = _hierarchy(mounts, groups, "memory")
     smallest: tuple[int | None, str | None] = (None, None)
     if hierarchy is None:
@@ -189,7 +192,7 @@ def _memory_limit(
     for _, directory in _ancestry(mount, path):
         file = f"{directory}/{name}"
         limit = None if reader.text(file) == "max" else reader.integer(file)
-        # Numbers from 2^62 on are how v1 writes that there is no limit.
+        # On v1, a number of 2^62 or more means that there is no limit.
         if limit is None or not 0 <= limit < _NO_LIMIT:
             continue
         if smallest[0] is None or limit < smallest[0]:
@@ -200,7 +203,7 @@ def _memory_limit(
 def _cpu_quota(
     reader: TreeReader, mounts: list[_Mount], groups: dict[str, str]
 ) -> tuple[int | None, str | None]:
-    """Returns the quota in thousandths of a CPU, rounded down, and its file: the smallest one."""
+    """Returns the smallest quota of all groups in thousandths of a CPU, and its file."""
     hierarchy = _hierarchy(mounts, groups, "cpu")
     smallest: tuple[int | None, str | None] = (None, None)
     if hierarchy is None:
@@ -213,11 +216,11 @@ def _cpu_quota(
         else:
             file = f"{directory}/cpu.cfs_quota_us"
             words = [reader.text(f"{directory}/cpu.cfs_{each}_us") or "" for each in _V1_QUOTA]
-        # Longer numbers are no quota that a kernel prints.
+        # A kernel never prints a quota with more digits.
         if len(words) != 2 or not all(word.isdecimal() and len(word) < 19 for word in words):
             continue  # "max" in v2 and -1 in v1: no quota
         quota, period = int(words[0]), int(words[1])
-        # Rounded down, so that slots are never promised more than the quota.
+        # The quota is rounded down, so that slots never get more than the quota.
         if period > 0 and (smallest[0] is None or quota * 1000 // period < smallest[0]):
             smallest = (quota * 1000 // period, file)
     return smallest

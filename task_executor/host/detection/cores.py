@@ -1,10 +1,11 @@
-"""Finds which CPUs form a core, package, die or cluster, and which share a level 3 cache.
+"""Finds which CPUs form a core, package, die or cluster, and which CPUs share a level 3 cache.
 
-Sets are read from sibling maps, never from ids: core_id repeats inside packages, package ids may be
--1 or shared. Threads that a kernel reports as siblings are one core. On AMD Bulldozer these are two
-cores of a module that share front end and floating point unit; for dedicated use the module must
-not be shared. A level that the kernel does not report falls back to the simplest layout (every CPU
-its own core, one package), with a warning.
+Sets are read from sibling maps and not from ids, because a core_id can repeat within a package, and
+package ids may be -1 or equal. Threads that the kernel reports as siblings count as one core. On
+AMD Bulldozer these are two cores of a module that share the front end and the floating point unit.
+Counting them as one core is right, because different slots with dedicated cpus must not share a
+module. If the kernel does not report a level, the simplest layout is used (each CPU is a core, and
+there is one package), with a warning.
 """
 
 import re
@@ -33,7 +34,7 @@ class CoreSet:
 class Layout:
     """How the online CPUs are grouped.
 
-    Every online CPU is in exactly one core and one package; caches may not cover all CPUs.
+    Every online CPU is in exactly one core and one package. Caches may not contain all CPUs.
     """
 
     cores: tuple[CoreSet, ...]
@@ -48,21 +49,23 @@ class Layout:
 
 
 def read_layout(reader: TreeReader, online: CpuSet) -> Layout:
-    """Returns the grouping of the online CPUs. Warns of levels that the kernel does not report."""
-    # Cores, then packages. A cpu that no map covers is a core of its own.
+    """Returns the grouping of the online CPUs, with warnings for levels that are not reported."""
+    # Cores come first, then packages. A cpu that is in no map counts as a separate core.
     core_maps = _maps(reader, online, "core_cpus", "thread_siblings")
     cores = _partition(reader, core_maps, "core")
     # Every cpu must be in exactly one core, so that no cpu is lost or counted twice.
     lone = online - _covered(cores)
     if lone and online:
-        reader.warn(f"the kernel does not report the cores of CPUs {lone}: each counts as a core")
+        reader.warn(
+            f"the kernel does not report the cores of CPUs {lone}, so each counts as a core"
+        )
     cores += [CpuSet.of(cpu) for cpu in lone]
     packages = _packages(reader, online)
     unpacked = online - _covered(package.cpus for package in packages)
     packages_known = bool(packages)
     if unpacked:
         reader.warn(
-            f"the kernel does not report the packages of CPUs {unpacked}: they count as one"
+            f"the kernel does not report the packages of CPUs {unpacked}, so they count as one"
         )
         packages.append(Package(unpacked, None))
     return Layout(
@@ -82,15 +85,19 @@ def read_layout(reader: TreeReader, online: CpuSet) -> Layout:
 
 
 def _maps(reader: TreeReader, online: CpuSet, *names: str) -> dict[int, CpuSet]:
-    """Returns the siblings of each CPU at one level, cut to online.
+    """Returns the online siblings of each CPU at one level.
 
-    Several names: that of new kernels, then older ones.
+    Args:
+        reader: reads the files of the host.
+        online: the online CPUs.
+        names: the names of the file, first the name in new kernels, then the names in older
+            kernels.
     """
     found = {}
     for cpu in online:
         siblings = _siblings(reader, cpu, names) & online
         if siblings:
-            # A map without its own CPU is wrong at least about that one.
+            # Each map must contain its own CPU, so a missing CPU is added.
             found[cpu] = siblings | CpuSet.of(cpu)
     return found
 
@@ -105,19 +112,19 @@ def _siblings(reader: TreeReader, cpu: int, names: Iterable[str]) -> CpuSet:
 
 
 def _partition(reader: TreeReader, maps: dict[int, CpuSet], what: str) -> list[CpuSet]:
-    """Returns disjoint sets.
+    """Returns disjoint sets of CPUs from the sibling maps.
 
-    If maps contradict each other, the lowest CPU's map is used, with a warning.
+    If maps contradict each other, the map of the lowest CPU is used, with a warning.
     """
     parts: list[CpuSet] = []
     taken = EMPTY
     for cpu, siblings in maps.items():
-        # The cpu is in the part of a lower one already.
+        # The cpu is already in the set of a lower cpu.
         if cpu in taken:
             continue
         part = siblings - taken
-        # Sound maps are equal for all cpus of a part. If not, only those that agree with this cpu
-        # stay.
+        # In correct data, all cpus of a set have equal maps. Otherwise, only the cpus with the same
+        # map as this cpu stay in the set.
         if any(maps.get(other, siblings) != siblings for other in siblings):
             reader.warn(f"sibling maps of one {what} contradict one another around CPU {cpu}")
             agreeing = CpuSet(other for other in part if maps.get(other) == siblings)
@@ -133,10 +140,10 @@ def _packages(reader: TreeReader, online: CpuSet) -> list[Package]:
     def label(cpu: int) -> int | None:
         return reader.integer(f"{CPU}/cpu{cpu}/topology/physical_package_id")
 
-    # Overlapping packages contradict one another. Ids are then used, if all are known.
+    # Packages that overlap contradict each other. Then ids are used, if all ids are known.
     if _overlap(_distinct(maps)):
         labels = {cpu: label(cpu) for cpu in maps}
-        # An id of -1 means unknown. Grouping by it would join unrelated cpus.
+        # The id -1 means unknown. Grouping by this id would put unrelated cpus together.
         if None not in labels.values() and -1 not in labels.values():
             reader.warn(
                 "package maps contradict one another: CPUs are grouped by physical_package_id"
@@ -152,7 +159,7 @@ def _dies(reader: TreeReader, online: CpuSet) -> tuple[Die, ...]:
     dies = []
     for cpus in _distinct(_maps(reader, online, "die_cpus")):
         die_id = reader.integer(f"{CPU}/cpu{cpus.min()}/topology/die_id")
-        # A kernel that knows no dies reports -1 or no file.
+        # A kernel without information about dies reports -1, or has no such file.
         if die_id is not None and die_id >= 0:
             dies.append(Die(cpus, die_id))
     return tuple(dies)
@@ -167,14 +174,13 @@ def _l3_groups(reader: TreeReader, online: CpuSet, cores: Iterable[CpuSet]) -> t
             shared = reader.cpu_mask(f"{path}/shared_cpu_map")
             if not shared:
                 shared = reader.cpu_list(f"{path}/shared_cpu_list")
-            # A zero map (ia64) means that the cache is private to the core, whose threads share all
-            # of its caches.
+            # An empty map (ia64) means that only the threads of one core share the cache.
             cpus = (shared & online if shared else core_of[cpu]) | CpuSet.of(cpu)
             if cpus in groups:
                 continue
             if not cpus.isdisjoint(taken):
                 reader.warn(f"level 3 cache maps contradict one another around CPU {cpu}")
-                # What another group has already is not counted twice.
+                # A CPU that is already in another group is not counted twice.
                 cpus = cpus - taken
             if cpu in cpus:
                 groups[cpus] = L3Group(cpus, _size(reader.text(f"{path}/size")))
@@ -183,7 +189,7 @@ def _l3_groups(reader: TreeReader, online: CpuSet, cores: Iterable[CpuSet]) -> t
 
 
 def _caches(reader: TreeReader, cpu: int) -> Iterator[str]:
-    """Yields the directories of the CPU's level 3 caches that hold data."""
+    """Yields the directories of the CPU's level 3 caches, without instruction caches."""
     base = f"{CPU}/cpu{cpu}/cache"
     for index in reader.numbered(base, "index"):
         path = f"{base}/index{index}"
@@ -192,7 +198,7 @@ def _caches(reader: TreeReader, cpu: int) -> Iterator[str]:
 
 
 def _size(text: str | None) -> int | None:
-    """Parses a cache size such as 12288K; returns bytes."""
+    """Returns a cache size such as 12288K in bytes."""
     match = _SIZE.fullmatch(text or "")
     return int(match.group(1)) * _UNITS[match.group(2)] if match else None
 

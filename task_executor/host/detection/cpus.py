@@ -1,9 +1,9 @@
 """Reads which CPUs exist, are online, and are isolated.
 
-The online CPUs are the base for everything else. Sibling, cache, node and PCI maps may name CPUs
-that are offline or do not exist, so each of them must be cut to the online set. Neither
-``present``, ``possible`` nor the highest number says how many CPUs are online. The ``offline`` file
-is not used, because it also lists possible CPUs that do not exist.
+Maps of siblings, caches, nodes and PCI devices may name CPUs that are offline or do not exist. So
+only the online CPUs of each map are used. The files ``present`` and ``possible`` and the highest
+CPU number do not show how many CPUs are online. The file ``offline`` is not used, because it also
+lists possible CPUs that do not exist.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def read_cpus(reader: TreeReader) -> CpuFacts:
     if not online:
         reader.warn("no online CPU found in /sys or /proc")
     present = reader.cpu_list(f"{CPU}/present")
-    # Cpus that are present or have a directory exist. Possible ones may never come.
+    # Cpus that are present or have a directory exist. Possible cpus may never be added.
     existing = directories | (present or EMPTY)
     return CpuFacts(
         online=online,
@@ -49,11 +49,11 @@ def read_cpus(reader: TreeReader) -> CpuFacts:
 
 
 def _online(reader: TreeReader, directories: CpuSet) -> tuple[CpuSet, str]:
-    """Returns the online CPUs and the source: the first of four that has an answer."""
+    """Returns the online CPUs, from the first of four sources that has data, and this source."""
     listed = reader.cpu_list(f"{CPU}/online")
     if listed:
         return listed, f"{CPU}/online"
-    # A CPU without a flag cannot be taken offline (cpu0 on x86), so it is online.
+    # A CPU without the file `online` cannot be taken offline (cpu0 on x86), so it is online.
     flags = {cpu: reader.integer(f"{CPU}/cpu{cpu}/online") for cpu in directories}
     flagged = CpuSet(cpu for cpu, flag in flags.items() if flag != 0)
     if flagged:
@@ -61,6 +61,6 @@ def _online(reader: TreeReader, directories: CpuSet) -> tuple[CpuSet, str]:
         return flagged, f"{CPU}/cpuN/online" if reported else f"{CPU}/cpuN"
     names = (line.split(maxsplit=1)[0] for line in reader.lines("proc/stat") if line.strip())
     tails = (name[3:] for name in names if name.startswith("cpu"))
-    # The line named only "cpu" is the sum over all, and has an empty tail.
+    # The line "cpu" without a number is the sum of all CPUs.
     running = CpuSet(int(tail) for tail in tails if tail.isdecimal() and len(tail) <= 5)
     return running, "proc/stat"

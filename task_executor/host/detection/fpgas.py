@@ -1,7 +1,7 @@
 """Reads FPGAs from the kernel's classes fpga_region and fpga_manager.
 
-A region is the unit that can be programmed. A region below another one is a part of it, and is not
-announced as a device.
+A region is the unit that can be programmed. A region below another region is a part of it, and is
+not announced as a separate device.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _READY: Final = frozenset({"operating", "unknown", "power up", "write complete"}
 
 
 def read_fpgas(reader: TreeReader, nodes: Sequence[NumaNode]) -> tuple[Fpga, ...]:
-    """Returns the FPGA regions by number; empty without the kernel's class. Never raises.
+    """Returns the FPGA regions, sorted by number; empty if the kernel has no such class. It never
+    raises.
 
     Args:
-        reader: the machine's files.
-        nodes: NUMA nodes; a region on another one counts as one without a known place.
+        reader: reads the files of the host.
+        nodes: the NUMA nodes of the host. If a region reports another node, its node is unknown.
     """
     found = []
     for minor in reader.numbered(REGIONS, "region"):
@@ -41,8 +42,8 @@ def read_fpgas(reader: TreeReader, nodes: Sequence[NumaNode]) -> tuple[Fpga, ...
 
 
 def _manager(reader: TreeReader, path: str) -> tuple[str, str]:
-    """Returns name and state of the manager that belongs to the same board; empty if unknown."""
-    # The board has both classes below it, at one of the first few levels above the region.
+    """Returns the name and the state of the manager on the same board; empty if it is unknown."""
+    # The directory of the board, a few levels above the region, contains both classes.
     parts = path.split("/")
     for length in range(len(parts) - 1, max(len(parts) - 5, 0), -1):
         folder = "/".join([*parts[:length], _MANAGERS])

@@ -1,8 +1,8 @@
-"""Combines what the GPU driver and the PCI bus report about GPUs.
+"""Combines the data of the GPU driver and of the PCI bus about GPUs.
 
-The NUMA node of a GPU is that of its PCI device. The driver's CPU affinity is cut to the cpuset of
-the caller, so a GPU of another socket can seem to have none. The driver's NUMA node id names the
-GPU's own memory on some hosts; that node has no CPUs and is never used as a place to run.
+The NUMA node of a GPU is the node of its PCI device. The driver's CPU affinity contains only CPUs
+in the cpuset of the caller, so it can be empty for a GPU of another socket. On some hosts, the
+driver's NUMA node id means the GPU's own memory. Such a node has no CPUs, so it is not used.
 """
 
 import dataclasses
@@ -25,26 +25,26 @@ def read_gpus(
     online: CpuSet,
     nodes: Sequence[NumaNode],
 ) -> GpuInventory:
-    """Returns the NVIDIA driver's GPUs and AMD GPUs with their NUMA nodes.
+    """Returns the NVIDIA and AMD GPUs with their NUMA nodes.
 
-    Warns of GPUs on the bus that cannot be offered.
+    It adds a warning for each GPU on the PCI bus that cannot be offered.
 
     Args:
-        reader: the machine's files.
-        source: the driver; None: GPUs are not looked for.
-        devices: PCI devices.
-        online: online CPUs.
-        nodes: NUMA nodes.
+        reader: reads the files of the host.
+        source: the source of NVIDIA GPUs; None: do not search for NVIDIA GPUs.
+        devices: the PCI devices of the host.
+        online: the online CPUs.
+        nodes: the NUMA nodes of the host.
     """
     if source is None:
-        inventory = GpuInventory(absence_reason="GPUs were not looked for")
+        inventory = GpuInventory(absence_reason="there was no search for GPUs")
     else:
         inventory = source.read()
     for warning in inventory.warnings:
         reader.warn(warning)
     cards = [each for each in devices if each.kind is PciKind.GPU and not each.is_virtual_function]
     reported = {gpu.pci_bus_id for gpu in inventory.gpus}
-    # A card that only the bus reports can be broken, or its driver is missing.
+    # If only the bus reports a card, the card is broken or its driver is missing.
     silent = [
         card.bus_id for card in cards if card.vendor == _NVIDIA and card.bus_id not in reported
     ]
@@ -55,10 +55,11 @@ def read_gpus(
     placed = tuple(_placed(gpu, by_bus_id, online, nodes) for gpu in inventory.gpus)
     if source is None or inventory.complete:
         return dataclasses.replace(inventory, gpus=placed)
-    # Minors are unique on a host, so AMD GPUs continue where the driver of the others ends.
+    # Minor numbers must be unique on a host, so the numbers of AMD GPUs begin after the NVIDIA
+    # GPUs.
     numbers = (max(gpu.index, gpu.minor or 0) for gpu in placed)
     amd = read_amd_gpus(reader, devices, online, nodes, max(numbers, default=-1) + 1)
-    # Without NVIDIA cards, it says nothing that their driver is missing.
+    # On a host with AMD GPUs and without NVIDIA cards, a missing NVIDIA driver is no problem.
     absence_reason = None if amd.gpus and not silent else inventory.absence_reason
     return dataclasses.replace(
         inventory,
@@ -73,13 +74,13 @@ def _placed(
 ) -> Gpu:
     card = cards.get(gpu.pci_bus_id) if gpu.pci_bus_id else None
     cpus = (gpu.cpus or EMPTY) & online
-    # The most reliable source first: the bus, then the driver's affinity, then the only node.
+    # The sources, the most reliable first: the bus, the driver's affinity, the only node.
     node_id = None if card is None else card.numa_node
     if node_id is None and cpus:
         node_id = node_of_cpus(cpus, nodes)
     if node_id is None and len(nodes) == 1:
         node_id = nodes[0].id
-    # A node without CPUs is the GPU's own memory, or memory of something else.
+    # A node without CPUs is the GPU's own memory or other memory.
     if node_id is not None and not any(node.id == node_id and node.cpus for node in nodes):
         node_id = None
     if not cpus and card is not None:

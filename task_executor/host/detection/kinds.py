@@ -1,9 +1,10 @@
 """Detects whether the cores of a host are of different kinds (hybrid), and which CPUs are which.
 
-Sources in order: the kernel's lists per core type, cpu_capacity (Arm), base frequency, nominal
-performance. ``cpuinfo_max_freq`` is not used, because turbo bins differ between equal cores. Arm
-boards report several capacities for cores of one design (the same core clocked differently). So if
-the main ID register is readable and shows fewer kinds, it has priority.
+Four sources are tried in this sequence: the kernel's lists for core types, cpu_capacity (Arm), base
+frequency, nominal performance. ``cpuinfo_max_freq`` is not used, because equal cores can have
+different turbo frequencies. Some Arm boards report several capacities for cores of one design that
+have different clock frequencies. So if the main ID register is readable and shows fewer kinds, it
+has priority.
 """
 
 from typing import Final
@@ -24,14 +25,14 @@ _MIDR: Final = "regs/identification/midr_el1"
 
 
 def read_kinds(reader: TreeReader, online: CpuSet) -> tuple[CpuKind, ...]:
-    """Returns the kinds, fastest first; empty if all CPUs are alike or the kernel does not say."""
+    """Returns the kinds, the fastest first; empty if all CPUs are equal or kinds are unknown."""
     named = _named(reader, online)
     if named:
         return named
     for name, file in _VALUES:
         values = {cpu: reader.integer(f"{CPU}/cpu{cpu}/{file}") for cpu in online}
         known = {cpu: value for cpu, value in values.items() if value is not None}
-        # A value that some cpus lack cannot be compared, and one value for all shows no kinds.
+        # If some cpus have no value, or all have the same value, this source shows no kinds.
         if len(known) == len(values) and len(set(known.values())) > 1:
             if name == "capacity":
                 known = _by_design(reader, known)
@@ -46,15 +47,18 @@ def _named(reader: TreeReader, online: CpuSet) -> tuple[CpuKind, ...]:
         cpus = (reader.cpu_list(source) or EMPTY) & online
         if cpus:
             kinds.append(CpuKind(name, cpus, None, source))
-    # A single list appears on machines with one type of core whose model could have had two.
+    # A machine with only one list has only one type of cores.
     return tuple(kinds) if len(kinds) > 1 else ()
 
 
 def _by_design(reader: TreeReader, capacities: dict[int, int]) -> dict[int, int]:
-    """Returns the capacity per CPU, raised to the highest of its design if designs are known."""
+    """Returns the capacity of each CPU.
+
+    Cores of one design get the highest capacity of the design.
+    """
     designs = {cpu: reader.hexadecimal(f"{CPU}/cpu{cpu}/{_MIDR}") for cpu in capacities}
     kinds = set(designs.values())
-    # More capacities than designs means that equal cores are clocked differently.
+    # If there are more capacities than designs, equal cores have different clock frequencies.
     if None in kinds or not 1 < len(kinds) < len(set(capacities.values())):
         return capacities
     best: dict[int | None, int] = {}

@@ -1,8 +1,8 @@
-"""Reads how much memory the machine and each node have, and how much of it huge pages take.
+"""Reads the memory and the huge pages of the machine and of each node.
 
-MemTotal is used, never MemFree. Huge pages are no longer part of normal memory once they are set
-aside, so they are counted by size. Old kernels report the count only in meminfo, and the size only
-in /proc/meminfo.
+The memory is MemTotal, not MemFree. Huge pages that are set aside are not part of normal memory, so
+they are counted separately by size. Old kernels report the number of huge pages only in meminfo
+files, and the size only in /proc/meminfo.
 """
 
 import re
@@ -16,7 +16,7 @@ _KIB: Final = 1024
 
 
 def read_meminfo(reader: TreeReader, path: str) -> dict[str, int]:
-    """Returns the fields of a meminfo file; sizes in bytes, counts as they are."""
+    """Returns the fields of a meminfo file. Sizes are in bytes."""
     fields = {}
     for line in reader.lines(path):
         match = _FIELD.match(line)
@@ -34,20 +34,21 @@ def read_hugepages(
     Sizes without pages are left out.
 
     Args:
-        reader: the machine's files.
-        directory: contains ``hugepages-SIZEkB``.
-        meminfo: of the same machine or node; used if the directory is absent.
-        default_page_bytes: size of the pages that meminfo counts.
+        reader: reads the files of the host.
+        directory: the directory that contains ``hugepages-SIZEkB``.
+        meminfo: the meminfo fields of the machine or the node, which are used if the directory does
+            not exist.
+        default_page_bytes: the size of the pages that meminfo counts.
     """
     found = []
     names = [name for name in reader.names(directory) if name.startswith("hugepages-")]
     for name in names:
         size = name.removeprefix("hugepages-").removesuffix("kB")
         count = reader.integer(f"{directory}/{name}/nr_hugepages")
-        # A size without pages offers nothing. Longer numbers are no size that a kernel prints.
+        # A size without pages is left out. A kernel never prints a size with more digits.
         if size.isdecimal() and len(size) <= 12 and count is not None and count > 0:
             found.append(HugePages(int(size) * _KIB, count))
-    # An old kernel without the directory counts pages of the default size only.
+    # An old kernel without this directory counts only pages of the default size.
     if not names:
         count = meminfo.get("HugePages_Total", 0)
         if count and default_page_bytes:

@@ -1,9 +1,10 @@
 """Reads the NUMA nodes: CPUs, memory, huge pages, distances, and the CPUs nearest to each.
 
-Node ids are labels and may have gaps. The directories say which nodes exist; mask files do not.
-Nodes are not packages and are never derived from them. Nodes without CPUs (HBM, persistent, CXL,
-GPU memory) and nodes without memory are legal. Nodes that claim the same CPUs are a firmware error:
-the host then counts as one node with the memory of all, because no map of it can be trusted.
+Node ids may have gaps. Directories show which nodes exist. Nodes are not computed from packages,
+because a package and a node are different things. Nodes without CPUs (HBM, persistent memory, CXL,
+GPU memory) and nodes without memory are allowed. If several nodes contain the same CPU, the
+firmware is wrong. Then the host counts as one node with the memory of all nodes, because no map of
+this firmware can be trusted.
 """
 
 import dataclasses
@@ -24,29 +25,29 @@ def read_nodes(
     allowed_nodes: NodeSet | None,
     default_page_bytes: int | None,
 ) -> tuple[NumaNode, ...]:
-    """Returns the nodes by ascending id; empty if the kernel has no node directory.
+    """Returns the nodes, sorted by id; empty if the kernel has no node directory.
 
     Args:
-        reader: the machine's files.
-        online: online CPUs.
-        allowed_nodes: nodes whose memory the cpuset allows; None: no limit.
-        default_page_bytes: default size of huge pages.
+        reader: reads the files of the host.
+        online: the online CPUs.
+        allowed_nodes: the nodes whose memory the cpuset allows; None: all nodes.
+        default_page_bytes: the default size of huge pages.
     """
     nodes = [
         _read_node(reader, node_id, online, allowed_nodes, default_page_bytes)
         for node_id in reader.numbered(NODE, "node")
     ]
-    # Disjoint nodes have as many cpus together as the sum of each.
+    # If the union has fewer cpus than the sum of all nodes, nodes overlap.
     if len(union(node.cpus for node in nodes)) < sum(len(node.cpus) for node in nodes):
         reader.warn(
-            "NUMA nodes overlap (a firmware error): the host counts as one node with the memory "
-            "of all"
+            "NUMA nodes overlap (a firmware error), so the host counts as one node with the memory "
+            "of all nodes"
         )
         return (merge(nodes, online),)
     homeless = online - union(node.cpus for node in nodes)
     if nodes and homeless:
         reader.warn(f"CPUs {homeless} belong to no NUMA node")
-    # Nodes without cpus need all others, so they are completed in a second step.
+    # Nodes without cpus are completed in a second step, because this needs all other nodes.
     by_id = {node.id: node for node in nodes}
     return tuple(
         node
@@ -57,8 +58,8 @@ def read_nodes(
 
 
 def merge(nodes: Sequence[NumaNode], online: CpuSet) -> NumaNode:
-    """Returns one node instead of several: all CPUs, and the memory of the usable nodes."""
-    # Memory of nodes that the cpuset forbids would be promised and never given.
+    """Returns one node that replaces all nodes, with all CPUs and the memory of usable nodes."""
+    # Memory of nodes that the cpuset forbids is not counted, because slots could not use it.
     usable = [node for node in nodes if node.memory_allowed] or list(nodes)
     known = [node.memory_bytes for node in usable if node.memory_bytes is not None]
     counts: dict[int, int] = {}
@@ -78,43 +79,46 @@ def merge(nodes: Sequence[NumaNode], online: CpuSet) -> NumaNode:
 def grown(
     reader: TreeReader, nodes: tuple[NumaNode, ...], meminfo: dict[str, int]
 ) -> tuple[tuple[NumaNode, ...], bool]:
-    """Returns the nodes, and True if they show less memory than the machine really has.
+    """Returns the nodes, and True if the nodes report less memory than the machine has.
 
-    In guests whose memory is initialised or returned lazily, the MemTotal of nodes grows as memory
-    is used, while /proc/meminfo shows all of it from the start. A node that is the only possible
-    one then has all of it. On other hosts the difference may also be a node that was taken offline.
-    There it only counts if more memory is free than the nodes have in total.
+    In virtual machines that initialise or return memory lazily, the MemTotal of nodes grows as
+    memory is used. But /proc/meminfo shows all memory from the start. If only one node is possible,
+    this node has all memory. On other hosts, the difference may also belong to a node that was
+    taken offline. There, the nodes count as growing only if more memory is free than all nodes
+    report in total.
 
-    If `possible` names nodes that do not exist now, the difference may be theirs, free or not. It
-    is then never offered on the other nodes.
+    If `possible` names nodes that do not exist now, the difference may belong to these nodes. Then
+    it is not offered on the other nodes.
 
     Args:
-        reader: the machine's files.
-        nodes: the nodes as read.
-        meminfo: fields of /proc/meminfo.
+        reader: reads the files of the host.
+        nodes: the nodes, as they were read.
+        meminfo: the fields of /proc/meminfo.
     """
     sizes = [node.memory_bytes for node in nodes if node.memory_bytes is not None]
     machine, nodes_total = meminfo.get("MemTotal"), sum(sizes)
-    # Small differences are normal. More than an eighth means nodes that grow or are offline.
+    # Small differences are normal. A difference of more than 1/8 means that nodes grow or are
+    # offline.
     if machine is None or len(sizes) != len(nodes) or nodes_total * 8 >= machine * 7:
         return nodes, False
     possible = reader.cpu_list(f"{NODE}/possible")
     offline = (possible or EMPTY) - NodeSet(reader.numbered(NODE, "node"))
     if offline:
         reader.warn(
-            f"NUMA nodes show {nodes_total >> 20} MiB of {machine >> 20} MiB, and nodes {offline} "
-            "are offline: only the memory that the nodes show is used"
+            f"NUMA nodes report {nodes_total >> 20} MiB of {machine >> 20} MiB, and nodes "
+            f"{offline} are offline: only the memory that the nodes report is used"
         )
         return nodes, False
-    # The only possible node has all of the machine's memory, free or not.
+    # The only possible node has all memory of the machine.
     alone = len(nodes) == 1 and possible is not None and len(possible) == 1
     if not alone and meminfo.get("MemFree", 0) <= nodes_total:
         return nodes, False
     reader.warn(
-        f"NUMA nodes show {nodes_total >> 20} MiB of {machine >> 20} MiB: their memory grows with "
-        "use, the machine's total is used"
+        f"NUMA nodes report {nodes_total >> 20} MiB of {machine >> 20} MiB: their memory grows "
+        "with use, so the machine's total is used"
     )
-    # A single node gets the machine's size. With several, it is not known which of them grows.
+    # A single node gets the size of the machine. With several nodes, it is unknown which node
+    # grows.
     if len(nodes) == 1:
         return (dataclasses.replace(nodes[0], memory_bytes=machine),), False
     return nodes, True
@@ -154,9 +158,10 @@ def _cpus(reader: TreeReader, path: str, online: CpuSet) -> CpuSet:
 
 
 def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]) -> CpuSet:
-    """Returns the CPUs nearest to a node without CPUs: as the firmware says, else by distance.
+    """Returns the CPUs that are nearest to a node without CPUs.
 
-    access1 excludes initiators that are not CPUs, so it is read first.
+    The firmware's report has priority over distances. access1 is read first, because it lists only
+    CPUs as initiators.
     """
     for access in ("access1", "access0"):
         names = reader.numbered(f"{NODE}/node{node.id}/{access}/initiators", "node")
@@ -166,22 +171,23 @@ def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]
     with_cpus = [other for other in nodes.values() if other.cpus]
     distances = {other.id: distance(node, other.id, list(nodes)) for other in with_cpus}
     known = [each for each in distances.values() if each is not None]
-    # Equal distances say nothing about which cpus are nearest.
+    # If all distances are equal, the nearest cpus are unknown.
     if not known or min(known) == max(known):
         return EMPTY
     return union(other.cpus for other in with_cpus if distances[other.id] == min(known))
 
 
 def distance(node: NumaNode, to_id: int, node_ids: Sequence[int]) -> int | None:
-    """Returns the node's distance to another; columns follow the ids of the online nodes.
+    """Returns the distance from a node to another node; None if it is unknown.
 
-    None if the file is absent or has another number of columns than there are nodes (for example
-    because offline nodes are included): then the columns cannot be assigned to nodes.
+    The columns of the file correspond to the ids of the online nodes. If the number of columns and
+    nodes differs (for example because the file includes offline nodes), the columns cannot be
+    assigned to nodes.
 
     Args:
-        node: the node whose distances were read.
-        to_id: the other node.
-        node_ids: ids of all online nodes.
+        node: the node from which the distance is measured.
+        to_id: the id of the other node.
+        node_ids: the ids of all online nodes.
     """
     if len(node.distances) != len(node_ids) or to_id not in node_ids:
         return None

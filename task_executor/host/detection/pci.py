@@ -1,10 +1,10 @@
-"""Finds GPUs, accelerators, NICs and NVMe on the PCI bus, and the NUMA node nearest to each.
+"""Finds GPUs, accelerators, NICs and NVMe on the PCI bus, and the nearest NUMA node of each device.
 
-The PCI class alone is not enough: both the graphics of a board's management processor and GPUs are
-VGA controllers, so vendor and driver decide. A numa_node of -1 is common even on hosts with many
-nodes, and is never read as 0. In that case the device's own CPU list is used if it is narrower than
-all CPUs, else a bridge above the device. Otherwise the node is unknown and the device has no
-locality.
+The PCI class alone does not identify a GPU: the graphics of a board's management processor is a VGA
+controller too. So vendor and driver decide. The value -1 of numa_node means that the node is
+unknown, and is common even on hosts with many nodes. Then the device's own CPU list is used, if it
+does not contain all CPUs, and otherwise a bridge above the device. If this does not help, the node
+of the device stays unknown.
 """
 
 import re
@@ -34,12 +34,12 @@ _CARD: Final = re.compile(r"card\d+", re.ASCII)
 def read_pci(
     reader: TreeReader, online: CpuSet, nodes: Sequence[NumaNode]
 ) -> tuple[PciDevice, ...] | None:
-    """Returns the devices in order of bus ids, or None if there is no PCI bus.
+    """Returns the devices, sorted by bus id; None if the host has no PCI bus.
 
     Args:
-        reader: the machine's files.
-        online: online CPUs.
-        nodes: NUMA nodes, to find the nearest one of each device.
+        reader: reads the files of the host.
+        online: the online CPUs.
+        nodes: the NUMA nodes of the host.
     """
     if not reader.is_directory(PCI):
         return None
@@ -88,13 +88,13 @@ def _read_device(
 
 
 def _physical_function(reader: TreeReader, path: str) -> str:
-    """Returns the bus id of the card that a virtual function belongs to; empty for a card."""
+    """Returns the bus id of the card to which a virtual function belongs; empty for a card."""
     name = (reader.resolved(f"{path}/physfn") or "").rsplit("/", 1)[-1]
     return name if _BUS_ID.fullmatch(name) else ""
 
 
 def _port_problem(reader: TreeReader, infiniband: Sequence[str]) -> str:
-    """Returns why an RDMA interface cannot send; empty if a port is active or nothing is known."""
+    """Returns why an RDMA interface cannot send; empty if a port is active or no state is known."""
     states: dict[str, str] = {}
     for name in infiniband:
         ports = f"{INFINIBAND}/{name}/ports"
@@ -109,10 +109,11 @@ def _port_problem(reader: TreeReader, infiniband: Sequence[str]) -> str:
 
 
 def _pcie_group(reader: TreeReader, path: str) -> str:
-    """Returns the bus id of the PCIe switch above a device, or of the root port if there is none.
+    """Returns the bus id of the PCIe switch above a device, or of the root port if it has no
+    switch.
 
-    A switch is an upstream port with downstream ports below it, one for each device. So with a
-    switch, the path is root port, upstream port, downstream port, device.
+    A switch is an upstream port, with a downstream port for each device below it. So the path of a
+    device behind a switch is: root port, upstream port, downstream port, device.
     """
     bridges = [
         place.rsplit("/", 1)[-1]
@@ -143,18 +144,18 @@ def _local_cpus(reader: TreeReader, path: str, online: CpuSet) -> CpuSet | None:
 def _nearest_node(
     reader: TreeReader, path: str, online: CpuSet, nodes: Sequence[NumaNode]
 ) -> int | None:
-    """Returns the id of the node that the device is attached to, or None if it is not known."""
-    # With one node there is nothing to find out.
+    """Returns the id of the node to which the device is attached; None if it is unknown."""
+    # A host with one node needs no search.
     if len(nodes) < 2:
         return nodes[0].id if nodes else None
-    # The device itself first, then the bridges above it: the nearest answer counts.
+    # The device itself comes first, then the bridges above it. The first known node is used.
     for place in _with_bridges(reader, path):
         reported = reader.integer(f"{place}/numa_node")
-        # -1, or a node without a directory, is no answer.
+        # With -1, or with a node that has no directory, the node is unknown.
         if reported is not None and any(node.id == reported for node in nodes):
             return reported
         cpus = _local_cpus(reader, place, online)
-        # A list of all cpus means that the firmware does not know.
+        # A list of all cpus means that the firmware does not know the nearest cpus.
         if cpus and cpus != online:
             node_id = node_of_cpus(cpus, nodes)
             if node_id is not None:
@@ -163,7 +164,7 @@ def _nearest_node(
 
 
 def node_of_cpus(cpus: CpuSet, nodes: Sequence[NumaNode]) -> int | None:
-    """Returns the only node that has these CPUs; None if they are on several nodes or none."""
+    """Returns the node that has all these CPUs; None if there is no such node."""
     holders = [node.id for node in nodes if not node.cpus.isdisjoint(cpus)]
     return holders[0] if len(holders) == 1 else None
 
@@ -172,7 +173,7 @@ def _with_bridges(reader: TreeReader, path: str) -> Iterator[str]:
     """Yields the device, then the bridges above it up to the host bridge."""
     yield path
     real = reader.resolved(path)
-    # Upwards until the host bridge, which is the first name that is no bus id.
+    # The loop ends at the host bridge, whose name is not a bus id.
     while real is not None and "/" in real:
         real = real.rsplit("/", 1)[0]
         if not _BUS_ID.fullmatch(real.rsplit("/", 1)[-1]):

@@ -1,7 +1,8 @@
 """Reads the small files of /sys and /proc below a root directory.
 
-A file that is absent, unreadable, too large or garbled reads as None; garbled ones leave a warning.
-All of detection goes through this class, so a directory with the same files acts as a machine.
+The value of a file that does not exist, cannot be read, is too large or is malformed is None. A
+malformed or too large file adds a warning. All detection uses this class, so a directory with
+recorded files can replace a real machine.
 """
 
 import os
@@ -22,18 +23,18 @@ T = TypeVar("T")
 
 
 class TreeReader:
-    """Reads files below ``root`` by relative path. No content of the tree makes a method raise."""
+    """Reads files below ``root`` by their relative path. The methods never raise."""
 
     def __init__(self, root: Path) -> None:
         self._root = os.fspath(root)
-        self._warnings: dict[str, list[str]] = {}  # by message with its numbers replaced
+        self._warnings: dict[str, list[str]] = {}  # by the message without its numbers
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """All warnings in the order found.
+        """All warnings, in the sequence in which they occurred.
 
-        Messages that differ only in numbers (one file of many CPUs) appear once, with the first as
-        an example.
+        If several messages differ only in numbers (the same file of many CPUs), only the first of
+        them appears.
         """
         return tuple(
             each[0] if len(each) == 1 else f"{each[0]} (and {len(each) - 1} more of this kind)"
@@ -41,11 +42,11 @@ class TreeReader:
         )
 
     def warn(self, message: str) -> None:
-        """Records a warning for the operator. Beyond a limit, further kinds are dropped."""
+        """Records a warning for the operator. The number of different warnings is limited."""
         message = printable(message)
         if len(message) > MAX_WARNING_LENGTH:
             message = f"{message[: MAX_WARNING_LENGTH - 3]}..."
-        # Messages that differ only in numbers are one kind.
+        # Messages that differ only in numbers count as one warning.
         kind = _DIGITS.sub("N", message)
         if kind in self._warnings or len(self._warnings) < MAX_WARNINGS:
             alike = self._warnings.setdefault(kind, [])
@@ -56,9 +57,9 @@ class TreeReader:
         """Returns the file's content without surrounding white space, or None."""
         try:
             with open(self._absolute(path), "rb", buffering=0) as file:
-                # One byte more than allowed shows that the file is too large.
+                # This reads one byte more than allowed, to see whether the file is too large.
                 content = file.read(MAX_FILE_BYTES + 1)
-        except (OSError, ValueError):  # ValueError: a null byte in the path
+        except (OSError, ValueError):  # ValueError: the path contains a null byte
             return None
         if content is None or len(content) > MAX_FILE_BYTES:
             self.warn(f"/{path}: larger than {MAX_FILE_BYTES} bytes, ignored")
@@ -106,18 +107,19 @@ class TreeReader:
             return []
 
     def numbered(self, path: str, prefix: str) -> list[int]:
-        """Returns the N of the directory's entries named ``prefix`` + N, ascending."""
+        """Returns the numbers N of all entries named ``prefix`` + N in the directory, ascending."""
         tails = (name[len(prefix) :] for name in self.names(path) if name.startswith(prefix))
         return sorted({int(tail) for tail in tails if _is_plain_number(tail)})
 
     def resolved(self, path: str) -> str | None:
-        """Returns the path relative to the root with links resolved; None if outside the root."""
+        """Returns the path with links resolved, relative to the root; None if it is outside the
+        root."""
         try:
             root = os.path.realpath(self._root)
             real = os.path.realpath(self._absolute(path))
         except (OSError, ValueError):
             return None
-        # A link can lead out of a recorded machine, to files of the real one.
+        # In a recorded machine, a link can point to files of the real machine.
         relative = os.path.relpath(real, root)
         return None if relative.startswith("..") else relative
 
@@ -136,7 +138,7 @@ class TreeReader:
 
 
 def _integer(text: str) -> int | None:
-    # No number of the kernel is that long. The cut bounds the work for a garbled file.
+    # The kernel never prints longer numbers. The limit protects against malformed files.
     return int(text[:32]) if text else None
 
 
@@ -145,5 +147,5 @@ def _hexadecimal(text: str) -> int | None:
 
 
 def _is_plain_number(text: str) -> bool:
-    # CpuSet and node ids stop below 65536; longer names are not kernel numbers.
+    # Ids of CPUs and nodes are below 65536, so a longer name is not such an id.
     return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65_535

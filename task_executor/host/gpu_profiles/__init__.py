@@ -1,7 +1,8 @@
-"""Machines whose GPUs can be played: `finegrain up --fake-gpus dgx-a100`.
+"""Profiles of machines, for fake GPUs: `finegrain up --fake-gpus dgx-a100`.
 
-Each file has the schema `gpu_topology/1`: the link matrix that the machine's owner has published,
-with the memory of each GPU in addition. No profile needs the machine, a driver or a compiler.
+Each file has the schema `gpu_topology/1`. It contains the link matrix that the owner of the machine
+has published, and the memory of each GPU. A profile can be used without the machine and without a
+driver.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def nics(fake_gpus: str) -> tuple[PciDevice, ...]:
 
 
 def gpu_source(fake_gpus: str) -> NvmlSource:
-    """Returns where an executor reads GPUs from: the driver, or a profile if one is named.
+    """Returns the source of an executor's GPUs: a profile if `fake_gpus` names one, else the
+    driver.
 
     Raises:
         InvalidArgument: there is no profile of this name.

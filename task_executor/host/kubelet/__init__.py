@@ -1,7 +1,7 @@
-"""Reads the allocations and the settings of a kubelet on the same host.
+"""Computes the allocations and the settings of a kubelet on the same host.
 
-`read_kubelet` turns the files that the helper has read into a `KubeletState`. No module here opens
-a file.
+`read_kubelet` returns a `KubeletState` from the texts of files that the helper has read. The
+modules of this package open no files themselves.
 """
 
 from task_executor.host.kubelet.parsing import KubeletTexts, read_kubelet

@@ -2,23 +2,23 @@
 
 Known forms of `cpu_manager_state`:
 
-    1.8 to 1.9    policyName, defaultCpuSet, and `entries`: container id to cpus; no checksum
-    1.10 to 1.17  the same with a checksum
-    1.18 on       `entries`: pod to container to cpus
-    1.36 on       in addition `podEntries`: pod to {cpuSet}, for pods with cpus as a whole
-    later on      the same again as JSON text in `data`, which then has priority
+    1.8 to 1.9    policyName, defaultCpuSet, and `entries` (container id -> cpus); no checksum
+        1.10 to 1.17  the same with a checksum
+        1.18 on       `entries` (pod -> container -> cpus)
+        1.36 on       in addition `podEntries` (pod -> {cpuSet}), for cpus of a whole pod
+        later         the same content also as JSON text in `data`, which then has priority
 
-`memory_manager_state` exists since 1.21 and changed in the same way.
+`memory_manager_state` exists since 1.21, and its form changed in the same way.
 
 `kubelet_internal_checkpoint`, of the device manager, exists since 1.8:
 
     1.8 to 1.9    `PodDeviceEntries`: pod, container, resource, and a list of device ids
-    1.10 to 1.19  the same within `Data`, beside a checksum
-    1.20 on       device ids by NUMA node
+    1.10 to 1.19  the same within `Data`, and a checksum
+        1.20 on       device ids by NUMA node
 
-Checksums are not verified. They are computed over the printed form of Go structures, which differs
-between versions that write the same file. A kubelet replaces its files as a whole (except 1.8 and
-1.9), so a file that can be parsed and is consistent is taken as complete.
+Checksums are not verified, because a kubelet computes them from the printed form of Go structures,
+and this form differs between versions. A kubelet (except 1.8 and 1.9) replaces its files
+atomically, so a file that can be parsed and is consistent counts as complete.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ _DEPTH_OF_DATA = 1  # no kubelet nests `data` within `data`
 
 
 class Damaged(ValueError):
-    """The text is not a valid checkpoint; the message says why."""
+    """The text is not a valid checkpoint. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuCheckpoint:
-    """Cpus by (pod uid, container); the container is empty if the pod has them as a whole."""
+    """The cpu manager's checkpoint.
+
+    `cpus` has the key (pod uid, container). The container is empty for cpus of a whole pod.
+    """
 
     policy: str
     default_cpus: CpuSet
@@ -50,10 +53,13 @@ class CpuCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class MemoryCheckpoint:
-    """What the memory manager has allocated.
+    """The memory manager's checkpoint.
 
-    `containers`: bytes by NUMA node, by (pod uid, container). `given` to containers and `kept` for
-    the system: bytes by node and resource, without zeros.
+    Attributes:
+        policy: the policy of the memory manager.
+        containers: the bytes of each container by NUMA node. The key is (pod uid, container).
+        given: the bytes that containers have, by node and resource, without zeros.
+        kept: the bytes that are reserved for the system, by node and resource, without zeros.
     """
 
     policy: str
@@ -70,9 +76,9 @@ def parse_cpu_checkpoint(text: str) -> CpuCheckpoint:
     """
     fields = _fields(text)
     cpus: dict[tuple[str, str], CpuSet] = {}
-    # The file does not name its form, so the form is recognized by each entry.
+    # The file does not name its form, so each entry shows the form.
     for name, entry in _object(fields, "entries").items():
-        if isinstance(entry, str):  # older form: by container id
+        if isinstance(entry, str):  # the older form, with container ids as keys
             cpus["", name] = _cpus(entry, f"entries of {name}")
         else:
             for container, listed in _mapping(entry, f"entries of {name}").items():
@@ -96,13 +102,13 @@ def parse_memory_checkpoint(text: str) -> MemoryCheckpoint:
     fields = _fields(text)
     containers: dict[tuple[str, str], dict[int, int]] = {}
     for key, block in _blocks(fields):
-        # Huge pages are counted below, from the state of the machine.
+        # Huge pages are counted below, from `machineState`.
         if block.get("type") != "memory":
             continue
         nodes = [_number(each, "numaAffinity") for each in block.get("numaaffinity") or ()]
         held = containers.setdefault(key, {})
-        # The file does not say how a block is split over several nodes. It is split evenly; the
-        # first nodes get the remainder.
+        # The file does not say how the bytes of a block are divided among several nodes. They are
+        # divided equally, and the first nodes get the remainder.
         for at, node in enumerate(sorted(nodes)):
             share, rest = divmod(_number(block.get("size"), "size"), len(nodes))
             held[node] = held.get(node, 0) + share + (at < rest)
@@ -138,7 +144,7 @@ def parse_device_checkpoint(text: str) -> tuple[KubeletDevices, ...]:
         listed = entry.get("deviceids") or []
         by_node = listed.values() if isinstance(listed, dict) else [listed]
         ids = [one for some in by_node for one in _list(some or [], "deviceIDs")]
-        # A plug-in that lets containers share a GPU numbers the shares: "GPU-...::3".
+        # If containers share a GPU, the plug-in appends a number to the id: "GPU-...::3".
         plain = frozenset(str(one).partition("::")[0] for one in ids)
         found.append(KubeletDevices(pod, container, resource, plain))
     return tuple(sorted(found, key=lambda one: (one.pod_uid, one.container, one.resource)))
@@ -162,7 +168,7 @@ def _blocks(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], dict[s
 def _fields(text: str, depth: int = _DEPTH_OF_DATA) -> dict[str, Any]:
     """Returns the fields of a checkpoint of the cpu or memory manager."""
     fields = _json_object(text)
-    # A newer form has the whole content again as text in `data`, which then counts.
+    # The newest form contains the whole content as text in `data`, which has priority.
     data = fields.get("data")
     if isinstance(data, str) and data and depth:
         return _fields(data, depth - 1)
@@ -172,11 +178,11 @@ def _fields(text: str, depth: int = _DEPTH_OF_DATA) -> dict[str, Any]:
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    """Returns the outermost object, names in lower case: kubelets ignore case and wrote both."""
+    """Returns the outermost object with names in lower case, because kubelets ignore the case."""
     try:
         return _lowered(_mapping(json.loads(text), "the file"))
     except (ValueError, RecursionError) as error:
-        # `Damaged` is a ValueError too. It has the better message already.
+        # `Damaged` is a ValueError too, and already has a better message.
         if isinstance(error, Damaged):
             raise
         raise Damaged(f"it is not JSON ({str(error)[:80]})") from None
@@ -216,7 +222,7 @@ def _list(value: Any, where: str) -> list[Any]:
 
 
 def _number(value: Any, where: str) -> int:
-    # `isinstance` would accept true and false as numbers.
+    # `isinstance` is not used, because it would accept true and false as numbers.
     if type(value) is not int or not 0 <= value < 1 << 60:
         raise Damaged(f"{where} is {str(value)[:40]!r}, not an amount")
     return value

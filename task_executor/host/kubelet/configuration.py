@@ -1,7 +1,7 @@
 """Reads a kubelet's settings for cpus and memory: configuration file, drop-in files, command line.
 
-A later place has priority over an earlier one: file, drop-in files in their order, flags. A setting
-that cannot be understood is ignored and leaves a note.
+Drop-in files have priority over the configuration file, a later drop-in file over an earlier one,
+and flags over all files. A setting that cannot be understood is ignored, and a note is added.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ _NO_YAML: Final = (
     ArithmeticError,
     RecursionError,
 )
-"""Exceptions of the YAML constructors, besides YAML errors, for a value that does not match its
-tag.
-"""
+"""Errors that YAML constructors raise, in addition to YAML errors, if a value does not match its
+tag."""
 _MAPS: Final = frozenset({"cpuManagerPolicyOptions", "kubeReserved", "systemReserved"})
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletConfiguration:
-    """The settings; None or empty: not set."""
+    """The settings of a kubelet. None or an empty value means that a setting is not set."""
 
     cpu_manager_policy: str | None = None
     cpu_manager_options: tuple[tuple[str, str], ...] = ()  # sorted by name
@@ -51,7 +50,7 @@ class KubeletConfiguration:
     topology_manager_scope: str | None = None
     memory_manager_policy: str | None = None
     reserved_cpus: CpuSet | None = None
-    reserved_cpu_milli: int = 0  # kube and system reserve together, if no cpus are named
+    reserved_cpu_milli: int = 0  # sum of kubeReserved and systemReserved, if no cpus are named
     reserved_memory: tuple[tuple[int, str, int], ...] = ()  # node, resource, bytes
     notes: tuple[str, ...] = ()
 
@@ -62,14 +61,15 @@ def read_configuration(
     """Returns the settings of a kubelet.
 
     Args:
-        documents: name and text of the configuration file and of drop-in files, in their order.
-        command: the arguments that the kubelet was started with.
+        documents: the name and the text of the configuration file and of each drop-in file, in
+            their sequence.
+        command: the arguments of the kubelet's process.
     """
     notes: list[str] = []
     settings: dict[str, Any] = {}
     for name, text in documents:
         settings = _merged(settings, _document(name, text, notes))
-    # Flags last: they have priority over all files.
+    # Flags come last, because they have priority over all files.
     settings |= _settings_from_flags(command)
     return KubeletConfiguration(
         cpu_manager_policy=_choice(settings, "cpuManagerPolicy", notes),
@@ -104,7 +104,7 @@ def _parsed(text: str) -> Any:
     Raises:
         ValueError: the text is neither.
     """
-    # JSON first: it is faster, and needs no YAML library.
+    # JSON is tried first, because it is faster and needs no YAML library.
     try:
         return json.loads(text)
     except ValueError:
@@ -116,19 +116,19 @@ def _parsed(text: str) -> Any:
     except ImportError:
         raise ValueError("it is YAML; install finegrain[task-executor]") from None
     try:
-        # No kubelet's file has aliases, and a few nested ones expand some hundred bytes to
+        # Aliases are rejected: no kubelet uses them, and nested aliases can expand a small file to
         # gigabytes.
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, yaml.SafeLoader)):
             raise ValueError("it has aliases (*name)")
         content = yaml.safe_load(text)
-        str(content)  # fails for a number of thousands of digits, which is no setting
+        str(content)  # raises if a number has thousands of digits, which no setting has
     except (yaml.YAMLError, *_NO_YAML) as error:
         raise ValueError(f"it is not YAML: {' '.join(str(error).split())[:120]}") from None
     return content
 
 
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges drop-in files as kubelets do: maps key by key, everything else as a whole."""
+    """Merges settings as kubelets do: maps are merged by key, all other values are replaced."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -146,7 +146,7 @@ def _settings_from_flags(command: Sequence[str]) -> dict[str, Any]:
             continue
         name, equals, value = word[2:].partition("=")
         key = _FLAGS.get(name.replace("_", "-"))
-        # A flag at the end without a value says nothing.
+        # A flag without a value at the end of the command is ignored.
         if key is None or not (equals or command[at + 1 : at + 2]):
             continue
         value = value if equals else command[at + 1]
@@ -183,7 +183,7 @@ def _choice(settings: Mapping[str, Any], key: str, notes: list[str]) -> str | No
 
 def _options(settings: Mapping[str, Any], notes: list[str]) -> tuple[tuple[str, str], ...]:
     options = _map(settings, "cpuManagerPolicyOptions", notes)
-    # YAML reads an unquoted true as a boolean.
+    # The values are converted to text, because YAML parses an unquoted true as a boolean.
     return tuple(sorted((name, str(value).lower()) for name, value in options.items()))
 
 
@@ -202,7 +202,7 @@ def _reserved_milli(settings: Mapping[str, Any], notes: list[str]) -> int:
     together = 0
     for key in ("kubeReserved", "systemReserved"):
         value = _map(settings, key, notes).get("cpu", "0")
-        # Without an entry for cpu nothing is reserved, which is not an error.
+        # If there is no entry for cpu, no cpu is reserved, which is not an error.
         amount = cpu_milli(value)
         if amount is None:
             notes.append(f"the kubelet's {key} has cpu {str(value)[:40]!r}, not an amount: ignored")
@@ -220,7 +220,7 @@ def _reserved_memory(
         limits = item.get("limits") if isinstance(item, dict) else None
         sizes = {k: size_bytes(v) for k, v in limits.items()} if isinstance(limits, dict) else None
         if not node.isdecimal() or len(node) > 5 or sizes is None or None in sizes.values():
-            notes.append("the kubelet's reservedMemory is malformed: ignored in part")
+            notes.append("the kubelet's reservedMemory is malformed, so a part of it is ignored")
             continue
         for resource, size in sizes.items():
             found[int(node), str(resource)] = size or 0

@@ -1,7 +1,7 @@
 """Computes the state of a kubelet from the texts of its files.
 
-A part that cannot be read keeps its last known content. So cpus that a kubelet has allocated are
-not offered to slots only because a file was being replaced when it was read.
+If a part cannot be read, its last known content is used. Otherwise, cpus of a kubelet would be
+offered to slots whenever a file is read while the kubelet replaces it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ NOTE_LENGTH_MAX: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class KubeletTexts:
-    """The texts that were read at one time.
+    """The texts of a kubelet's files, from one reading.
 
-    `texts` by name: "cpu_manager_state", "memory_manager_state",
-    "device-plugins/kubelet_internal_checkpoint", "config", and "config/NAME" for drop-in files, in
-    their order. `failures`: why a file that exists could not be read.
+    Attributes:
+        texts: the texts of "cpu_manager_state", "memory_manager_state",
+            "device-plugins/kubelet_internal_checkpoint", "config", and of drop-in files as
+            "config/NAME" in their sequence.
+        failures: for each file that exists but could not be read, the reason.
+        command: the arguments of the kubelet's process.
     """
 
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +68,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class KubeletReading:
-    """A state, and the parts that the next reading falls back on."""
+    """A state, and the last known parts, which the next reading uses if a file cannot be read."""
 
     state: KubeletState
     known: _Known
@@ -74,12 +77,12 @@ class KubeletReading:
 def read_kubelet(
     found: KubeletTexts, topology: HostTopology, previous: KubeletReading | None = None
 ) -> KubeletReading:
-    """Returns the present state of a kubelet. Never raises because of what the files contain.
+    """Returns the present state of a kubelet. The content of the files never causes an error.
 
     Args:
         found: the texts that were read.
-        topology: the host.
-        previous: the reading before; None at the first one.
+        topology: the topology of the host.
+        previous: the reading before; None at the first reading.
     """
     notes: list[str] = []
     before = previous.known if previous else _Known()
@@ -102,14 +105,13 @@ def _cpu_checkpoint(found: KubeletTexts, before: _Known, notes: list[str]) -> Cp
             why = f"{CPU_STATE} is damaged: {error}"
     elif CPU_STATE in found.failures:
         why = f"{found.failures[CPU_STATE]}"
-    # There never was such a file, so this kubelet has assigned no cpus.
+    # The file has never existed, so this kubelet has assigned no cpus.
     elif before.cpus is None:
         return None
     else:
         why = f"{CPU_STATE} no longer exists"
-    stays = "its last content is used" if before.cpus else "which cpus it has assigned"
-    ending = stays if before.cpus else f"{stays} is not known; set cpus to what is left for slots"
-    notes.append(f"the kubelet's {why}; {ending}")
+    unknown = "the cpus that it has assigned are unknown; set cpus to the cpus that slots may use"
+    notes.append(f"the kubelet's {why}; {'its last content is used' if before.cpus else unknown}")
     return before.cpus
 
 
@@ -125,7 +127,7 @@ def _memory_checkpoint(
     if MEMORY_STATE in found.failures:
         notes.append(f"the kubelet's {found.failures[MEMORY_STATE]}")
         return before.memory
-    return None  # older kubelets have no such file; without it no memory is allocated
+    return None  # older kubelets have no such file and allocate no memory
 
 
 def _devices(found: KubeletTexts, before: _Known, notes: list[str]) -> tuple[KubeletDevices, ...]:
@@ -144,7 +146,7 @@ def _devices(found: KubeletTexts, before: _Known, notes: list[str]) -> tuple[Kub
 def _configuration(found: KubeletTexts, before: _Known, notes: list[str]) -> KubeletConfiguration:
     if CONFIG in found.failures:
         notes.append(f"the kubelet's configuration: {found.failures[CONFIG]}")
-        # Settings from flags alone would drop what the file has set.
+        # The last known settings are used, because settings from flags alone would be incomplete.
         if before.configuration != _NOTHING_SAID:
             return before.configuration
     documents = [
@@ -159,12 +161,13 @@ def _configuration(found: KubeletTexts, before: _Known, notes: list[str]) -> Kub
 
 def _state(known: _Known, topology: HostTopology, notes: list[str]) -> KubeletState:
     configured, cpus, memory = known.configuration, known.cpus, known.memory
-    # The configured policy has priority. Until the kubelet starts, its checkpoint may differ.
+    # The configured policy has priority. The checkpoint may have an older policy until the kubelet
+    # restarts.
     policy = configured.cpu_manager_policy or (cpus.policy if cpus else "")
     if cpus and policy != cpus.policy:
         notes.append(
-            f"the kubelet is configured for cpu manager policy {policy}, but its state is of "
-            f"{cpus.policy}: it does not start with that"
+            f"the kubelet is configured for cpu manager policy {policy}, but its state has policy "
+            f"{cpus.policy}, so the kubelet will not start"
         )
     reserved = _reserved(configured, policy, topology, notes)
     containers = _containers(cpus, memory, topology, reserved, notes)
@@ -177,7 +180,7 @@ def _state(known: _Known, topology: HostTopology, notes: list[str]) -> KubeletSt
         reserved_cpus=reserved,
         containers=containers,
         given=_listed(memory.given if memory else {}),
-        # The memory manager's own numbers are preferred: they are what it really keeps back.
+        # The memory manager's numbers have priority, because they show the real reservation.
         devices=known.devices,
         kept=_listed(memory.kept) if memory and memory.kept else configured.reserved_memory,
     )
@@ -188,7 +191,7 @@ def _reserved(
 ) -> CpuSet:
     """Returns the reserved cpus.
 
-    Named cpus are reserved under every policy; amounts reserve cpus only under the static policy.
+    Named cpus are reserved under every policy. Amounts reserve cpus only under the static policy.
     """
     if configured.reserved_cpus is not None:
         return configured.reserved_cpus & topology.online
@@ -198,23 +201,23 @@ def _reserved(
     count = -(-configured.reserved_cpu_milli // 1000)
     if not count:
         notes.append(
-            "the kubelet assigns cpus (policy static), but none are known to be reserved for it, "
-            "without which it does not start; set kubelet_config to its configuration"
+            "the kubelet assigns cpus (policy static), but its reserved cpus, without which it "
+            "does not start, are unknown; set kubelet_config to its configuration file"
         )
         return EMPTY
     return packed(count, topology)
 
 
 def packed(count: int, topology: HostTopology) -> CpuSet:
-    """Returns the cpus that a kubelet reserves for an amount, on a host where none is taken yet.
+    """Returns the cpus that a kubelet reserves for an amount of cpus.
 
-    Whole cores of the smallest package come first, and of these the ones with few threads; then
-    single threads. If packages or cores differ in size, a kubelet may choose other cpus; otherwise
-    it chooses exactly these.
+    Whole cores of the smallest package come first, beginning with cores with few threads. Then
+    single threads follow. If all packages and cores have the same size, a kubelet chooses exactly
+    these cpus. Otherwise it may choose others.
 
     Args:
-        count: how many cpus.
-        topology: the host.
+        count: the number of cpus.
+        topology: the topology of the host.
     """
     sizes = [len(package.cpus & topology.online) for package in topology.packages] or [0]
     cores = sorted(
@@ -246,8 +249,7 @@ def _containers(
         notes.append(f"the kubelet's {CPU_STATE} assigns cpus under policy {cpus.policy}")
     held = dict(memory.containers) if memory else {}
     for pod in [pod for pod, container in held if not container]:
-        # Containers of a pod with memory as a whole use the pod's memory, so they are not counted
-        # again.
+        # If a whole pod has memory, its containers use this memory, so they are not counted again.
         held = {key: sizes for key, sizes in held.items() if key[0] != pod or not key[1]}
     keys = {*pinned, *held}
     containers = tuple(
@@ -269,7 +271,10 @@ def _judge(
     reserved: CpuSet,
     notes: list[str],
 ) -> None:
-    """Adds a note for each contradiction in the kubelet's files; their content is still used."""
+    """Adds a note for each contradiction in the kubelet's files.
+
+    The content is used all the same.
+    """
     given = EMPTY
     for each in containers:
         given |= each.cpus

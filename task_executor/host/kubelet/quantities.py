@@ -22,12 +22,12 @@ _SCALES: Final[dict[str, Fraction]] = {
 
 
 def parse_quantity(value: Any) -> Fraction | None:
-    """Returns a non-negative amount; None if `value` is not one.
+    """Returns a non-negative amount; None if `value` is not such an amount.
 
-    YAML may have parsed a number already.
+    `value` may be a text, or a number that YAML has already parsed.
     """
     match = _QUANTITY.fullmatch(str(value)) if isinstance(value, str | int | float) else None
-    # In Python a bool is an int, but true is no amount.
+    # In Python a bool is an int, but true is not an amount.
     if match is None or isinstance(value, bool):
         return None
     number, exponent, suffix = match.groups()
@@ -35,12 +35,12 @@ def parse_quantity(value: Any) -> Fraction | None:
 
 
 def cpu_milli(value: Any) -> int | None:
-    """Returns thousandths of a cpu, rounded up; None if `value` is no amount."""
+    """Returns an amount in thousandths of a cpu, rounded up; None if `value` is not an amount."""
     quantity = parse_quantity(value)
     return None if quantity is None else ceil(quantity * 1000)
 
 
 def size_bytes(value: Any) -> int | None:
-    """Returns whole bytes, rounded up; None if `value` is no amount."""
+    """Returns an amount in bytes, rounded up; None if `value` is not an amount."""
     quantity = parse_quantity(value)
     return None if quantity is None else ceil(quantity)

@@ -1,4 +1,4 @@
-"""The state of a kubelet on the same host, and what its settings mean for slots."""
+"""The state of a kubelet on the same host, and the settings for slots that follow from it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _SCOPES: Final = ("containerlevel", "podlevel")
 
 @dataclass(frozen=True, slots=True)
 class KubeletContainer:
-    """A container with dedicated cpus or memory of the kubelet."""
+    """A container to which the kubelet has given dedicated cpus or memory."""
 
     pod_uid: str  # empty in checkpoints that only name containers
-    container: str  # name or id; empty: the pod as a whole
+    container: str  # name or id; empty: the whole pod
     cpus: CpuSet = EMPTY
     memory_bytes: tuple[tuple[int, int], ...] = ()  # by NUMA node, ascending
 
@@ -36,7 +36,7 @@ class KubeletContainer:
 class KubeletDevices:
     """Devices of one resource that a kubelet has given to a container.
 
-    `ids` are as the vendor's plug-in names them: UUIDs of GPUs, or PCI addresses.
+    `ids` are the ids of the vendor's plug-in: UUIDs of GPUs, or PCI addresses.
     """
 
     pod_uid: str
@@ -49,8 +49,8 @@ class KubeletDevices:
 class KubeletState:
     """A kubelet's settings and allocations, as read from its files.
 
-    `given` and `kept` are bytes by node and resource ("memory", "hugepages-2Mi", ...). The memory
-    manager of the kubelet has given the former to containers, and reserves the latter for the
+    `given` and `kept` contain bytes by node and resource ("memory", "hugepages-2Mi", ...). The
+    memory manager of the kubelet has given `given` to containers, and reserves `kept` for the
     system.
     """
 
@@ -75,12 +75,12 @@ class KubeletState:
     def policy(self) -> HostPolicy:
         """The kubelet's settings that apply to slots.
 
-        The options of the cpu manager apply only under the static policy. The default of a kubelet
-        (no alignment, no requirements) does not count as a setting, so that a setting for the
-        cluster can apply. Reserved cpus stay in the shared pool unless the reservation is strict.
+        The options of the cpu manager apply only under the static policy. The defaults of a kubelet
+        (no alignment, no requirements) do not count as settings, so that a setting of the cluster
+        can apply. Reserved cpus stay in the shared pool unless they are reserved strictly.
         """
         static = self.cpu_manager_policy == STATIC
-        # Options without effect must not become requirements on slots.
+        # Options that have no effect in the kubelet must not apply to slots.
         options = {name for name, value in self.cpu_manager_options if static and value == "true"}
         return HostPolicy(
             bind=HostBindPolicy.FULL_PCPUS_ONLY if FULL_PCPUS_ONLY in options else None,
@@ -93,19 +93,19 @@ class KubeletState:
     def taken_bytes(self, node: int, resource: str) -> int:
         """Returns the bytes of one resource on one NUMA node that slots cannot have.
 
-        Ordinary memory that the kubelet reserves for the system is not included: the executor's own
-        reserve already covers it.
+        Ordinary memory that the kubelet reserves for the system is not included, because the
+        executor's own reserve covers it.
         """
-        # Of what is kept for the system, only huge pages are deducted here.
+        # Only huge pages that are reserved for the system are deducted, not ordinary memory.
         taken = self.given if resource == MEMORY else (*self.given, *self.kept)
         return sum(size for at, name, size in taken if (at, name) == (node, resource))
 
 
 def alignment_of(word: str) -> NumaPolicy | None:
-    """Converts a topology manager policy; None for "none" and for unknown words.
+    """Returns the NUMA policy for a topology manager policy; None for "none" and unknown words.
 
-    It accepts the kubelet's own words (single-numa-node) and those of reports about it, which
-    include the scope (SingleNUMANodePodLevel, SingleNUMANodeContainerLevel).
+    It accepts the words of the kubelet's configuration (single-numa-node), and the words of node
+    reports, which include the scope (SingleNUMANodePodLevel, SingleNUMANodeContainerLevel).
     """
     plain = word.lower().replace("-", "")
     for scope in _SCOPES:
