@@ -55,9 +55,8 @@ class Helper:
             config = config | {"isolation": "auto"}  # existing slots are in cgroups and stay there
         self.driver = choose_driver(config, Kernel(), base)
         found = {"boot_id": boot_id(), "base": self.driver.base}
-        if (
-            found != known
-        ):  # without a change, nothing is written, so a restart works on a full disk
+        # Without a change, nothing is written, so a restart works on a full disk.
+        if found != known:
             write_json(state / "helper.json", found)
         self.loop = Loop(_reap)
         self.tasks = Tasks(self.loop, config, self.driver, self.send_event)

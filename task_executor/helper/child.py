@@ -140,9 +140,8 @@ def _remove_tree(path: str) -> None:
             for name in os.listdir():  # noqa: PTH208
                 with suppress(FileNotFoundError):
                     _remove_level(name, mark, numbers)
-            _remove_if_empty(
-                path
-            )  # a listing may be incomplete while another process moves entries
+            # A listing may be incomplete while another process moves entries.
+            _remove_if_empty(path)
     return None
 
 

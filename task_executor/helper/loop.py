@@ -62,9 +62,8 @@ class Loop:
         self.running = True
         wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-        signal.signal(
-            signal.SIGCHLD, lambda *_: None
-        )  # only with a handler is the wakeup fd written
+        # Only with a handler is the wakeup fd written.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
 
         def woken(_events: int) -> None:
             os.read(wake_reader, 4096)

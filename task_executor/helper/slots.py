@@ -262,9 +262,8 @@ class Slots:
         # Without CPU limits, the processes get the CPU time that they need to exit.
         self.driver.unthrottle(group)
         yield from self.driver.kill(group, self.shims_of(name))
-        while shims := self.shims_of(
-            name
-        ):  # a shim that is just starting may add its task after the kill
+        # A shim that is just starting may add its task after the kill.
+        while shims := self.shims_of(name):
             yield 0.005
             yield from self.driver.kill(group, shims)
         yield from self.driver.kill(group)

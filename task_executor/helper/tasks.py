@@ -44,9 +44,8 @@ class Task:
         self.slot = f"{record['allocation_id']}.{record['generation']}"
         self.exit: dict[str, Any] | None = None
         self.shim_fd = -1
-        self.start_unanswered = (
-            False  # True: the end is reported only after the answer to the start
-        )
+        # True: the end is reported only after the answer to the start.
+        self.start_unanswered = False
 
     def refresh(self) -> None:
         self.record = read_json(self.directory / "task.json") or self.record
@@ -100,9 +99,8 @@ class Tasks:
             except BlockingIOError:
                 yield 0.01
                 continue
-            record = read_json(
-                directory / "task.json"
-            )  # a shim may have written it before it ended
+            # A shim may have written it before it ended.
+            record = read_json(directory / "task.json")
             break
         os.close(lock)
         self.unidentified.discard(directory.name)

@@ -55,9 +55,8 @@ async def watch_task(
         while True:
             # This clears the event before reading, so that a later change starts another iteration.
             changed.clear()
-            is_last_read = (
-                task.has_ended
-            )  # read before the output, because an ended task writes no more
+            # Read before the output, because an ended task writes no more.
+            is_last_read = task.has_ended
             if task.state is not sent_state and not is_last_read:
                 sent_state = task.state
                 yield task_executor_pb2.WatchTaskResponse(

@@ -142,11 +142,8 @@ class Driver:
     name = "none"
     accounting: tuple[str, ...] = ()  # controllers in which each task has a separate group
     counted: ClassVar[Counted] = {}  # name of a counter -> controller, file, key in the file
-    reclaim_files = (
-        "",
-        "",
-        "",
-    )  # controller, file that makes the kernel reclaim, file of the limit
+    # Controller, file that makes the kernel reclaim, file of the limit.
+    reclaim_files = ("", "", "")
     unthrottled: tuple[tuple[str, str, str], ...] = ()  # controller, file, default value
     usage_files: tuple[str, ...] = ()  # files with the memory use that the limit applies to
     usage_reads = 1  # number of reads after which the memory use counts as too high

@@ -14,8 +14,8 @@ from task_executor.helper.protocol import Fault, expand
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids", "hugetlb", "devices")
 _STRAY_SCANS = 5
 _EVERYTHING = "a *:* rwm"  # no device is closed
-_MAJORS = 512  # number of major numbers of character devices
-_MINORS = 256  # number of minor numbers in a major number that drivers share (tty, misc)
+# Count of major numbers of character devices; of minor numbers, in a major that drivers share.
+_MAJORS, _MINORS = 512, 256
 _FREEZE_STEPS = 100  # steps of 5 ms, then freezing ends: a process in D state may never freeze
 
 
@@ -77,9 +77,8 @@ class V1(CgroupDriver):
                 try:
                     self.put(file, str(memory_bytes))
                 except Fault:
-                    self.refuse_below_use(
-                        group, memory_bytes
-                    )  # the use may have grown since the check
+                    # The use may have grown since the check.
+                    self.refuse_below_use(group, memory_bytes)
                     raise
 
     def probe_devices(self) -> str:

@@ -70,7 +70,7 @@ def test_a_task_that_has_exited_with_status_0_gets_no_signal(
     shim.spec["task_id"], shim.pid = "task", 2**22 + 1
     sent: list[int] = []
     monkeypatch.setattr(os, "killpg", lambda pid, _signum: sent.append(pid))
-    with pytest.raises(Fault, match="task task does not run") as caught:
+    with pytest.raises(Fault, match="task task is not running") as caught:
         shim._handle("signal", {"signum": signal.SIGTERM})
     assert caught.value.reason == "TASK_ENDED"
     assert sent == []

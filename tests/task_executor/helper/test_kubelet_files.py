@@ -77,10 +77,10 @@ def test_what_cannot_be_read_is_told_and_holds_nobody_up(folder: Path) -> None:
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     failures = dict(KubeletFiles(str(folder), None).read("")["failures"])
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
-    assert "no ordinary file" in failures["config"]
+    assert "not a regular file" in failures["config"]
     assert (
         "directory" in failures["memory_manager_state"].lower()
-        or "no ordinary file" in (failures["memory_manager_state"])
+        or "not a regular file" in (failures["memory_manager_state"])
     )
     assert "larger than" in failures["cpu_manager_state"]
 

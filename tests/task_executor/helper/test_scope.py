@@ -177,7 +177,7 @@ async def test_one_that_is_refused_leaves_nobody_behind_in_the_others_scope(
     rival = replace(
         scoped.config, state_dir=str(place / "rival"), socket_path=str(place / "rival.sock")
     )
-    with pytest.raises(HelperNotStarted, match="is in use on this host"):
+    with pytest.raises(HelperNotStarted, match="is already in use on this host"):
         start_helper(rival)
     record = read_json(place / "rival/holder.json") or {}
     await eventually(lambda: not alive(record["pid"]), "the holder of the refused one has gone")

@@ -161,12 +161,12 @@ def test_memory_limit_caps_the_sum_but_not_one_node() -> None:
         (
             {"share_cpus": CpuSet.of(1), "reserved_cpus": CpuSet.of(0)},
             "reserved_cpus",
-            "nothing together with cpus",
+            "together with cpus",
         ),
         (
             {"share_memory_bytes": GIB, "reserved_memory_bytes": GIB},
             "reserved_memory_bytes",
-            "nothing together with memory_bytes",
+            "together with memory_bytes",
         ),
         ({"share_memory_bytes": 33 * GIB}, "memory_bytes", "at most"),
         ({"share_memory_bytes": 1}, "memory_bytes", "at least 64 KiB"),

@@ -59,9 +59,9 @@ def test_a_command_lists_ids_or_json() -> None:
     ("entries", "reason"),
     [
         ("[", "is not JSON"),
-        ("", "lists none"),
-        ([], "lists none"),
-        ([1], 'no object with a text "uuid"'),
+        ("", "lists no devices"),
+        ([], "lists no devices"),
+        ([1], 'is not an object with a text "uuid"'),
         ([{"uuid": "a", "size": 1}], "'size'"),
         ([{"uuid": "a", "numa_node": "0"}], "numa_node"),
         ([{"uuid": "a", "capacities": {"npu": 101}}], "1 to 100"),

@@ -143,7 +143,7 @@ async def test_an_operator_is_free_again_when_its_task_has_ended(
     await submit(master, "first", sort="1")
     with pytest.raises(AlreadyExists, match="runs in task first"):
         await submit(master, "again", sort="1")
-    with pytest.raises(AlreadyExists, match="is registered with 1 of"):
+    with pytest.raises(AlreadyExists, match="is already registered with 1 of"):
         await submit(master, "again", sort="1/2")
     executor.helper.end("first")
     await master.watch("first")

@@ -138,4 +138,4 @@ def test_on_a_host_of_one_node_every_gpu_is_on_it(machine: Machine) -> None:
 
 
 def test_without_a_source_gpus_are_not_looked_for(with_card: WithCard) -> None:
-    assert detect(with_card()).gpu_absence_reason == "GPUs were not looked for"
+    assert detect(with_card()).gpu_absence_reason == "there was no search for GPUs"

@@ -72,7 +72,7 @@ def test_a_state_that_was_never_good_says_that_nothing_is_known(
 ) -> None:
     now = read_kubelet(with_state(text), host)
     assert now.state.pinned_cpus == EMPTY
-    assert "is not known" in now.state.notes[0]
+    assert "are unknown" in now.state.notes[0]
 
 
 def test_a_state_that_may_not_be_read_is_told_with_its_reason(host: HostTopology) -> None:
@@ -104,7 +104,7 @@ def test_static_without_anything_reserved_is_told(host: HostTopology) -> None:
     assert state.cpu_manager_policy == "static"
     assert state.pinned_cpus == PINNED
     (note,) = state.notes
-    assert "none are known to be reserved" in note
+    assert "its reserved cpus, without which it does not start, are unknown" in note
 
 
 def test_a_state_of_another_policy_than_configured_is_told(host: HostTopology) -> None:
