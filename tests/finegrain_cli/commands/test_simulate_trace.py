@@ -93,7 +93,7 @@ def test_what_is_not_modelled_is_said(finegrain: Finegrain) -> None:
 
 def test_waits_of_the_log_itself_are_told(finegrain: Finegrain) -> None:
     result = finegrain("simulate", "trace", str(TRACES / "wagap-2013-cut.csv"), *SHORT)
-    assert "waiting times on the original cluster, as the log records them: mean  " in result.stdout
+    assert "waiting times on the original cluster, as the log records them: mean " in result.stdout
     assert "left out: 2 x no end recorded" in result.stdout
 
 
