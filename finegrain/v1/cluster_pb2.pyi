@@ -137,6 +137,7 @@ class ExecutorStatus(google.protobuf.message.Message):
     SHARED_CPUS_FIELD_NUMBER: builtins.int
     UNREACHABLE_REASON_FIELD_NUMBER: builtins.int
     PROVIDED_AS_FIELD_NUMBER: builtins.int
+    PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
     executor_id: builtins.str
     """Its name."""
     instance_id: builtins.str
@@ -168,6 +169,8 @@ class ExecutorStatus(google.protobuf.message.Message):
     """
     provided_as: builtins.str
     """The shape of the executor, if a provider started it; empty: no provider started it, and the RM never stops it."""
+    protocol_version: builtins.str
+    """Version of the protocol that it speaks, such as "1.1"; see RegisterExecutorRequest."""
     @property
     def drain_deadline_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the RM removes its remaining slots; absent: never."""
@@ -240,9 +243,10 @@ class ExecutorStatus(google.protobuf.message.Message):
         shared_cpus: builtins.str = ...,
         unreachable_reason: builtins.str = ...,
         provided_as: builtins.str = ...,
+        protocol_version: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "default_slot_profile", b"default_slot_profile", "drain_deadline_time", b"drain_deadline_time", "isolation", b"isolation", "report_time", b"report_time", "reserved", b"reserved", "topology", b"topology", "total", b"total", "used", b"used"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "allocated", b"allocated", "available", b"available", "default_slot_profile", b"default_slot_profile", "drain_deadline_time", b"drain_deadline_time", "drain_reason", b"drain_reason", "draining", b"draining", "executor_id", b"executor_id", "instance_id", b"instance_id", "isolation", b"isolation", "labels", b"labels", "provided_as", b"provided_as", "registration_number", b"registration_number", "report_number", b"report_number", "report_time", b"report_time", "reserved", b"reserved", "shared_cpus", b"shared_cpus", "slots", b"slots", "slots_max", b"slots_max", "software_version", b"software_version", "state", b"state", "topology", b"topology", "total", b"total", "unreachable_reason", b"unreachable_reason", "used", b"used"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "allocated", b"allocated", "available", b"available", "default_slot_profile", b"default_slot_profile", "drain_deadline_time", b"drain_deadline_time", "drain_reason", b"drain_reason", "draining", b"draining", "executor_id", b"executor_id", "instance_id", b"instance_id", "isolation", b"isolation", "labels", b"labels", "protocol_version", b"protocol_version", "provided_as", b"provided_as", "registration_number", b"registration_number", "report_number", b"report_number", "report_time", b"report_time", "reserved", b"reserved", "shared_cpus", b"shared_cpus", "slots", b"slots", "slots_max", b"slots_max", "software_version", b"software_version", "state", b"state", "topology", b"topology", "total", b"total", "unreachable_reason", b"unreachable_reason", "used", b"used"]) -> None: ...
 
 global___ExecutorStatus = ExecutorStatus
 

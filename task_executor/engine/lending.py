@@ -36,7 +36,7 @@ class _Pool:
         limit: what it may use.
         kept: the limit that it keeps to, at most; more than `limit` until it has confirmed.
         borrows: whether it can have more than its quota.
-        revoked_at: when it was first told to use less, if it has not confirmed.
+        revoked_at: when its limit was first lowered, if it has not confirmed.
     """
 
     quota: int
@@ -80,7 +80,7 @@ class Lending:
         ]
 
     def next_deadline(self) -> float | None:
-        """Returns when the next pool will be overdue; None: no limit is to be confirmed."""
+        """Returns when the next pool will be overdue; None: all limits are confirmed."""
         times = [each.revoked_at for each in self._pools.values() if each.revoked_at is not None]
         return min(times) + self._deadline_s if times else None
 

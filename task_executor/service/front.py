@@ -64,7 +64,7 @@ from task_executor.service.squeezer import Squeezer, SqueezeRule
 from task_executor.service.task_runner import TaskRunner
 from task_executor.service.usage import Meter
 
-PROTOCOL_VERSION = "1.0"
+PROTOCOL_VERSION = "1.1"  # 1.1: tasks of job graphs
 LAG_PROBE_S = 0.5  # how often the delay of the event loop is measured
 SQUEEZE_CPUSET = "cpuset"
 LAST_REPORT_S = 3.0  # maximum time for the last report of a planned stop

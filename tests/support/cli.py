@@ -164,6 +164,7 @@ EXECUTOR = types.ExecutorStatus(
     isolation=ENFORCED,
     software_version="0.2.0",
     shared_cpus="0-1",
+    protocol_version="1.1",
 )
 JOB = types.JobStatus(
     job_id=SLOT.job_id,

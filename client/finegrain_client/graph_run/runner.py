@@ -40,6 +40,7 @@ from finegrain_client.graph.schedule import (
     TaskFailed,
     TaskId,
 )
+from finegrain_client.graph_run.executor_versions import ExecutorVersions
 from finegrain_client.graph_run.job_slots import JobSlots, rejection_text
 from finegrain_client.graph_run.job_state import JobState
 from finegrain_client.graph_run.state_file import GraphStateFile
@@ -87,6 +88,7 @@ class Runner:
         self._to_cancel: set[TaskId] = set()
         self._addresses: dict[str, str] = {}
         self._state = JobState(file.spec.plan)
+        self._versions = ExecutorVersions(cluster)
 
     def cancel(self) -> None:
         """Ends the job: `run` returns when everything is given back."""
@@ -288,6 +290,9 @@ class Runner:
             tail=tail,
         )
         task_id = task_id_of(self._file.run_id, task)
+        if refusal := await self._versions.refusal(slot.executor_id):
+            self._inbox.put_nowait(TaskFailed(task, refusal))
+            return
 
         async def start() -> Task:
             # A runner that is killed leaves its tasks to the next one, which submits them again.

@@ -171,6 +171,7 @@ class ExecutorStatus(Value):
     shared_cpus: str
     unreachable_reason: str = ""
     provided_as: str = ""  # the executor shape of its provider; empty: no provider started it
+    protocol_version: str = ""
     topology: Mapping[str, Any] | None = None
     slot_list: tuple[SlotStatus, ...] | None = None
 

@@ -47,7 +47,7 @@ REQUEST_ID_LENGTH_MIN = 16
 REQUEST_ID_LENGTH_MAX = 256
 GRACE_MS_MAX = 24 * 3600 * 1000
 REASON_LENGTH_MAX = 500
-PROTOCOL_VERSION = "1.0"
+PROTOCOL_VERSION = "1.1"  # 1.1: tasks of job graphs
 """Version of the protocol that this resource manager speaks: "MAJOR.MINOR"."""
 
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")

@@ -134,7 +134,7 @@ WRITINGS = (
             "executor.device_usage executor.command_number "
             "executor.drain_deadline_at_ms executor.registration.executor_id "
             "executor.registration.total executor.registration.topology "
-            "executor.registration.boot_id executor.registration.protocol_version "
+            "executor.registration.boot_id "
             "executor.registration.host_cpus"
         ),
     ),

@@ -412,9 +412,11 @@ async def test_a_malformed_executor_is_not_taken_in(
 
 async def test_versions_interoperate_within_one_minor(rm: RunningRm) -> None:
     message = ScriptedExecutor(rm, address="127.0.0.1:1").registration()
-    message.protocol_version = "1.1"
-    await rm.rm_as_cluster.RegisterExecutor(message)
-    for far in ("1.2", "2.0", "0.9"):
+    for near in ("1.0", "1.2"):
+        message.protocol_version = near
+        message.report.report_number += 1
+        await rm.rm_as_cluster.RegisterExecutor(message)
+    for far in ("1.3", "2.0", "0.9"):
         message.protocol_version = far
         error = await refusal(rm.rm_as_cluster.RegisterExecutor(message))
         assert error.reason is Reason.VERSION_MISMATCH

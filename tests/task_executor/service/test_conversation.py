@@ -38,7 +38,7 @@ async def test_a_registration_tells_everything(rm: ScriptedRM, executor: Executo
     assert told.report.report_number > 0
     assert told.report.available == told.total
     assert (told.boot_id, told.isolation.driver, told.shared_cpus) == ("boot", "v1", "0-3")
-    assert told.protocol_version == "1.0"
+    assert told.protocol_version == "1.1"
 
 
 async def test_reports_come_at_the_interval_and_say_that_nothing_changed(
