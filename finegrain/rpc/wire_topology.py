@@ -21,11 +21,13 @@ from finegrain.rpc.mapping.writer import Writer
 from finegrain.rpc.wire_devices import device_isolation_from_proto, devices_from_topology
 from finegrain.topology import HostTopology
 from finegrain.v1 import resources_pb2
+from finegrain.values.bounds import CORES_MAX, NUMA_NODES_MAX
 from finegrain.values.isolation import Isolation
 
 _TEXT_LENGTH_MAX = 1_000
 _NOTES_MAX = 100
 _CPU_LIST_LENGTH_MAX = 65_536
+_CORE_LENGTH_MAX = 100  # such as "0-1,64-65": the threads of one core
 _PORT_MAX = 65_535
 _ISOLATIONS_KNOWN_MAX = 1_024  # most slots of a cluster have one of few isolations
 
@@ -76,11 +78,14 @@ def topology_from_proto(message: resources_pb2.HostTopology, field: str) -> dict
     """
     for name in ("online_cpus", "allowed_cpus", "isolated_cpus"):
         check_cpu_list(getattr(message, name), f"{field}.{name}")
+    _check_count(message.cores, CORES_MAX, f"{field}.cores")
+    _check_count(message.numa_nodes, NUMA_NODES_MAX, f"{field}.numa_nodes")
     for index, core in enumerate(message.cores):
-        check_cpu_list(core.cpus, f"{field}.cores[{index}].cpus")
+        check_cpu_list(core.cpus, f"{field}.cores[{index}].cpus", longest=_CORE_LENGTH_MAX)
         _check_texts(core, ("kind",), f"{field}.cores[{index}]")
     for index, node in enumerate(message.numa_nodes):
         check_cpu_list(node.cpus, f"{field}.numa_nodes[{index}].cpus")
+        _check_count(node.distances, NUMA_NODES_MAX, f"{field}.numa_nodes[{index}].distances")
         _check_not_negative(node.memory_bytes, f"{field}.numa_nodes[{index}].memory_bytes")
     devices_from_topology(message, field)
     for index, device in enumerate(message.devices):
@@ -138,16 +143,19 @@ def _checked_isolation(message: resources_pb2.IsolationReport, field: str) -> Is
     )
 
 
-def check_cpu_list(text: str, field: str) -> str:
+def check_cpu_list(text: str, field: str, *, longest: int = _CPU_LIST_LENGTH_MAX) -> str:
     """Returns the text itself, if it is a cpu list that is not too long (empty: no cpus).
+
+    Args:
+        text: the list.
+        field: name of the field, for the error.
+        longest: highest number of characters.
 
     Raises:
         InvalidArgument: it is not a cpu list, or too long.
     """
-    if len(text) > _CPU_LIST_LENGTH_MAX:
-        raise InvalidArgument(
-            field, text, f"a cpu list of at most {_CPU_LIST_LENGTH_MAX} characters"
-        )
+    if len(text) > longest:
+        raise InvalidArgument(field, text, f"a cpu list of at most {longest} characters")
     if text:
         CpuSet.parse(text, field)
     return text
@@ -162,6 +170,11 @@ def _check_texts(message: Any, names: tuple[str, ...], field: str) -> None:
         check_text(
             f"{field}.{name}", getattr(message, name), longest=_TEXT_LENGTH_MAX, empty_ok=True
         )
+
+
+def _check_count(items: Any, most: int, field: str) -> None:
+    if len(items) > most:
+        raise InvalidArgument(field, f"{len(items)} items", f"at most {most}")
 
 
 def _check_lines(lines: Any, field: str) -> None:

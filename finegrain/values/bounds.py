@@ -14,6 +14,12 @@ CPU_MILLI_MAX = 10**8
 higher limit.
 """
 
+CORES_MAX = 16_384
+"""Most cores in the topology of a host."""
+
+NUMA_NODES_MAX = 1_024
+"""Most NUMA nodes of a host, as in the kernel."""
+
 COUNTER_MAX = 2**53
 """Highest epoch, generation or number that is accepted in a message."""
 

@@ -370,6 +370,25 @@ EXECUTORS = [
         registration(topology=resources_pb2.HostTopology(online_cpus="many")),
         "topology.online_cpus",
     ),
+    (
+        "more cores than any host has",
+        registration(topology=resources_pb2.HostTopology(cores=[resources_pb2.Core()] * 16_385)),
+        "topology.cores",
+    ),
+    (
+        "a core with more cpus than any has",
+        registration(
+            topology=resources_pb2.HostTopology(cores=[resources_pb2.Core(cpus="0," * 90 + "1")])
+        ),
+        "topology.cores[0].cpus",
+    ),
+    (
+        "more NUMA nodes than the kernel knows",
+        registration(
+            topology=resources_pb2.HostTopology(numa_nodes=[resources_pb2.NumaNode()] * 1_025)
+        ),
+        "topology.numa_nodes",
+    ),
     ("a malformed shape", registration(provided_as="a shape"), "provided_as"),
     ("a malformed version", registration(protocol_version="one"), "protocol_version"),
     (
