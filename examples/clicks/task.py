@@ -1,24 +1,31 @@
-"""A task of job.toml: the chain source+parse sends clicks, window counts them.
+"""A task of job.toml: the chain source+parse sends clicks, the chain window+sink counts them.
 
 Both find each other in FINEGRAIN_EDGES. The window listens on a unix socket in the folder FOLDER,
-which all tasks share. The stream of this example has an end, so the job has one, too.
+which all tasks share. It keeps the clicks of a window in pages of its managed memory. When its pool
+is empty, it spills these pages to a file. The stream of this example has an end, so the job has
+one, too.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+
+from finegrain_client.managed_memory import MemoryPool, PoolEmpty
+from finegrain_client.managed_memory.memory_pool import Page
 
 FOLDER = Path(os.environ["FOLDER"])
 TASK = json.loads(os.environ["FINEGRAIN_TASK"])
 EDGES = json.loads(os.environ["FINEGRAIN_EDGES"])
 SUBTASK: int = TASK["subtask_index"]
 CLICKS = int(os.environ.get("CLICKS", "1000"))
-WINDOW = 100
+WINDOW = int(os.environ.get("WINDOW", "100"))
 
 
 def address(operator: str, subtask: int) -> str:
@@ -48,23 +55,75 @@ def send() -> None:
             stream.write(click.split()[2] + "\n")
 
 
+class Window:
+    """The clicks of one window, in order: in a file as far as they were spilled, then in pages."""
+
+    def __init__(self, pool: MemoryPool, spill: Path) -> None:
+        self._pool, self._spill = pool, spill.open("w+b")
+        self._pages: list[Page] = []
+        self._used = 0  # bytes of the last page
+        self.spilled = 0  # bytes written to the file
+
+    def add(self, line: bytes) -> None:
+        """Appends a click."""
+        while line:
+            if not self._pages or self._used == self._pool.page_bytes:
+                self._next_page()
+            part = line[: self._pool.page_bytes - self._used]
+            self._pages[-1].memory[self._used : self._used + len(part)] = part
+            self._used += len(part)
+            line = line[len(part) :]
+
+    def _next_page(self) -> None:
+        try:
+            page = self._pool.allocate()
+        except PoolEmpty:
+            if not self._pages:
+                raise
+            for each in self._pages:
+                self.spilled += self._spill.write(each.memory)
+                each.release()
+            self._pages.clear()
+            page = self._pool.allocate()
+        self._pages.append(page)
+        self._used = 0
+
+    def take(self) -> Iterator[bytes]:
+        """Yields the clicks, and empties the window."""
+        self._spill.seek(0)
+        full, last = self._pages[:-1], self._pages[-1:]
+        parts = [bytes(each.memory) for each in full]
+        parts += [bytes(each.memory[: self._used]) for each in last]
+        yield from (self._spill.read() + b"".join(parts)).splitlines()
+        for each in self._pages:
+            each.release()
+        self._pages.clear()
+        self._spill.seek(0)
+        self._spill.truncate()
+
+
 def count() -> None:
-    """Counts pages in windows of 100 clicks of each source, and writes each window and the sum."""
+    """Counts pages in windows of each source, and writes the sum and what was spilled (sink)."""
     producers = EDGES["inputs"][0]["tasks"]
     total: Counter[str] = Counter()
     windows = 0
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(address(TASK["operators"][0]["operator_id"], SUBTASK))
+        server.bind(address("window", SUBTASK))
         server.listen(len(producers))
-        streams = [server.accept()[0].makefile("r") for _ in producers]
+        streams = [server.accept()[0].makefile("rb") for _ in producers]
+    window = Window(MemoryPool.for_operator("window"), FOLDER / f"spill-{SUBTASK}")
     while streams:
         for stream in list(streams):
-            pages = [line.strip() for _, line in zip(range(WINDOW), stream, strict=False)]
-            total.update(pages)
-            windows += bool(pages)
-            if len(pages) < WINDOW:
+            clicks = 0
+            for line in itertools.islice(stream, WINDOW):
+                window.add(line)
+                clicks += 1
+            total.update(each.decode() for each in window.take())
+            windows += bool(clicks)
+            if clicks < WINDOW:
                 streams.remove(stream)
-    (FOLDER / "pages.json").write_text(json.dumps({"windows": windows, "pages": total}))
+    result = {"windows": windows, "pages": total, "spilled_bytes": window.spilled}
+    (FOLDER / "pages.json").write_text(json.dumps(result))
 
 
 if EDGES["inputs"]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import finegrain_client as fg
-from tests.e2e.driving import Cli, Daemons, Small, eventually, finish, unique
+from tests.e2e.driving import Cli, Daemons, Small, eventually, finish, name_of, unique
 from tests.support.components import REPOSITORY
 
 pytestmark = pytest.mark.slow
@@ -398,13 +398,67 @@ def test_a_job_without_resources_cannot_have_ports(small: Small, tmp_path: Path)
     )
 
 
-def test_the_streaming_example_counts_clicks(small: Small, tmp_path: Path) -> None:
-    """Two groups, specified resources: all tasks run at the same time and exchange clicks."""
+@pytest.mark.parametrize(
+    ("clicks", "window", "windows", "spills"),
+    [(700, 100, 14, False), (20_000, 20_000, 2, True)],
+    ids=["small windows", "a window that is larger than its managed memory"],
+)
+def test_the_streaming_example_counts_clicks(
+    small: Small, tmp_path: Path, clicks: int, window: int, windows: int, spills: bool
+) -> None:
+    """Two groups, specified resources: all tasks run at the same time and exchange clicks. What a
+    window has above its quota goes to a file."""
     example = REPOSITORY / "examples" / "clicks"
-    options = ("--cwd", str(example), "--env", f"FOLDER={tmp_path}", "--env", "CLICKS=700")
+    variables = {
+        "FOLDER": str(tmp_path),
+        "CLICKS": str(clicks),
+        "WINDOW": str(window),
+        # The tasks import the client library.
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'client'}",
+    }
+    options = [each for pair in variables.items() for each in ("--env", "=".join(pair))]
     state = ("--state", str(tmp_path / "state"))
-    outcome = small.cli("job", "run", str(example / "job.toml"), *options, *state)
+    job = str(example / "job.toml")
+    outcome = small.cli("job", "run", job, "--cwd", str(example), *options, *state)
     assert outcome.code == 0, outcome.text
     found = json.loads((tmp_path / "pages.json").read_text())
-    assert found["windows"] == 2 * 700 // 100
-    assert found["pages"] == {f"/page-{number}": 200 for number in range(7)}
+    assert found["windows"] == windows
+    assert sum(found["pages"].values()) == 2 * clicks
+    assert found["pages"]["/page-0"] == 2 * -(-clicks // 7)
+    assert (found["spilled_bytes"] > 0) is spills
+
+
+def test_a_job_goes_on_after_kill_9_of_an_executor_front_and_of_its_runner(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    """No task starts again, and the slots keep their ports."""
+    daemons.manager.start()
+    daemons.manager.endpoint()
+    executor = daemons.executor(unique("e2e-job"))
+    executor.start()
+    daemons.await_executors(name_of(executor))
+    resources = f"{RESOURCES}\nports = 1"
+    job = Job(daemons.cli, tmp_path, WAIT, resources=resources)
+    runner = daemons.cli.start(*job.arguments)
+    job.await_tasks("first", 2)
+
+    def ports() -> dict[str, tuple[int, ...]]:
+        with daemons.cli.client() as cluster:
+            found = cluster.slots()
+        return {each.allocation_id: each.isolation.ports for each in found if each.isolation}
+
+    before = ports()
+    assert sorted(len(each) for each in before.values()) == [1, 1]
+    runner.kill()
+    finish(runner)
+    executor.kill()
+    executor.start()
+    daemons.await_executors(name_of(executor))
+    assert ports() == before
+    again = daemons.cli.start("job", "run", "--attach", str(job.state))
+    job.go()
+    outcome = finish(again)
+    assert outcome.code == 0, outcome.stderr
+    assert job.status()["progress"]["restarts"] == 0
+    assert (len(job.pids("first")), len(job.pids("second"))) == (2, 1)

@@ -81,7 +81,9 @@ async def test_killing_one_task_leaves_its_neighbour(v2_host: Host) -> None:
 
 async def test_a_second_helper_of_the_same_name_is_refused(v2_host: Host, place: Path) -> None:
     other = replace(v2_host.config, state_dir=str(place / "b"), socket_path=str(place / "b.sock"))
-    with pytest.raises(HelperNotStarted, match=f"is already in use on this host, by pid {v2_host.pid} "):
+    with pytest.raises(
+        HelperNotStarted, match=f"is already in use on this host, by pid {v2_host.pid} "
+    ):
         start_helper(other)
     v2_host.kill_helper()
     v2_host.restart_helper()

@@ -170,9 +170,13 @@ def in_a_container() -> FakeKernel:
 @pytest.mark.parametrize(
     ("make_kernel", "problem", "fix"),
     [
-        pytest.param(no_bpf, "does not accept a filter of devices", "as root", id="v2 without root"),
+        pytest.param(
+            no_bpf, "does not accept a filter of devices", "as root", id="v2 without root"
+        ),
         pytest.param(lambda: FakeV1(SEPARATE), "not mounted", "mount it", id="v1 not mounted"),
-        pytest.param(in_a_container, "may not open some", "outside|container", id="v1 in a container"),
+        pytest.param(
+            in_a_container, "may not open some", "outside|container", id="v1 in a container"
+        ),
     ],
 )
 def test_where_devices_cannot_be_closed_the_report_says_why(

@@ -73,7 +73,9 @@ def test_two_executors_of_a_host_give_different_ports() -> None:
     one, two = NetworkPorts(offered), NetworkPorts(offered)
     first, second = one.give("slot", 2), two.give("slot", 1)
     assert sorted(first + second) == offered
-    with pytest.raises(ResourceExhausted, match="2 network ports were requested, but only 1 are free"):
+    with pytest.raises(
+        ResourceExhausted, match="2 network ports were requested, but only 1 are free"
+    ):
         two.give("slot", 2)
     assert two.of("slot") == second
     one.take_back("slot")

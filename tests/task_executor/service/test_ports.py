@@ -59,7 +59,9 @@ async def test_a_slot_whose_ports_other_programs_use_is_refused(
         listener.bind(("127.0.0.1", PORTS[1]))
         listener.listen()
         answer = await rm.allocate(with_ports("a", 4))
-        assert "4 network ports were requested, but only 3 are free" in answer.results[0].error.message
+        assert (
+            "4 network ports were requested, but only 3 are free" in answer.results[0].error.message
+        )
         await eventually(lambda: len(executor.front.keeper.table) == 0, "nothing is left of it")
         answer = await rm.allocate(with_ports("b", 3))
     assert ports_of(answer.report) == {"b": [PORTS[0], *PORTS[2:]]}
