@@ -352,22 +352,28 @@ class LightJob:
                 metadata=self._metadata,
             )
 
-    async def live(self, ids: Sequence[str], profile: resources_pb2.ResourceProfile) -> None:
+    async def live(
+        self, ids: Sequence[str], profile: resources_pb2.ResourceProfile, gang_id: str = ""
+    ) -> None:
         """Runs one batch: requests slots, waits for the grants, releases them, and waits for the
         ends.
         """
-        await self.ask(ids, profile)
+        await self.ask(ids, profile, gang_id)
         await self.give_back(ids)
 
     async def ask(
-        self, ids: Sequence[str], profile: resources_pb2.ResourceProfile
+        self, ids: Sequence[str], profile: resources_pb2.ResourceProfile, gang_id: str = ""
     ) -> tuple[float, float]:
-        """Requests slots and waits for all of them; returns the seconds to the acknowledgement and
-        to the last grant."""
+        """Requests slots, as a gang if it has an id, and waits for all of them; returns the seconds
+        to the acknowledgement and to the last grant."""
         heard = self._expect(slots_pb2.REQUEST_STATE_GRANTED, ids)
         request = rm_pb2.RequestResourceRequest(
             job_id=self.job_id,
-            requests=[slots_pb2.SlotRequest(allocation_id=each, profile=profile) for each in ids],
+            requests=[
+                slots_pb2.SlotRequest(allocation_id=each, profile=profile, gang_id=gang_id)
+                for each in ids
+            ],
+            gangs=[slots_pb2.Gang(gang_id=gang_id)] if gang_id else [],
         )
         begun = time.perf_counter()
         answer = await self._rm.RequestResource(request, metadata=self._metadata)

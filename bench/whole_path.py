@@ -13,7 +13,9 @@ It starts PostgreSQL unless a URL is given.
    other, until `--slots` slots have ended; the time ends when no slot is left.
 2. latency: `--single` slots, one at a time; from the call to the event "granted" on the stream.
 3. heartbeats: `--heartbeats` executors that report every 5 s for `--seconds`.
-4. gpus: `--gpus` slots with one GPU each, requested by `--jobs` job masters at once, on as many
+4. graph (only with `--graph N`): N slots of a job graph whose regions run one after the other, each
+   with `--batch` slots in one gang, with managed and network memory.
+5. gpus: `--gpus` slots with one GPU each, requested by `--jobs` job masters at once, on as many
    hosts with 8 GPUs as are needed; from the first call to the last event "granted".
 
 Each part starts from an empty database. CPU seconds are of the whole process (all threads), wall
@@ -209,6 +211,31 @@ async def throughput(database: Database, arguments: argparse.Namespace) -> Resul
         return result
 
 
+async def graph(database: Database, arguments: argparse.Namespace) -> Result:
+    """Measures the slots of a job graph whose regions run one after the other.
+
+    Tasks go to the executors, so they cost the resource manager nothing but their slots.
+    """
+    async with running(database) as (cluster, meter):
+        await cluster.register(arguments.executors)
+        job = await cluster.job()
+        wanted = profile()
+        wanted.managed_memory_bytes = wanted.network_memory_bytes = 32 << 20
+        regions = max(1, round(arguments.graph / arguments.batch))
+        meter.mark()
+        for _ in range(regions):
+            await job.live([new_id() for _ in range(arguments.batch)], wanted, gang_id=new_id())
+        await cluster.until_empty()
+        meter.mark()
+        result = meter.result("graph", regions * arguments.batch)
+        result.more = {
+            "slots_per_s": round(result.count / result.wall_s),
+            "rm_us_per_slot": round(1e6 * result.rm_cpu_s / result.count),
+            "load_us_per_slot": round(1e6 * result.load_cpu_s / result.count),
+        }
+        return result
+
+
 async def latency(database: Database, arguments: argparse.Namespace) -> Result:
     """Measures one slot after the other, with a short pause between them."""
     async with running(database) as (cluster, meter):
@@ -292,6 +319,7 @@ def run_all(
 ) -> list[Result]:
     parts: list[tuple[int, Callable[..., Coroutine[Any, Any, Result]]]] = [
         (arguments.slots, throughput),
+        (arguments.graph, graph),
         (arguments.single, latency),
         (arguments.heartbeats, heartbeats),
         (arguments.gpus, gpus),
@@ -325,6 +353,7 @@ def main() -> int:
     parser.add_argument("--heartbeats", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--gpus", type=int, default=4_000)
+    parser.add_argument("--graph", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     show: Callable[[str], None] = (lambda _text: None) if arguments.json else print

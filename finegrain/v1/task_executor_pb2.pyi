@@ -869,7 +869,7 @@ class TaskExit(google.protobuf.message.Message):
     end_message: builtins.str
     """The reason as a sentence, with amounts; empty without a reason."""
     peak_gpu_memory_bytes: builtins.int
-    """Most memory of GPUs that its slot used while it ran, in bytes, as the driver told about once a second; 0: not
+    """Most memory of GPUs that its slot used while it ran, in bytes, as the driver reports about once a second; 0: not
     measured.
     """
     @property
