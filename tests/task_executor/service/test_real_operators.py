@@ -122,7 +122,8 @@ async def test_a_pool_follows_its_quota_through_resizes_and_a_crash_of_the_front
 async def test_pools_lend_each_other_what_they_do_not_use(
     rm: ScriptedRM, real: JobMaster, process: ExecutorProcess, tmp_path: Path
 ) -> None:
-    """Each has a quota of 1,024 pages. The borrower takes all that it can get, and gives back."""
+    """Each has a quota of 1,024 pages. The borrower takes all that it can get, and gives back, also
+    to a front that knows nothing of it because it was restarted."""
     await rm.allocate(managed(64))
     (tmp_path / "pool.py").write_text(SHARING)
     os.mkfifo(fifo := tmp_path / "orders")
@@ -131,6 +132,8 @@ async def test_pools_lend_each_other_what_they_do_not_use(
     await submit(real, "owner", f"{run} owner 0 <> {fifo}", argv=shell, owner="1/2")
     await submit(real, "borrower", f"{run} borrower 3000", argv=shell, borrower="1/2")
     await printed(process, "borrower", "borrower has 1500")
+    process.kill()
+    real = await restarted(process, rm)
     fifo.write_text("700\n")
     await printed(process, "owner", "owner has 700")
 
