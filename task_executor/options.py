@@ -10,6 +10,7 @@ from pathlib import Path
 
 from finegrain.options import ListenOptions, LogOptions, TlsOptions
 from finegrain.resources import MIB
+from task_executor.host.network_ports import TASK_PORTS_DEFAULT
 
 DEFAULT_ADDRESS = "127.0.0.1:7180"
 DEFAULT_METRICS_ADDRESS = "127.0.0.1:7181"
@@ -59,7 +60,7 @@ class TaskExecutorOptions:
     memory_bytes: int | None = None  # share: exactly this much memory, no second reserve
     memory_pools: tuple[tuple[str, int], ...] = ()  # a separate pool for each memory part, in bytes
     extended: tuple[tuple[str, int], ...] = ()  # countable resources by name, or NAME@NODE
-    task_ports: str = "20000-29999"  # network ports for slots, or none
+    task_ports: str = TASK_PORTS_DEFAULT  # network ports for slots, or none
     devices: str = "auto"  # auto: all devices, unless `cpus` is a share of the host; all; none
     open_devices: tuple[str, ...] = ()  # types of devices that every task can open
     device_types: tuple[DeviceType, ...] = ()  # besides those that are detected

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finegrain.errors import ConfigurationError
-from finegrain.resources import CPU_MILLI, MEMORY_BYTES
+from finegrain.resources import CPU_MILLI, MEMORY_BYTES, PORTS
 from finegrain_cli.local.leftovers import groups_of
 from finegrain_cli.local.shares import cpu_milli_of, equal_parts
 from finegrain_cli.local.stop import KILL_GRACE_MS, STOP_TIMEOUT_S
@@ -26,6 +26,7 @@ from finegrain_cli.local.stop import KILL_GRACE_MS, STOP_TIMEOUT_S
 # may be installed.
 from resource_manager.providers.process_executor import ExecutorDirectory, executor_paths
 from resource_manager.providers.process_sweep import stop_everything
+from task_executor.host.network_ports import TASK_PORTS_DEFAULT, offered_ports, read_range
 
 FOLDER = "provided"
 PROVIDERS_FILE = "providers.toml"
@@ -177,6 +178,9 @@ class ScaledExecutors:
         def text(value: str) -> str:
             return json.dumps(value, ensure_ascii=False)
 
+        # Named because of the ports, which each executor has besides its share of the host.
+        ports = len(offered_ports(read_range(TASK_PORTS_DEFAULT)))
+        amounts = f'cpu = "{self.total[CPU_MILLI]}m", memory = "{self.total[MEMORY_BYTES]}"'
         lines = [
             f'look_interval = "{LOOK_INTERVAL_MS}ms"',
             "[limits]",
@@ -192,6 +196,7 @@ class ScaledExecutors:
             "[[shape]]",
             f"name = {text(self.shape)}",
             'provider = "process"',
+            f"total = {{ {amounts}, extended = {{ {PORTS} = {ports} }} }}",
         ]
         for share in self.shares:
             lines += ["[[shape.process.share]]", f"cpus = {text(share.cpus)}"]

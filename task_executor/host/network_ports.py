@@ -17,6 +17,7 @@ from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
 PORT_MAX: Final = 65_535
 EPHEMERAL_FILE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 NO_PORTS: Final = "none"
+TASK_PORTS_DEFAULT: Final = "20000-29999"
 
 
 def read_range(text: str) -> range:

@@ -86,6 +86,15 @@ async def _told_while_waiting(local: LocalCluster) -> fg.Explanation:
         return told
 
 
+def test_a_request_for_ports_starts_an_executor(home: Path) -> None:
+    with scaled_up(home, 1) as up:
+        outcome = up.cli.run("--ports", "2", "--", "sh", "-c", "echo $FINEGRAIN_PORTS")
+        code, said = up.end()
+    assert outcome.code == 0, outcome.stderr
+    assert len(set(outcome.text.split(","))) == 2
+    assert (code, up.left()) == (0, []), said
+
+
 def test_who_waits_is_told_for_which_executor(home: Path) -> None:
     with LocalCluster(scale=1) as local:
         cli = Cli(home, local.address, local.token_file)
