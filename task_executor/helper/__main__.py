@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from task_executor.helper.agent import run_agent
 from task_executor.helper.cgroups import choose_driver
 from task_executor.helper.cgroups.base import Kernel
 from task_executor.helper.child import spare_from_oom
@@ -39,6 +40,7 @@ from task_executor.helper.slots import Slots, slot_name
 from task_executor.helper.tasks import Tasks
 
 _PAGE = 400  # maximum number of slots and tasks in one answer, so that it fits into a frame
+_LIMIT_S = 10.0  # a driver may first have to start its GPUs
 _REMOVE_BASE_S = 3600.0  # maximum time for the removal of scratch directories
 
 
@@ -62,6 +64,7 @@ class Helper:
         self.tasks = Tasks(self.loop, config, self.driver, self.send_event)
         self.slots = Slots(state, self.driver, self.tasks.shims_of)
         self.kubelet_files = KubeletFiles(config["kubelet_dir"], config["kubelet_config"])
+        self.is_limiting = False  # memory of devices
         listener = listen(Path(config["socket_path"]), config["front_uid"], config["front_gid"])
         uids = {0, os.geteuid(), config["front_uid"]}
         self.server = FrameServer(self.loop, listener, uids, HELPER_VERBS, self.handle)
@@ -186,6 +189,25 @@ class Helper:
     def devices(self, _args: dict[str, Any]) -> dict[str, str]:
         # This is a separate call, because fronts of version 0.2 reject unknown fields in `report`.
         return {"problem": self.driver.devices_problem}
+
+    def limit_device_memory(self, args: dict[str, Any]) -> Job:
+        driver, probe = self.driver, args["probe"]
+        orders = [(driver.slot(slot_name(each)), each["limits"]) for each in args["slots"]]
+        # Shims use no device, so a limit of theirs disturbs nothing.
+        orders += [(driver.shims(), probe), (driver.shims(), dict.fromkeys(probe, 0))]
+        groups = [{"path": at.get("unified"), "limits": most} for at, most in orders]
+        # One at a time, so that an older order never ends after a newer one.
+        while self.is_limiting:
+            yield 0.02
+        self.is_limiting = True
+        try:
+            answer = yield from run_agent("device_agent.py", {"groups": groups}, _LIMIT_S)
+        finally:
+            self.is_limiting = False
+        if answer is None:
+            message = f"the device agent has failed, or has not answered within {_LIMIT_S:.0f} s"
+            raise Fault("INTERNAL", f"{message}; see the helper's log, and ask nvidia-smi")
+        return answer
 
     def kubelet(self, args: dict[str, Any]) -> dict[str, Any]:
         return self.kubelet_files.read(args["seen"])

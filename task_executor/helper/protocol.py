@@ -20,6 +20,7 @@ MEMORY_UNIT_BYTES = 65536  # a multiple of every page size, so that the kernel n
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PAGE_SIZE = re.compile(r"[1-9]\d{0,3}[KMG]B")
+_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9/:._-]{0,127}")
 _MAJOR = re.compile(r"[bc] (0|[1-9]\d{0,3})")
 _DEVICE_MAP = re.compile(
     r"[A-Za-z0-9-]{1,64}=[A-Za-z0-9-]{1,64}(,[A-Za-z0-9-]{1,64}=[A-Za-z0-9-]{1,64}){0,63}"
@@ -133,11 +134,17 @@ def _ranges(field: str, value: Any, most: int) -> int:
     return count
 
 
-def page_bytes(field: str, value: Any) -> dict[str, int]:
-    """Checks an object with the bytes of huge pages for each page size (2MB, 1GB)."""
-    if type(value) is not dict or not all(map(_PAGE_SIZE.fullmatch, value)):
-        raise _bad(field, value, "an object of bytes by page size, such as 2MB")
-    return {size: integer(0, 1 << 60)(f"{field}.{size}", held) for size, held in value.items()}
+def bytes_by(name: re.Pattern[str], expected: str) -> Check:
+    def check(field: str, value: Any) -> dict[str, int]:
+        if type(value) is not dict or not all(map(name.fullmatch, value)):
+            raise _bad(field, value, f"an object of bytes by {expected}")
+        return {key: integer(0, 1 << 60)(f"{field}.{key}", held) for key, held in value.items()}
+
+    return check
+
+
+page_bytes = bytes_by(_PAGE_SIZE, "page size, such as 2MB")
+device_bytes = bytes_by(_DEVICE, "UUID of a GPU, or region of the dmem controller")
 
 
 def device_minors(field: str, value: Any) -> dict[str, str]:
@@ -260,6 +267,10 @@ HELPER_VERBS: Mapping[str, Fields] = {
     "usage": _PAGE,
     "forget_task": _TASK,
     "devices": {},
+    "limit_device_memory": {
+        "slots": Field(each_of(_ALLOCATION | {"limits": Field(device_bytes)})),
+        "probe": Field(device_bytes, {}),
+    },
     "kubelet": {"seen": Field(text, "")},
     "stop": {},
 }

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -30,6 +30,7 @@ from task_executor.host.helper_messages import (
     KubeletFiles,
     Reconnected,
     SlotLimits,
+    SlotMemory,
     SlotPlace,
     SlotState,
     SlotUsage,
@@ -196,6 +197,33 @@ class HelperClient:
         """
         for batch in _batches([FRAMES.to_json(place) for place in places]):
             await self._call("place_slots", {"slots": batch})
+
+    async def limit_device_memory(
+        self, slots: Iterable[SlotMemory], probe: Mapping[str, int]
+    ) -> tuple[list[dict[str, str]], dict[str, str]]:
+        """Limits the memory of devices for slots. Repeating is safe.
+
+        Args:
+            slots: the limits.
+            probe: limits, in bytes, to set and remove again where nothing uses a device.
+
+        Returns:
+            Why limits could not be set, by device: for each slot in order, and for the probe.
+
+        Raises:
+            FinegrainError: nothing is known; a driver may hang, or the helper is of an earlier
+                version.
+        """
+        args = {"slots": [FRAMES.to_json(each) for each in slots], "probe": dict(probe)}
+        try:
+            answer = await self._call("limit_device_memory", args)
+        except errors.InvalidArgument as error:
+            if error.field != "verb":
+                raise
+            raise HelperError(_EARLIER_VERSION) from None
+        # A probe is two orders: its limits are set, then removed.
+        *of_slots, failed, left = answer["problems"]
+        return of_slots, left | failed
 
     async def park_slot(self, allocation_id: str, generation: int, memory_bytes: int) -> int:
         """Moves all processes of a slot off their GPUs. The call can be repeated safely.

@@ -63,6 +63,18 @@ class SlotPlace:
 
 
 @dataclass(frozen=True)
+class SlotMemory:
+    """The limits of one slot for memory of devices, in bytes; 0: no limit.
+
+    A device is the UUID of an NVIDIA GPU, or a region of the kernel's dmem controller.
+    """
+
+    allocation_id: str
+    generation: int
+    limits: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class TaskSpec:
     """A task that the helper should start.
 

@@ -27,6 +27,7 @@ from finegrain.devices.levels import (
 )
 from finegrain.resources import ResourceProfile
 from finegrain.values.isolation import DeviceIsolation, Isolation
+from task_executor.engine.slots import SlotKey
 from task_executor.host.device_nodes import NO_NODES, DeviceNodes
 from task_executor.host.helper_messages import IsolationReport
 
@@ -41,12 +42,18 @@ class DeviceEnforcement:
     Attributes:
         nodes: the files of the devices. A slot can open only the files of its own devices.
         watched: UUIDs of the GPUs on which the memory use of each slot is measured.
-        limited: the level of enforcement for shares of a device, by UUID and dimension.
+        under_mps: the levels of GPUs that MPS daemons share out, by UUID and dimension.
+        limited: UUIDs of the GPUs whose memory the kernel or the driver can limit for each slot.
+        obstacles: why that is not possible for other GPUs, by UUID.
+        unlimited: why it has failed for single slots, by slot and UUID.
     """
 
     nodes: DeviceNodes = NO_NODES
     watched: frozenset[str] = frozenset()
-    limited: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    under_mps: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    limited: frozenset[str] = frozenset()
+    obstacles: Mapping[str, str] = field(default_factory=dict)
+    unlimited: Mapping[SlotKey, Mapping[str, str]] = field(default_factory=dict)
 
     def announced(self, host: HostDevices, report: IsolationReport) -> HostDevices:
         """Returns the devices of a host with their levels, for the resource manager.
@@ -68,7 +75,11 @@ class DeviceEnforcement:
         return report.devices == FILES_CLOSED and is_guarded
 
     def of_slot(
-        self, host: HostDevices, shares: Iterable[DeviceShare], report: IsolationReport
+        self,
+        host: HostDevices,
+        shares: Iterable[DeviceShare],
+        report: IsolationReport,
+        key: SlotKey | None = None,
     ) -> tuple[DeviceIsolation, ...]:
         """Returns the levels of each device of a slot.
 
@@ -76,24 +87,35 @@ class DeviceEnforcement:
             host: the devices of the host.
             shares: the slot's shares of devices.
             report: the helper's isolation report.
+            key: the slot; None if it does not exist.
         """
-        announced = self.announced(host, report).devices
-        known = {(each.type, each.uuid): each for each in announced}
-        found = []
         shares = tuple(shares)
         # Each GPU has its own MPS daemon, and a process can be the client of only one daemon.
-        if sum(each.type == GPU for each in shares) > 1:
-            plain = replace(self, limited={})
-            known = {(e.type, e.uuid): e for e in plain.announced(host, report).devices}
+        has_many = sum(each.type == GPU for each in shares) > 1
+        usual = replace(self, under_mps={}) if has_many else self
+        failed = self.not_limited(key)
+        known = {(each.type, each.uuid): each for each in host.devices}
+        found = []
         for share in shares:
             device = known.get((share.type, share.uuid))
-            is_whole = device is not None and share.amounts == device.capacity
-            levels = {
-                name: NONE if device is None else level_of(device, name, is_whole=is_whole)
-                for name in dimensions_of(share.type)
-            }
+            levels = dict.fromkeys(dimensions_of(share.type), NONE)
+            if device is not None:
+                # Without a share of the memory there is nothing that could be limited.
+                is_limited = share.uuid not in failed and bool(dict(share.amounts).get(GPU_MEMORY))
+                enforcing = usual if is_limited else replace(usual, limited=frozenset())
+                is_whole = share.amounts == device.capacity
+                device = replace(device, levels=enforcing._levels(host, device, report))
+                levels = {name: level_of(device, name, is_whole=is_whole) for name in levels}
             found.append(DeviceIsolation(share.type, share.uuid, tuple(sorted(levels.items()))))
         return tuple(found)
+
+    def not_limited(self, key: SlotKey | None = None) -> Mapping[str, str]:
+        """Returns why the memory of GPUs is not limited for a slot, by UUID.
+
+        Args:
+            key: the slot; None: for any.
+        """
+        return {**self.obstacles, **(self.unlimited.get(key, {}) if key is not None else {})}
 
     def _levels(self, host: HostDevices, device: Device, report: IsolationReport) -> Labels:
         if host.fake:
@@ -101,22 +123,30 @@ class DeviceEnforcement:
         levels = dict.fromkeys(dimensions_of(device.type), VISIBLE_ONLY)
         if device.uuid in self.watched:
             levels[GPU_MEMORY] = WATCH
-        levels |= self.limited.get(device.uuid, {})
+        levels |= self.under_mps.get(device.uuid, {})
+        if device.uuid in self.limited:
+            levels[GPU_MEMORY] = KERNEL
         # If only one slot can open a device, no other slot can use it.
         share = DeviceShare(device.type, device.uuid, device.minor, device.capacity)
         levels[WHOLE_DEVICE] = KERNEL if self.is_closed(share, report) else VISIBLE_ONLY
         return tuple(sorted(levels.items()))
 
 
-def unmet_levels(profile: ResourceProfile, isolation: Isolation) -> str:
+def unmet_levels(profile: ResourceProfile, isolation: Isolation, reasons: Mapping[str, str]) -> str:
     """Returns which levels of enforcement are weaker than the request requires; "" if none.
 
     The resource manager chose the devices by the levels that the executor had announced. These
     levels may have changed since then.
+
+    Args:
+        profile: the requested profile.
+        isolation: the isolation of the slot.
+        reasons: why the memory of devices is not limited, by UUID.
     """
     unmet = [
         f"{name} of {device.uuid} is enforced by {dict(device.levels).get(name, NONE)},"
         f" and {wanted} is required"
+        + (f" ({reasons[device.uuid]})" if name == GPU_MEMORY and device.uuid in reasons else "")
         for request in profile.devices
         for name, wanted in request.isolation
         for device in isolation.device_levels

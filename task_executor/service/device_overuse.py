@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from finegrain.devices.device import GPU_MEMORY
-from finegrain.devices.levels import MPS, WATCH
+from finegrain.devices.device import GPU_MEMORY, GPU_MEMORY_RATIO, WHOLE
+from finegrain.devices.levels import KERNEL, MPS, WATCH
 from finegrain.errors import FinegrainError, Reason
 from finegrain.logs import get_logger
 from finegrain.units import format_bytes
@@ -29,8 +29,8 @@ from task_executor.service.task_table import Task
 ENDED_S: Final = 10.0
 """Seconds until tasks that were killed, but have not ended, are killed again."""
 
-# MPS limits each process, by variables that a program can change. So the memory of the whole slot
-# is measured as well.
+# MPS limits each process, by variables that a program can change. NVIDIA's driver does not count
+# managed memory in its limits. So the memory of the whole slot is measured as well.
 _MEASURED: Final = (WATCH, MPS)
 
 log = get_logger(__name__)
@@ -137,15 +137,16 @@ def _watched_shares(slot: Slot) -> Iterator[tuple[str, int]]:
     assignment = slot.spec.assignment
     if slot.state is not CarveState.ALLOCATED or assignment is None:
         return
-    watched = {
-        each.uuid
-        for each in slot.isolation.device_levels
-        if dict(each.levels).get(GPU_MEMORY) in _MEASURED
+    levels = {
+        each.uuid: dict(each.levels).get(GPU_MEMORY, "") for each in slot.isolation.device_levels
     }
-    for share in assignment.devices if watched else ():
-        share_bytes = dict(share.amounts).get(GPU_MEMORY, 0)
+    for share in assignment.devices:
+        amounts = dict(share.amounts)
+        # A slot with all memory of a GPU cannot be above its share.
+        is_limited = levels.get(share.uuid) == KERNEL and amounts.get(GPU_MEMORY_RATIO) != WHOLE
         # A request that names only a compute share may use all memory of the GPU.
-        if share.uuid in watched and share_bytes:
+        share_bytes = amounts.get(GPU_MEMORY, 0)
+        if share_bytes and (is_limited or levels.get(share.uuid) in _MEASURED):
             yield share.uuid, share_bytes
 
 

@@ -42,6 +42,7 @@ from task_executor.service.agent import Agent, boot_seconds
 from task_executor.service.checkpoint import ENDPOINT_FILE
 from task_executor.service.commands import CommandRunner
 from task_executor.service.device_levels import FILES_CLOSED, DeviceEnforcement
+from task_executor.service.device_limits import DeviceLimits
 from task_executor.service.device_overuse import OveruseWatch
 from task_executor.service.device_probe import DeviceProbe
 from task_executor.service.device_watch import DeviceWatch, gpu_monitor
@@ -137,6 +138,8 @@ class Front:
         self.mps = self._mps_daemons(prepared)
         if self.mps is not None:
             self.runner.slot_environment = self.mps.environment
+        self.device_limits = DeviceLimits(self.keeper)
+        self.keeper.limit_devices = self.device_limits.set
         # Stage 3: the parts that watch the host and keep the slots in step with it.
         table = self.keeper.table
         hugepages_unlimited = plan.offers_hugepages and info.isolation.hugepages == "none"
@@ -166,7 +169,7 @@ class Front:
             measured_changed=self._measured_changed,
         )
         self.keeper.mover = Parking(self.keeper, lambda: self.device_watch.measurement)
-        self.sync = HostSync(self.keeper, self.runner, self.watch.refresh)
+        self.sync = HostSync(self.keeper, self.runner, self.watch.refresh, self._limit_again)
         # Stage 4: the connections to job masters and to the RM, and the gRPC server.
         self.offers = Offers(self.keeper, timeout_ms=options.offer_timeout_ms)
         self.agent = Agent(
@@ -210,9 +213,11 @@ class Front:
         await self.watch.refresh()  # the cpus must be known before any slot is bound to cpus
         await self.device_watch.find_measured()
         self._take_in_measured()
+        await self.device_limits.refresh()  # before a resize is finished
         # This recovers the slots before the address is bound, because no call may find an empty
         # slot table.
         await recover(self.keeper, self._prepared.saved)
+        await self.device_limits.refresh()
         # An earlier front may have enforced other levels of device isolation.
         self.keeper.restate_isolation(self._info.isolation)
         await self.slot_sockets.open_all()
@@ -427,6 +432,11 @@ class Front:
         daemons = MpsDaemons(self.keeper, prepared.users.default, identity, self._levels_changed)
         self.keeper.prepare_devices = daemons.prepare
         return daemons
+
+    async def _limit_again(self) -> None:
+        """Sets the limits of devices again, which drivers, groups or helpers may have lost."""
+        if await self.device_limits.refresh():
+            await self._levels_changed()
 
     async def _levels_changed(self) -> None:
         """Announces levels of enforcement that have changed, and updates them in all slots."""

@@ -218,14 +218,20 @@ class HostSync:
         keeper: the slots of this executor.
         runner: the runner of its tasks.
         refresh_host: reads the host's cpus and the kubelet's state again.
+        limit_again: sets the limits of devices of all slots again.
     """
 
     def __init__(
-        self, keeper: SlotKeeper, runner: TaskRunner, refresh_host: Callable[[], Awaitable[None]]
+        self,
+        keeper: SlotKeeper,
+        runner: TaskRunner,
+        refresh_host: Callable[[], Awaitable[None]],
+        limit_again: Callable[[], Awaitable[None]],
     ) -> None:
         self._keeper = keeper
         self._runner = runner
-        self._refresh_host = refresh_host  # reads the host's cpus and the kubelet's state again
+        self._refresh_host = refresh_host
+        self._limit_again = limit_again
 
     async def follow_events(self) -> None:
         """Applies events of the helper, until the task is cancelled."""
@@ -285,6 +291,7 @@ class HostSync:
                 keeper.slot_vanished(key)
         await _destroy_unknown_slots(keeper, state)
         await keeper.cpu_bindings.resync()
+        await self._limit_again()
         await finish_resizes(keeper, [each.limits for each in state.slots], specs_before)
         await keeper.save_or_log()
 
@@ -316,9 +323,9 @@ class HostSync:
 
         Every `SWEEP_S` seconds it reads the host's cpus again, reconciles if an event was missed,
         and deletes overdue tasks. Every `SWEEPS_PER_RESYNC` sweeps it writes the cpus of all slots
-        again. This is necessary because other programs may change the slots' control groups, and
-        because cgroup v1 removes a cpu from a group permanently when the cpu is offline for a
-        moment.
+        and the limits of their devices again. This is necessary because other programs may change
+        the slots' control groups, because cgroup v1 removes a cpu from a group permanently when the
+        cpu is offline for a moment, and because a driver that is loaded again has lost its limits.
         """
         for sweeps in itertools.count(1):
             await asyncio.sleep(SWEEP_S)
@@ -329,6 +336,8 @@ class HostSync:
                     await self.compare()
                 elif self._keeper.cpu_bindings.is_out_of_sync or force:
                     await self._keeper.cpu_bindings.sync_or_log(force=force)
+                if force:
+                    await self._limit_again()
                 await self._runner.forget_overdue()
             except (FinegrainError, OSError) as error:
                 log.error("sweep_failed", error=str(error))

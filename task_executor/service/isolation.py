@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from finegrain.devices.device import GPU, GPU_MEMORY, NO_DEVICES, DeviceShare, HostDevices
-from finegrain.devices.levels import VISIBLE_ONLY, WATCH
+from finegrain.devices.levels import KERNEL, VISIBLE_ONLY, WATCH
 from finegrain.hugepages import kernel_limits, page_bytes
 from finegrain.values.isolation import DeviceIsolation, Isolation
 from task_executor.engine.slots import SlotSpec
@@ -52,6 +52,12 @@ SHARE_VISIBLE_ONLY = (
 MEMORY_WATCHED = (
     "the driver can allocate more GPU memory than the slot's share: the executor measures the use"
     " once a second, and ends the tasks of the slot when two measurements are above the share"
+)
+NOT_LIMITED = "the kernel does not limit the memory of {names}: {problem}"
+MANAGED_MEMORY = (
+    "the driver's limit does not count memory that a task shares between GPU and host"
+    " (cudaMallocManaged): use is measured besides, and the tasks of the slot are ended when it is"
+    " above the share twice"
 )
 OPEN_DEVICES = "tasks can open the device files of other slots: {problem}"
 FILES_UNKNOWN = (
@@ -105,8 +111,9 @@ def isolation_of(
         countable = DECLARED if names or unenforced else "hard"
     shares = slot.assignment.devices if slot is not None and slot.assignment is not None else ()
     access, more = _access(report, shares, devices, enforcement.nodes)
-    levels = enforcement.of_slot(devices, shares, report)
+    levels = enforcement.of_slot(devices, shares, report, slot.key if slot is not None else None)
     notes += [*more, *_notes_on_devices(shares, levels, devices, is_closed=access == FILES_CLOSED)]
+    notes += _notes_on_limits(slot, levels, devices, enforcement)
     words = words_of(levels)
     return Isolation(
         cpu=report.cpu,
@@ -170,6 +177,36 @@ def _notes_on_devices(
     notes += [HOST_MEMORY[vendor] for vendor in sorted(vendors & HOST_MEMORY.keys())]
     if not all(dict(share.amounts).get(GPU_MEMORY) for share in shares if share.type == GPU):
         notes.append(MEMORY_UNLIMITED)
+    return notes
+
+
+def _notes_on_limits(
+    slot: SlotSpec | None,
+    levels: Sequence[DeviceIsolation],
+    devices: HostDevices,
+    enforcement: DeviceEnforcement,
+) -> list[str]:
+    """Returns a sentence for each reason why the memory of GPUs is not limited, and on what escapes
+    the limit.
+    """
+    known = {each.uuid: each for each in devices.devices}
+    reasons = enforcement.not_limited(slot.key if slot is not None else None)
+    # The level of a whole GPU is that of its closed files.
+    at_kernel = {each.uuid for each in levels if dict(each.levels).get(GPU_MEMORY) == KERNEL}
+    mine = {each.uuid for each in levels} if slot is not None else known.keys()
+    names: dict[str, list[str]] = {}
+    for uuid, why in reasons.items():
+        if uuid in mine - at_kernel and uuid in known:
+            names.setdefault(why, []).append(known[uuid].name)
+    notes = [NOT_LIMITED.format(names=", ".join(n), problem=why) for why, n in names.items()]
+    shares = slot.assignment.devices if slot is not None and slot.assignment is not None else ()
+    if any(
+        share.uuid in at_kernel
+        and share.amounts != known[share.uuid].capacity
+        and known[share.uuid].vendor == "nvidia"
+        for share in shares
+    ):
+        notes.append(MANAGED_MEMORY)
     return notes
 
 

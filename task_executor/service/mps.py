@@ -18,7 +18,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -296,12 +296,9 @@ class MpsDaemons:
     def _offer(self, uuids: Iterable[str]) -> bool:
         """Sets the level "mps" for exactly these GPUs. Returns True if this changes a level."""
         before = self._keeper.enforcement
-        limited: dict[str, Mapping[str, str]] = {
-            uuid: levels for uuid, levels in before.limited.items() if uuid not in self._daemons
-        }
-        limited |= {uuid: {GPU_CORE: MPS, GPU_MEMORY: MPS} for uuid in uuids}
-        self._keeper.enforcement = replace(before, limited=limited)
-        return limited != before.limited
+        offered = {uuid: {GPU_CORE: MPS, GPU_MEMORY: MPS} for uuid in uuids}
+        self._keeper.enforcement = replace(before, under_mps=offered)
+        return offered != before.under_mps
 
 
 def mps_problem(host: HostDevices) -> str:

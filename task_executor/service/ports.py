@@ -6,7 +6,7 @@ each call.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Protocol
 
 from task_executor.host.helper_messages import (
@@ -16,6 +16,7 @@ from task_executor.host.helper_messages import (
     IsolationReport,
     KubeletFiles,
     SlotLimits,
+    SlotMemory,
     SlotPlace,
     TaskSpec,
     TaskStarted,
@@ -36,6 +37,9 @@ class Helper(Protocol):
 
     async def place_slots(self, places: Iterable[SlotPlace]) -> None: ...
 
+    async def limit_device_memory(
+        self, slots: Iterable[SlotMemory], probe: Mapping[str, int]
+    ) -> tuple[list[dict[str, str]], dict[str, str]]: ...
     async def park_slot(self, allocation_id: str, generation: int, memory_bytes: int) -> int: ...
 
     async def unpark_slot(self, allocation_id: str, generation: int, device_map: str) -> int: ...

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpuset import EMPTY
-from finegrain.errors import FinegrainError, Reason, Unavailable
+from finegrain.errors import FailedPrecondition, FinegrainError, Reason, Unavailable
 from finegrain.logs import get_logger
 from finegrain.resources import ResourceProfile
 from task_executor.engine.cpu_ledger import CpuBinding
@@ -241,7 +241,11 @@ async def _apply(
     if failure is None:
         binding = keeper.table.cpus.binding_of(wanted)
         try:
-            return binding, await keeper.helper.resize_slot(keeper.limits_of(wanted, binding))
+            report = await keeper.helper.resize_slot(keeper.limits_of(wanted, binding))
+            await keeper.limit_devices([wanted])
+            if not (unmet := keeper.unmet_levels(wanted, keeper.isolation_of(report, wanted))):
+                return binding, report
+            failure, again = size_kept(wanted, FailedPrecondition(unmet)), True
         except Unavailable:
             raise
         except FinegrainError as error:
@@ -251,6 +255,7 @@ async def _apply(
     if again:
         try:
             await keeper.helper.resize_slot(keeper.limits_of(current, binding))
+            await keeper.limit_devices([current])
         except FinegrainError as error:
             raise Unavailable(
                 f"{failure.message}; the old size could not be restored either: {error}"

@@ -59,8 +59,8 @@ class Identity:
     boot_id: str
 
 
-async def _prepare_nothing(_specs: Sequence[SlotSpec]) -> None:
-    """Does nothing: without MPS, no daemon must be ready for a slot."""
+async def _prepare_nothing(_specs: Iterable[SlotSpec]) -> None:
+    """Does nothing: nothing must be ready for a slot."""
 
 
 class SlotMover(Protocol):
@@ -139,6 +139,8 @@ class SlotKeeper:
         self.own_slots: set[SlotKey] = set()  # slots of device tests and daemons; not in the table
         # Called before slots are carved. It starts the daemons that their shares of devices need.
         self.prepare_devices: Callable[[Sequence[SlotSpec]], Awaitable[None]] = _prepare_nothing
+        # Has the memory of devices limited for slots that exist on the host.
+        self.limit_devices: Callable[[Iterable[SlotSpec]], Awaitable[None]] = _prepare_nothing
         self.mover: SlotMover = _NoMover()
         self.resize_lock = asyncio.Lock()  # held while a slot is being resized
         self._epoch_to_save = 0
@@ -263,6 +265,10 @@ class SlotKeeper:
         found = isolation_of(report, spec, self.table.devices.host, self.enforcement)
         return found if spec is None else replace(found, ports=self.ports.of(spec.key))
 
+    def unmet_levels(self, spec: SlotSpec, isolation: Isolation) -> str:
+        """Returns which levels that a slot requires it does not have, and why; "": none."""
+        return unmet_levels(spec.profile, isolation, self.enforcement.not_limited(spec.key))
+
     def restate_isolation(self, report: IsolationReport) -> None:
         """Updates the device isolation of all slots, after `enforcement` has changed.
 
@@ -297,6 +303,11 @@ class SlotKeeper:
             await self.prepare_devices([slot.spec for slot in new])
             # Stage 2: enforce all slots on the host, several at a time.
             isolations = await asyncio.gather(*(self._enforce(slot) for slot in new))
+        await self.limit_devices(
+            slot.spec
+            for slot, isolation in zip(new, isolations, strict=True)
+            if isinstance(isolation, IsolationReport)
+        )
         # Stage 3: save the enforced slots, and remove the remains of slots that failed.
         now_ms = round(time.time() * 1000)
         for slot, isolation in zip(new, isolations, strict=True):
@@ -305,7 +316,7 @@ class SlotKeeper:
                 self._clean_up(slot.key)
             elif isinstance(isolation, IsolationReport):
                 known = self.isolation_of(isolation, slot.spec)
-                if unmet := unmet_levels(slot.spec.profile, known):
+                if unmet := self.unmet_levels(slot.spec, known):
                     failed[slot.key] = carve_failed(slot.spec, FailedPrecondition(unmet))
                     self._clean_up(slot.key)
                     continue

@@ -141,19 +141,20 @@ def _prepare_parent(driver: Driver, front_pid: int | None) -> None:
             kernel.mkdir(f"{own}/{LEAF}")
             for pid in moving:
                 kernel.write(f"{own}/{LEAF}/cgroup.procs", pid)
-        _delegate_hugetlb(own, kernel)
+        _delegate_others(own, kernel)
         driver.initialize_group(own)
 
 
-def _delegate_hugetlb(own: str, kernel: Kernel) -> None:
-    """Enables the controller hugetlb in all groups, from the top down to `own`.
+def _delegate_others(own: str, kernel: Kernel) -> None:
+    """Enables the controllers hugetlb and dmem in all groups, from the top down to `own`.
 
-    systemd does not know this controller, so it does not change it. Only root may enable it.
-    Without this controller, huge pages are not limited.
+    systemd does not know these controllers, so it does not change them. Only root may enable them.
+    Without them, huge pages and memory of devices are not limited.
     """
     for level in reversed(Path(own).parents):
-        with suppress(OSError):
-            kernel.write(f"{level}/cgroup.subtree_control", "+hugetlb")
+        for name in ("hugetlb", "dmem"):
+            with suppress(OSError):
+                kernel.write(f"{level}/cgroup.subtree_control", f"+{name}")
 
 
 def _own_groups(root: str, parent: str | None, kernel: Kernel, of: int | str = "self") -> Group:

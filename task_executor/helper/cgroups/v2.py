@@ -14,7 +14,7 @@ from task_executor.helper.cgroups.devices import program_of
 from task_executor.helper.loop import Job
 from task_executor.helper.protocol import Fault, expand
 
-CONTROLLERS = ("cpu", "cpuset", "memory", "pids", "hugetlb")
+CONTROLLERS = ("cpu", "cpuset", "memory", "pids", "hugetlb", "dmem")
 
 
 class V2(CgroupDriver):

@@ -1,0 +1,43 @@
+"""Executes agents: programs that may load a driver's library, or start a program that does.
+
+Each is a process of its own, and not a fork: forks of the helper would inherit the library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from task_executor.helper.loop import Job
+from task_executor.helper.protocol import FRAME_BYTES_MAX
+
+_FOLDER = Path(__file__).resolve().parents[1]
+_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)  # by the helper
+
+
+def run_agent(name: str, order: dict[str, Any], answer_s: float) -> Job:
+    """A job that returns an agent's answer to an order; None if it does not answer in time."""
+    # Files in memory and no pipes: nothing blocks, however long order and answer are.
+    files = [os.memfd_create("order"), os.memfd_create("answer")]
+    try:
+        os.pwrite(files[0], json.dumps(order).encode(), 0)
+        ends = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(files)]
+        program = [sys.executable, "-I", "-S", "-X", "utf8", str(_FOLDER / name)]
+        pid = os.posix_spawn(
+            program[0], program, os.environ, file_actions=ends, setsigdef=_IGNORED, setpgroup=0
+        )
+        files.append(os.pidfd_open(pid))
+        yield files[2], answer_s
+        answer = os.pread(files[1], FRAME_BYTES_MAX, 0)
+        if not answer:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        return json.loads(answer or "null")
+    finally:
+        for fd in files:
+            os.close(fd)

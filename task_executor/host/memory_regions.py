@@ -1,0 +1,72 @@
+"""Names GPUs as those do who limit their memory: NVIDIA's driver, and the kernel's dmem controller.
+
+The driver of NVIDIA limits a GPU by its UUID, on every kernel. Other drivers register the memory of
+their GPUs with the kernel, which names a region by the PCI address: "drm/0000:03:00.0/vram0".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from finegrain.devices.device import GPU, Device, HostDevices
+
+NVIDIA: Final = "nvidia"
+CAPACITY_FILE: Final = "sys/fs/cgroup/dmem.capacity"  # only the top group has it
+NO_CONTROLLER: Final = (
+    "the kernel has no dmem controller in the tree of cgroup v2 at /sys/fs/cgroup (Linux 6.14 or"
+    " later with CONFIG_CGROUP_DMEM)"
+)
+_MEMORY: Final = re.compile(r"vram\d*")
+
+
+def limited_as(host: HostDevices, root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the names by which the memory of GPUs can be limited, and why others have none.
+
+    Args:
+        host: the devices.
+        root: stands for "/" in tests.
+
+    Returns:
+        Two mappings by UUID.
+    """
+    names: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    if host.fake:
+        return names, problems
+    gpus = [each for each in host.devices if each.type == GPU]
+    names = {each.uuid: each.uuid for each in gpus if each.vendor == NVIDIA}
+    others = [each for each in gpus if each.vendor != NVIDIA]
+    regions = _regions(root) if others else None
+    for each in others:
+        found = _of_device(regions or (), each)
+        if len(found) == 1:
+            names[each.uuid] = found[0]
+        elif regions is None:
+            problems[each.uuid] = NO_CONTROLLER
+        elif found:
+            problems[each.uuid] = f"it has several memories ({', '.join(found)}), limited apart"
+        else:
+            problems[each.uuid] = "its kernel driver does not register its memory with dmem"
+    return names, problems
+
+
+def _regions(root: Path) -> list[str] | None:
+    """Returns the regions of the dmem controller; None: there is no such controller."""
+    try:
+        lines = (root / CAPACITY_FILE).read_text().splitlines()
+    except OSError:
+        return None
+    return [line.rpartition(" ")[0] for line in lines]
+
+
+def _of_device(regions: Iterable[str], device: Device) -> list[str]:
+    """Returns the regions that are memory of a device; others are memory of the host."""
+    prefix = f"drm/{device.pci_address}/"
+    return [
+        each
+        for each in regions
+        if device.pci_address and each.startswith(prefix) and _MEMORY.fullmatch(each[len(prefix) :])
+    ]
