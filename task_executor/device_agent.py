@@ -25,7 +25,7 @@ REGION_PREFIX: Final = "drm/"
 """Begins the names of regions of the kernel's dmem controller."""
 
 NO_LIMIT: Final = (1 << 64) - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
-LIFETIME_S: Final = 30
+LIFETIME_S: Final = 15
 _LIBRARY: Final = "libnvidia-ml.so.1"
 
 

@@ -217,7 +217,8 @@ class Front:
         # This recovers the slots before the address is bound, because no call may find an empty
         # slot table.
         await recover(self.keeper, self._prepared.saved)
-        await self.device_limits.refresh()
+        if len(self.keeper.table):
+            await self.device_limits.refresh()
         # An earlier front may have enforced other levels of device isolation.
         self.keeper.restate_isolation(self._info.isolation)
         await self.slot_sockets.open_all()

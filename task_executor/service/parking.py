@@ -152,6 +152,7 @@ class Parking:
             return
         await self._keeper.prepare_devices([wanted])
         await self._open(slot, wanted.assignment.devices)
+        await self._keeper.limit_devices([wanted])  # they may be other GPUs than before
         old = [each.uuid for each in slot.spec.assignment.parked_devices]
         new = [each.uuid for each in wanted.assignment.devices if each.type == GPU]
         pairs = zip(old, new, strict=False) if set(old) != set(new) else ()

@@ -7,9 +7,11 @@
  * Signatures and structures are those of the binding nvidia-ml-py 13.
  */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -27,6 +29,7 @@ typedef struct {
     int numa, recovery, busy;
     u64 used_mib;
     unsigned xid, xid_count;
+    int ignores_limits;
     u64 cpus;
     part_t part[PARTS];
     link_t link[LINKS];
@@ -126,6 +129,8 @@ static void read_line(char *line) {
         process->kind = !strcmp(a, "mps") ? 1 : !strcmp(a, "graphics") ? 2 : 0;
     } else if (!strcmp(word, "used")) {
         if (sscanf(line, "%*s %*u %llu %d", &gpu->used_mib, &gpu->busy) != 2) abort();
+    } else if (!strcmp(word, "ignores_limits")) {
+        gpu->ignores_limits = 1;
     } else if (!strcmp(word, "xid")) {
         if (sscanf(line, "%*s %*u %u %u", &gpu->xid, &gpu->xid_count) != 2) abort();
     } else abort();
@@ -168,6 +173,10 @@ int nvmlDeviceGetCount_v2(unsigned *count) {
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
     if (index >= gpu_count) return INVALID;
     *handle = &gpus[index]; return failing(__func__, (int)index); }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+    for (unsigned i = 0; i < gpu_count; i++)
+        if (!strcmp(gpus[i].uuid, uuid)) { *handle = &gpus[i]; return failing(__func__, (int)i); }
+    return NOT_FOUND; }
 int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
     BEGIN(handle);
     part_t *part = part_of(handle);
@@ -276,6 +285,47 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, stru
 struct busy { unsigned gpu, memory; };
 int nvmlDeviceGetUtilizationRates(void *handle, struct busy *busy) {
     BEGIN(handle); busy->gpu = (unsigned)gpu->busy; busy->memory = 0; return SUCCESS; }
+#ifndef BEFORE_615
+/* Limits of groups are in the file FAKE_NVML_PROFILE.limits, one per line, the newest last. As the
+ * kernel's, they belong to the directory and not to its name, so they vanish with it.
+ */
+struct limits { const char *name_space; u64 soft, hard, used; };
+static int open_limits(const char *name_space, struct stat *group) {
+    char name[4096];
+    if (!name_space || stat(name_space, group) || !S_ISDIR(group->st_mode)) return -1;
+    snprintf(name, sizeof name, "%s.limits", getenv("FAKE_NVML_PROFILE"));
+    int file = open(name, O_RDWR | O_CREAT | O_APPEND, 0600);
+    if (file >= 0) flock(file, LOCK_EX);
+    return file;
+}
+int nvmlDeviceSetMemoryLimits_v1(void *handle, struct limits *limits) {
+    BEGIN(handle);
+    struct stat group;
+    if (geteuid()) return 4; /* NVML_ERROR_NO_PERMISSION */
+    if (part_of(handle)) return NOT_SUPPORTED;
+    if (limits->soft > limits->hard || (limits->hard != ~0ull && limits->hard > gpu->total_mib << 20))
+        return INVALID;
+    int file = open_limits(limits->name_space, &group);
+    if (file < 0) return 17; /* NVML_ERROR_OPERATING_SYSTEM */
+    if (!gpu->ignores_limits)
+        dprintf(file, "%s %llu %llu %llu %llu\n", gpu->uuid, (u64)group.st_dev, (u64)group.st_ino,
+                limits->soft, limits->hard);
+    close(file); return SUCCESS; }
+int nvmlDeviceGetMemoryLimits_v1(void *handle, struct limits *limits) {
+    BEGIN(handle);
+    struct stat group;
+    char uuid[TEXT];
+    u64 device, inode, soft, hard;
+    int fd = open_limits(limits->name_space, &group);
+    if (fd < 0) return 17;
+    code = NOT_FOUND;
+    FILE *file = fdopen(fd, "r");
+    while (fscanf(file, "%95s %llu %llu %llu %llu", uuid, &device, &inode, &soft, &hard) == 5)
+        if (!strcmp(uuid, gpu->uuid) && device == group.st_dev && inode == group.st_ino) {
+            limits->soft = soft; limits->hard = hard; limits->used = 0; code = SUCCESS;
+        }
+    fclose(file); return code; }
+#endif
 /* One event set for all: each new profile brings its XIDs, once. */
 static int event_set;
 int nvmlEventSetCreate(void **set) { *set = &event_set; return failing(__func__, -1); }

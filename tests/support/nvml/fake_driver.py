@@ -28,6 +28,7 @@ process N PID MIB [mps|graphics] a process that computes, as a client of MPS, or
                                 -1 MIB: the driver does not tell
 used N MIB PERCENT              used memory and utilisation
 xid N XID COUNT                 events that the driver reports once
+ignores_limits N                limits of memory are accepted and not kept
 error CALL N|-1 CODE            the call fails, for GPU N or for all; CALL *: all calls
 hang CALL SECONDS               the call takes as long
 """
@@ -46,11 +47,12 @@ print(json.dumps(detect(Path(sys.argv[1]), PynvmlSource()).to_dict()))
 class FakeDriver:
     """The library, in a folder of its own: `folder`, for LD_LIBRARY_PATH."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_old: bool = False) -> None:
         """Compiles it.
 
         Args:
             folder: for the library and profiles.
+            is_old: leave out the functions that came with version 615.
 
         Raises:
             RuntimeError: there is no compiler, or it does not accept the source.
@@ -61,6 +63,7 @@ class FakeDriver:
         self.folder = folder
         library = folder / "libnvidia-ml.so.1"
         command = [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+        command += ["-DBEFORE_615"] if is_old else []
         done = subprocess.run(
             [*command, "-o", str(library), str(_SOURCE)], capture_output=True, text=True, timeout=60
         )
@@ -77,6 +80,10 @@ class FakeDriver:
         """
         path = self.folder / "profile"
         path.write_text(profile)
+        return self.run_with(path, program, *arguments)
+
+    def run_with(self, path: Path, program: str, *arguments: str) -> Any:
+        """Returns the JSON that a Python program prints, with the profile in a file."""
         mine = {"LD_LIBRARY_PATH": str(self.folder), "FAKE_NVML_PROFILE": str(path)}
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments],

@@ -213,6 +213,7 @@ class FakeV2(FakeKernel):
             "memory": memory,
             "pids": {"pids.max": "max"},
             "hugetlb": {"hugetlb.2MB.max": "max", "hugetlb.1GB.max": "max"},
+            "dmem": {"dmem.max": "drm/0000:03:00.0/vram max"},
         }[controller]
         for name, content in files.items():
             self.files.setdefault(f"{path}/{name}", content)

@@ -46,6 +46,7 @@ class ExecutorProcess:
     manager: str
     options: dict[str, Any] = field(default_factory=dict)  # None: not given
     environment: dict[str, str] = field(default_factory=dict)
+    begins: tuple[str, ...] = ()  # a command that executes what follows
     cwd: Path = REPOSITORY  # whose code runs, unless the environment says otherwise
     process: subprocess.Popen[bytes] | None = None
 
@@ -77,7 +78,7 @@ class ExecutorProcess:
         told = {name: value for name, value in (told | changes).items() if value is not None}
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, json.dumps(told)],
+                [*self.begins, sys.executable, "-c", _PROGRAM, json.dumps(told)],
                 cwd=self.cwd,
                 env=os.environ | {"TMPDIR": str(self.folder)} | self.environment,  # scratch: ours
                 stdout=log,

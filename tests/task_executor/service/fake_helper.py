@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from task_executor.host.helper_messages import (
     IsolationReport,
     KubeletFiles,
     SlotLimits,
+    SlotMemory,
     SlotPlace,
     SlotState,
     SlotUsage,
@@ -46,6 +48,8 @@ class FakeHelper:
     refuse_start: FinegrainError | None = None
     refuse_park: FinegrainError | None = None
     refuse_unpark: FinegrainError | None = None
+    refuse_limits: dict[str, str] | FinegrainError = field(default_factory=dict)
+    refuse_probe: dict[str, str] = field(default_factory=dict)
     destroy_gate: asyncio.Event = field(default_factory=asyncio.Event)
     start_gate: asyncio.Event = field(default_factory=asyncio.Event)
     resize_gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -144,6 +148,18 @@ class FakeHelper:
             key = place.allocation_id, place.generation
             if key in self.slots:
                 self.slots[key] = replace(self.slots[key], cpus=place.cpus, mems=place.mems)
+
+    async def limit_device_memory(
+        self, slots: Iterable[SlotMemory], probe: Mapping[str, int]
+    ) -> tuple[list[dict[str, str]], dict[str, str]]:
+        asked = list(slots)
+        told = [f"{e.allocation_id}:{json.dumps(e.limits, sort_keys=True)}" for e in asked]
+        self.calls.append(f"limit_memory {' '.join(told)} probe {sorted(probe)}")
+        refusals = self.refuse_limits
+        if isinstance(refusals, FinegrainError):
+            raise refusals
+        failed = [{d: w for d, w in refusals.items() if d in e.limits} for e in asked]
+        return failed, {d: why for d, why in self.refuse_probe.items() if d in probe}
 
     async def destroy_slot(self, allocation_id: str, generation: int, grace_ms: int = 0) -> None:
         self.calls.append(f"destroy {allocation_id}.{generation} {grace_ms}")

@@ -1,0 +1,89 @@
+"""The helper has the memory of devices limited by a process that it executes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from finegrain.errors import FinegrainError, InvalidArgument
+from task_executor.helper.protocol import HELPER_VERBS, Fault, check_request
+from task_executor.host.helper_messages import SlotMemory
+from tests.task_executor.helper.conftest import Host, eventually
+from tests.task_executor.helper.fake_cgroups import FakeV2
+from tests.task_executor.helper.test_cgroup_drivers import limits, slots_on
+from tests.task_executor.helper.test_cgroup_v2_kernel import unified, v2_host
+
+__all__ = ["unified", "v2_host"]
+
+REGION = "drm/0000:03:00.0/vram"
+NOT_ENABLED = {REGION: "the kernel's dmem controller is not enabled for the slot"}
+
+
+def test_the_controller_reaches_slots_and_not_their_tasks(tmp_path: Path) -> None:
+    """systemd does not know it. A task's own group would hide the limit of its slot from it."""
+    kernel = FakeV2(own="/a.scope", controllers="cpu cpuset memory pids")
+    kernel.files[f"{kernel.root}/cgroup.controllers"] += " dmem"
+    slots = slots_on(kernel, tmp_path)
+    slots.create(limits())
+    group = slots.driver.slot("a.1")
+    task = slots.driver.task(group, "one")
+    slots.driver.make(task)
+    for path in (group["unified"], slots.driver.shims()["unified"]):
+        assert kernel.exists(f"{path}/dmem.max")
+    assert kernel.exists(f"{task['unified']}/memory.max")
+    assert not kernel.exists(f"{task['unified']}/dmem.max")
+
+
+@pytest.mark.parametrize(
+    "wrong", [7, [], {"": 1}, {"../x": 1}, {"GPU-a": -1}, {"GPU-a": "1"}, {"GPU-a\n": 1}]
+)
+def test_limits_are_checked(wrong: object) -> None:
+    slot = {"allocation_id": "a", "generation": 1, "limits": wrong}
+    for args in ({"slots": [slot]}, {"slots": [], "probe": wrong}):
+        with pytest.raises(Fault):
+            check_request({"verb": "limit_device_memory", "args": args}, HELPER_VERBS)
+
+
+@pytest.mark.needs("root")
+async def test_the_answer_is_about_each_slot_and_the_probe(v2_host: Host) -> None:
+    await v2_host.slot()
+    asked = [SlotMemory("slot", 1, {REGION: 1 << 30}), SlotMemory("slot", 1, {})]
+    problems, probe = await v2_host.client.limit_device_memory(asked, {REGION: 1 << 30})
+    assert problems == [NOT_ENABLED, {}]
+    assert probe == NOT_ENABLED
+
+
+@pytest.mark.needs("root")
+async def test_an_agent_that_is_killed_leaves_the_next_one_its_turn(v2_host: Host) -> None:
+    # Stopped before it can answer, and then killed: as by someone who wants the memory.
+    asked = [
+        asyncio.create_task(v2_host.client.limit_device_memory([], {REGION: 1 << 30}))
+        for _ in range(2)
+    ]
+    (pid,) = await eventually(lambda: agents_of(v2_host), "an agent runs")
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(FinegrainError, match="the device agent has failed"):
+        await asked[0]
+    assert await asked[1] == ([], NOT_ENABLED)
+    assert agents_of(v2_host) == []
+
+
+def agents_of(host: Host) -> list[int]:
+    """Processes of the helper that run, or are about to run, the agent."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == host.pid and b"device_agent" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+async def test_a_wrong_device_is_refused_with_its_name(v2_host: Host) -> None:
+    with pytest.raises(InvalidArgument, match="UUID of a GPU"):
+        await v2_host.client.limit_device_memory([], {"../x": 1})
