@@ -1,4 +1,4 @@
-"""The process that limits the memory of GPUs: with a driver for tests, and with files as of dmem."""
+"""The process that limits the memory of GPUs: with a test driver, and files as of dmem."""
 
 from __future__ import annotations
 
@@ -44,10 +44,7 @@ class Agent:
         env = {"LD_LIBRARY_PATH": library, "FAKE_NVML_PROFILE": profile}
         done = subprocess.run(
             [sys.executable, "-S", "-m", "task_executor.device_agent"],
-            env={
-                "LD_LIBRARY_PATH": str(self.driver.folder),
-                "FAKE_NVML_PROFILE": str(self.profile),
-            },
+            env=env,
             input=json.dumps(order),
             stdout=subprocess.PIPE,
             text=True,

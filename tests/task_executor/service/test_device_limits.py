@@ -234,5 +234,5 @@ async def test_a_front_with_an_older_helper(host: Host, monkeypatch: pytest.Monk
         raise InvalidArgument("verb", "limit_device_memory", "one of hello")
 
     monkeypatch.setattr(client, "_call", refuses)
-    with pytest.raises(HelperError, match="of an earlier version; restart it"):
+    with pytest.raises(HelperError, match="the helper has an earlier version; restart it"):
         await client.limit_device_memory([], {})

@@ -167,7 +167,7 @@ async def test_each_gpu_of_a_slot_has_its_limit_and_the_task_knows(host: LimitsH
     await job_master.submit("/bin/sh", "-c", 'echo "$FINEGRAIN_DEVICES"', allocation_id="half")
     [device] = json.loads((await job_master.watch()).stdout)
     assert device["levels"] == {"gpu-core": "visible-only", "gpu-memory": "kernel"}
-    # What the driver does not count is said.
+    # What the driver does not count is stated.
     await eventually(lambda: host.isolation("half").gpu_memory == "kernel", "the slot says so")
     assert any("cudaMallocManaged" in note for note in host.isolation("half").notes)
     # The limits go with the group, and nothing is left for a slot of the same name.
