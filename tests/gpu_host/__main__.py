@@ -14,10 +14,13 @@ import time
 import traceback
 from datetime import UTC, datetime
 
-from tests.gpu_host.stories import STORIES, listed
+from tests.gpu_host import work
+from tests.gpu_host.stories import STORIES as OF_FILES
+from tests.gpu_host.stories import listed
 from tests.numa_host.daemons import Host
 from tests.systemd_host.machine import on_v2
 
+STORIES = (*OF_FILES, *work.STORIES)
 LOG_SHOWN = 4_000
 
 
