@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from finegrain.cpu_assignment import CpuAssignment
-from finegrain.devices.condition import DeviceHealth
 from finegrain.devices.device import DeviceShare
-from finegrain.errors import Reason
-from finegrain.values.states import SlotState
 from resource_manager.engine import restoring
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.devices.ledger import DeviceLedger
-from resource_manager.engine.executors import device_cordons, device_states
+from resource_manager.engine.executors import (
+    device_cordons,
+)
 from resource_manager.engine.executors.cpu_states import adopt_settings
 from resource_manager.engine.hosts import cpu_allocator
 from resource_manager.engine.hosts.host import Host
@@ -168,36 +167,6 @@ def conditions_of_devices_are_ignored(patch: Patch) -> None:
     patch.setattr(CpuLedger, "set_unusable_devices", set_unusable)
 
 
-def lost_work_goes_on_with_its_device(patch: Patch) -> None:
-    """Only slots on devices that the driver no longer lists are ended, and not on broken ones."""
-    real = device_states.DeviceReporter._end_lost_work
-
-    def end_lost_work(reporter: device_states.DeviceReporter, host: Host) -> None:
-        seen = host.executor.device_conditions
-        host.executor.device_conditions = tuple(e for e in seen if e.health is DeviceHealth.GONE)
-        real(reporter, host)
-        host.executor.device_conditions = seen
-
-    patch.setattr(device_states.DeviceReporter, "_end_lost_work", end_lost_work)
-
-
-def work_that_did_not_ask_ends_with_its_device(patch: Patch) -> None:
-    """Every slot of a broken device is ended, whatever its request says."""
-    real = device_states.DeviceReporter._end_lost_work
-
-    def end_lost_work(reporter: device_states.DeviceReporter, host: Host) -> None:
-        real(reporter, host)
-        for condition in host.executor.device_conditions:
-            key = (condition.type, condition.uuid)
-            for slot in list(device_states._slots_on(host, key)) if condition.work_lost else ():
-                request = reporter.requests.served_by(slot)
-                if slot.state is SlotState.ALLOCATED and request is not None:
-                    reporter.gang_moves.requeue(request, slot, Reason.DEVICE_LOST, "")
-                    reporter.moves.free(slot)
-
-    patch.setattr(device_states.DeviceReporter, "_end_lost_work", end_lost_work)
-
-
 DEVICES_MISHANDLED: tuple[Callable[[Patch], None], ...] = (
     devices_of_slots_are_forgotten_at_a_start,
     executor_forgets_devices_of_slots_when_it_starts,
@@ -210,6 +179,4 @@ DEVICES_MISHANDLED: tuple[Callable[[Patch], None], ...] = (
     vanished_device_keeps_nothing,
     slots_of_one_decision_get_the_same_device,
     devices_are_free_before_the_processes_are_gone,
-    lost_work_goes_on_with_its_device,
-    work_that_did_not_ask_ends_with_its_device,
 )

@@ -26,6 +26,7 @@ from finegrain.resources import GIB, ResourceProfile, fits
 from resource_manager.engine.devices.choose import choose_devices
 from resource_manager.engine.devices.layout import DeviceLayout
 from resource_manager.engine.devices.ledger import DeviceLedger
+from resource_manager.engine.devices.parking import with_devices_of
 from resource_manager.engine.model.host_refusal import HostRefusal
 from task_executor.engine.device_ledger import DeviceLedger as ExecutorLedger
 from task_executor.engine.slots import SlotKey
@@ -62,6 +63,7 @@ class DeviceMachine(RuleBasedStateMachine):
         self.absent: set[str] = set()
         self.cordoned: set[str] = set()
         self.slots: dict[SlotKey, tuple[DeviceShare, ...]] = {}
+        self.parked: dict[SlotKey, tuple[DeviceShare, ...]] = {}
         self.made = 0
         self.look()
 
@@ -164,7 +166,45 @@ class DeviceMachine(RuleBasedStateMachine):
         if self.slots:
             key = list(self.slots)[at % len(self.slots)]
             self.ledger.remove(self.slots.pop(key))
+            self.parked.pop(key, None)
             self.executor.remove(key)
+
+    @rule(at=st.integers(0, 1_000))
+    def park(self, at: int) -> None:
+        """A slot gives up its GPUs."""
+        if not self.slots:
+            return
+        key = list(self.slots)[at % len(self.slots)]
+        assignment = CpuAssignment(devices=self.slots[key])
+        found = with_devices_of(assignment, ResourceProfile(1_000), self.ledger)
+        assert isinstance(found, CpuAssignment)
+        if found.parked_devices:
+            self.change(key, found)
+            self.parked[key] = found.parked_devices
+
+    @rule(at=st.integers(0, 1_000))
+    def unpark(self, at: int) -> None:
+        """A parked slot gets GPUs again, unless the ledger refuses."""
+        if not self.parked:
+            return
+        key = list(self.parked)[at % len(self.parked)]
+        has = CpuAssignment(devices=self.slots[key], parked_devices=self.parked[key])
+        profile = ResourceProfile(1_000, devices=device_requests({"gpu-core": 1}))
+        found = with_devices_of(has, profile, self.ledger)
+        if isinstance(found, HostRefusal):
+            return
+        regained = {each.uuid for each in found.devices} - {e.uuid for e in has.devices}
+        assert not regained & (self.cordoned | self.absent)
+        assert len(regained) == len(self.parked[key])
+        self.change(key, found)
+        del self.parked[key]
+
+    def change(self, key: SlotKey, assignment: CpuAssignment) -> None:
+        """A slot has these devices now."""
+        self.ledger.remove(self.slots[key])
+        self.ledger.add(assignment.devices)
+        self.executor.put(key, [assignment])
+        self.slots[key] = assignment.devices
 
     @rule(at=st.integers(0, 20))
     def cordon(self, at: int) -> None:

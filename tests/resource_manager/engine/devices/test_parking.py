@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -253,3 +254,62 @@ def test_a_group_at_its_limit_keeps_a_slot_parked() -> None:
     cluster.release("serve")
     cluster.settle()
     assert not cluster.slot("train").is_parked
+
+
+def shares_on_host(executor: FakeExecutor) -> dict[str, int]:
+    """What slots have of the compute of each GPU, as the executor knows it."""
+    found: dict[str, int] = {}
+    for slot in executor.slots.values():
+        for share in slot.assignment.devices if slot.assignment is not None else ():
+            found[share.uuid] = found.get(share.uuid, 0) + dict(share.amounts)["gpu-core"]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_order_of_failures_promises_a_gpu_twice_or_forgets_a_parked_slot(seed: int) -> None:
+    rng = Random(seed)
+    mode = rng.choice((SAME_GPU, ANY_GPU))
+    cluster = EngineCluster.settled(parkable(gpus=2, mode=mode))
+    executor = cluster.executors["host-a"]
+    names: list[str] = []
+    for step in range(50):
+        chance = rng.random()
+        granted = [each for each in names if cluster.is_granted(each)]
+        name = rng.choice(granted) if granted else ""
+        if chance < 0.25:
+            names.append(f"slot-{step}")
+            submit(cluster, names[-1], gpu=rng.choice((30, 50, 100, 200)))
+        elif chance < 0.65 and name:
+            size, original = cluster.slot(name).profile, cluster.state.requests[name].spec.profile
+            assert original is not None
+            target = rng.choice((without_gpus(original.devices), original.devices))
+            size = replace(size, devices=target, cpu_milli=rng.choice((500, 1_000)))
+            cluster.resize(name, size, job=None, park=True)
+        elif chance < 0.75 and name:
+            cluster.release(name)
+        elif chance < 0.85:
+            executor.moving = rng.choice(("", "", "IN_PROGRESS", "PARK_FAILED"))
+        elif chance < 0.9:
+            cluster.restart_rm()
+            cluster.register_all()
+        elif chance < 0.95:
+            cluster.register(executor)
+        else:
+            cluster.wait(rng.choice((500, 5_000)))
+        if rng.random() < 0.7:
+            cluster.settle()
+        cluster.check()
+        assert all(core <= 100 for core in shares_on_host(executor).values())
+    # In the end everything works: with its host to itself, a parked slot has its GPUs again.
+    executor.moving = ""
+    cluster.wait(60_000)
+    cluster.settle()
+    kept = next((each for each in names if cluster.is_granted(each)), None)
+    for name in names:
+        if name != kept:
+            cluster.cancel(name)
+    cluster.settle()
+    if kept is not None:
+        unpark(cluster, kept)
+        assert not cluster.slot(kept).is_parked
+        assert sum(shares_on_host(executor).values()) > 0
