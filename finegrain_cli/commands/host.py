@@ -67,6 +67,7 @@ def detect(
     from task_executor.host.capacity import CapacityOptions, plan_capacity
     from task_executor.host.configured_devices import discover
     from task_executor.host.detection import detect as detect_host
+    from task_executor.host.memory_regions import limit_problems
     from task_executor.host.nvml import PynvmlSource
     from task_executor.service.host_plan import plan_host
 
@@ -84,6 +85,7 @@ def detect(
             share_memory_bytes=options.memory_bytes,
         ),
     )
+    limits = limit_problems(plan.devices)
     profile = plan.default_profile.to_dict()
     data = {
         "total": dict(plan.share.total),
@@ -91,6 +93,9 @@ def detect(
         "default_slot_profile": profile,
         "shared_cpus": str(plan.share.shared_cpus),
         "devices": [asdict(each) for each in plan.devices.devices],
+        "gpu_memory_limits": [
+            {"uuid": uuid, "possible": not why, "reason": why} for uuid, why in limits.items()
+        ],
         "topology": topology.to_dict(),
         "capacity": capacity.to_dict(),
         "warnings": list(plan.warnings),
@@ -98,6 +103,11 @@ def detect(
     text = f"{render_topology(topology, capacity)}\ndefault slot: {profile_text(profile)}"
     if offers := offered_lines(plan.devices):
         text += "\n\ndevices for slots:\n" + "\n".join(offers)
+    names = {each.uuid: each.name for each in plan.devices.devices}
+    for uuid, why in limits.items():
+        text += (
+            f"\nmemory of {names[uuid]}, limited for each slot: {f'no, {why}' if why else 'yes'}"
+        )
     text += "".join(f"\nwarning: {each}" for each in configured.warnings)
     print_object("HostDetection", data, output, text)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "devices"
 NVML: Final = "nvml"
+LIMITS: Final = "gpu memory"
 _NVIDIA: Final = "0x10de"
 _PIDS_SHOWN: Final = 5
 _FIXES: Final = (
@@ -43,6 +44,7 @@ def examine_devices(
     from task_executor.host.configured_devices import discover
     from task_executor.host.detection import detect
     from task_executor.host.devices import devices_of
+    from task_executor.host.memory_regions import limit_problems
     from task_executor.host.nvml import PynvmlSource
 
     options = task_executor_options(settings)
@@ -52,7 +54,12 @@ def examine_devices(
     configured = discover(options.device_types, topology.numa_nodes, root)
     for message in configured.warnings:
         yield warn(NAME, message, "correct the section [devices.TYPE] of the configuration")
-    devices = devices_of(topology, configured=configured.devices).devices
+    host = devices_of(topology, configured=configured.devices)
+    devices = host.devices
+    names = {each.uuid: each.name for each in devices}
+    for uuid, problem in sorted(limit_problems(host, root).items()):
+        can = f"cannot be limited for each slot: {problem}" if problem else "can be limited"
+        yield ok(LIMITS, f"the memory of {names[uuid]} {can}")
     for each in devices:
         if each.problem:
             fix = f"see the message; nothing new runs on {each.name} until the executor restarts"

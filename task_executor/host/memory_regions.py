@@ -6,8 +6,9 @@ their GPUs with the kernel, which names a region by the PCI address: "drm/0000:0
 
 from __future__ import annotations
 
+import ctypes
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -15,10 +16,12 @@ from finegrain.devices.device import GPU, Device, HostDevices
 
 NVIDIA: Final = "nvidia"
 CAPACITY_FILE: Final = "sys/fs/cgroup/dmem.capacity"  # only the top group has it
+V2_FILE: Final = "sys/fs/cgroup/cgroup.controllers"
 NO_CONTROLLER: Final = (
     "the kernel has no dmem controller in the tree of cgroup v2 at /sys/fs/cgroup (Linux 6.14 or"
     " later with CONFIG_CGROUP_DMEM)"
 )
+NO_V2: Final = "slots are not in groups of cgroup v2 here"
 _MEMORY: Final = re.compile(r"vram\d*")
 
 
@@ -51,6 +54,37 @@ def limited_as(host: HostDevices, root: Path = Path("/")) -> tuple[dict[str, str
         else:
             problems[each.uuid] = "its kernel driver does not register its memory with dmem"
     return names, problems
+
+
+def limit_problems(
+    host: HostDevices, root: Path = Path("/"), driver_problem: Callable[[], str] | None = None
+) -> dict[str, str]:
+    """Returns why the memory of each GPU cannot be limited on this host, by UUID; "" if it can.
+
+    This reads only. A running executor with a helper that runs as root also sets a limit as a probe.
+
+    Args:
+        host: the devices.
+        root: stands for "/" in tests.
+        driver_problem: returns why NVIDIA's driver cannot; None: its library is loaded.
+    """
+    names, problems = limited_as(host, root)
+    found = problems | dict.fromkeys(names, "")
+    if not (root / V2_FILE).exists():
+        return dict.fromkeys(found, NO_V2)
+    if any(name == uuid for uuid, name in names.items()):
+        problem = (driver_problem or _driver_problem)()
+        found |= {uuid: problem for uuid, name in names.items() if name == uuid}
+    return found
+
+
+def _driver_problem() -> str:
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        return str(error)
+    has_limits = hasattr(library, "nvmlDeviceSetMemoryLimits_v1")
+    return "" if has_limits else "the driver is older than version 615"
 
 
 def _regions(root: Path) -> list[str] | None:

@@ -32,6 +32,11 @@ def test_nothing_to_complain_about(tmp_path: Path) -> None:
     found = of_gpu(GPU, tmp_path)
     assert [(each.grade, each.message) for each in found] == [
         (Grade.OK, "1 GPUs"),
+        (
+            Grade.OK,
+            "the memory of gpu3 cannot be limited for each slot: slots are not in groups of cgroup"
+            " v2 here",
+        ),
         (Grade.OK, "usable: 1 gpu"),
     ]
     assert {each.grade for each in examined(NoNvml("no library"), tmp_path)} == {Grade.OK}

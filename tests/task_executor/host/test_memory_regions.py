@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from finegrain.devices.device import Device, HostDevices
-from task_executor.host.memory_regions import CAPACITY_FILE, NO_CONTROLLER, limited_as
+from task_executor.host.memory_regions import (
+    CAPACITY_FILE,
+    NO_CONTROLLER,
+    NO_V2,
+    V2_FILE,
+    limit_problems,
+    limited_as,
+)
 
 NVIDIA = Device("gpu", "GPU-a", 0, (), vendor="nvidia", pci_address="0000:3b:00.0")
 AMD = Device("gpu", "amd-1", 1, (), vendor="amd", pci_address="0000:03:00.0")
@@ -53,3 +60,13 @@ def test_without_the_controller_only_nvidia_gpus_can_be_limited(tmp_path: Path) 
 
 def test_fake_gpus_are_not_limited(tmp_path: Path) -> None:
     assert limited_as(HostDevices((NVIDIA,), fake=True), tmp_path) == ({}, {})
+
+
+def test_what_a_host_lacks_is_known_before_an_executor_runs(tmp_path: Path) -> None:
+    host = HostDevices((NVIDIA, AMD))
+    assert limit_problems(host, tmp_path) == {"GPU-a": NO_V2, "amd-1": NO_V2}
+    root(tmp_path, "drm/0000:03:00.0/vram")
+    (tmp_path / V2_FILE).touch()
+    found = limit_problems(host, tmp_path, lambda: "the driver is older")
+    assert found == {"GPU-a": "the driver is older", "amd-1": ""}
+    assert limit_problems(host, tmp_path, lambda: "") == {"GPU-a": "", "amd-1": ""}
