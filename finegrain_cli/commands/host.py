@@ -105,9 +105,8 @@ def detect(
         text += "\n\ndevices for slots:\n" + "\n".join(offers)
     names = {each.uuid: each.name for each in plan.devices.devices}
     for uuid, why in limits.items():
-        text += (
-            f"\nmemory of {names[uuid]}, limited for each slot: {f'no, {why}' if why else 'yes'}"
-        )
+        possible = f"no, {why}" if why else "yes"
+        text += f"\nmemory of {names[uuid]} can be limited for each slot: {possible}"
     text += "".join(f"\nwarning: {each}" for each in configured.warnings)
     print_object("HostDetection", data, output, text)
 

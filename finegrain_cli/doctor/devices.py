@@ -58,7 +58,11 @@ def examine_devices(
     devices = host.devices
     names = {each.uuid: each.name for each in devices}
     for uuid, problem in sorted(limit_problems(host, root).items()):
-        can = f"cannot be limited for each slot: {problem}" if problem else "can be limited"
+        can = (
+            f"cannot be limited for each slot: {problem}"
+            if problem
+            else "can be limited for each slot"
+        )
         yield ok(LIMITS, f"the memory of {names[uuid]} {can}")
     for each in devices:
         if each.problem:

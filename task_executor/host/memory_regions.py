@@ -61,7 +61,7 @@ def limit_problems(
 ) -> dict[str, str]:
     """Returns why the memory of each GPU cannot be limited on this host, by UUID; "" if it can.
 
-    This reads only. A running executor with a helper that runs as root also sets a limit as a probe.
+    This only reads. A running executor, whose helper is root, also sets a limit as a probe.
 
     Args:
         host: the devices.

@@ -11,6 +11,7 @@ from finegrain.topology import Gpu, GpuHealth, GpuProcess
 from finegrain_cli.config.model import Settings
 from finegrain_cli.doctor.devices import examine_devices
 from finegrain_cli.doctor.findings import Finding, Grade
+from task_executor.host.memory_regions import NO_V2
 from task_executor.host.nvml import GpuInventory, NoNvml, NvmlSource
 from task_executor.host.nvml_fake import FakeNvml
 
@@ -32,11 +33,7 @@ def test_nothing_to_complain_about(tmp_path: Path) -> None:
     found = of_gpu(GPU, tmp_path)
     assert [(each.grade, each.message) for each in found] == [
         (Grade.OK, "1 GPUs"),
-        (
-            Grade.OK,
-            "the memory of gpu3 cannot be limited for each slot: slots are not in groups of cgroup"
-            " v2 here",
-        ),
+        (Grade.OK, f"the memory of gpu3 cannot be limited for each slot: {NO_V2}"),
         (Grade.OK, "usable: 1 gpu"),
     ]
     assert {each.grade for each in examined(NoNvml("no library"), tmp_path)} == {Grade.OK}
