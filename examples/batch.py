@@ -1,9 +1,9 @@
-"""A batch: the hash of every file, as many at one time as the cluster gives.
+"""A batch that hashes every file. It uses as many slots at one time as the cluster grants.
 
     python examples/batch.py FILE...
 
-Run it again with the same --state when it was killed or interrupted: it goes on where it stopped.
-Files have to be where the executors are. Reads FINEGRAIN_MANAGER and FINEGRAIN_TOKEN_FILE.
+If it was killed or interrupted, run it again with the same --state: it continues where it stopped.
+The hosts of the executors must have the files. Reads FINEGRAIN_MANAGER and FINEGRAIN_TOKEN_FILE.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import finegrain_client as fg
 
 
 def show(progress: fg.batch.Progress) -> None:
-    """One line whenever something has changed."""
+    """Prints one line for each change of the progress."""
     rest = f", about {progress.estimate.remaining_s:.0f} s left" if progress.estimate else ""
     print(f"{progress.ended} of {progress.threads} done{rest}", file=sys.stderr)
 
 
 async def hash_files(cluster: fg.Cluster, files: Sequence[Path], state: Path) -> dict[Path, str]:
-    """SHA-256 of each file, in hex; raises BatchFailed where that cannot be had of all."""
+    """Returns the SHA-256 of each file, in hex; raises BatchFailed if one cannot be hashed."""
     program = 'shift "$FINEGRAIN_BATCH_INDEX"; exec sha256sum < "$1"'
     spec = fg.BatchSpec(
         len(files),
@@ -38,7 +38,7 @@ async def hash_files(cluster: fg.Cluster, files: Sequence[Path], state: Path) ->
 
 
 async def main(argv: Sequence[str]) -> None:
-    """Prints the hashes, as sha256sum does."""
+    """Prints the hashes in the format of sha256sum."""
     parser = argparse.ArgumentParser(description="Hash files on a cluster.")
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--state", type=Path, help="state file, to resume after an interruption")

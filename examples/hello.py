@@ -11,7 +11,7 @@ import finegrain_client as fg
 
 
 def main() -> None:
-    """Says where it ran and in what."""
+    """Prints the host, executor and profile of the slot that it gets."""
     with fg.blocking.connect() as cluster, cluster.job("hello") as job:
         (request,) = job.request_slots(fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB))
         try:

@@ -1,10 +1,10 @@
-"""Counts the words of files on a cluster: map, shuffle by hand, reduce.
+"""Counts the words of files on a cluster: maps each file in a slot, then reduces all the counts.
 
     python examples/wordcount.py --slots 4 *.txt
 
 Reads FINEGRAIN_MANAGER and FINEGRAIN_TOKEN_FILE, or takes --manager and --token-file. It shows what
-a job master does: ask for slots, use each as soon as it is granted, run tasks with input and
-output, meet the loss of a slot, and leave nothing behind.
+a job master does: it requests slots, uses each slot as soon as it is granted, runs tasks with input
+and output, goes on after the loss of a slot, and frees all slots at the end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SLOT = fg.SlotSpec(cpu_milli=200, memory_bytes=128 * fg.MIB)
 
 
 async def count_words(cluster: fg.Cluster, files: Sequence[Path], *, slots: int) -> Counter[str]:
-    """Word frequencies of all files.
+    """Counts how often each word occurs in all files.
 
     Raises:
         fg.RequestRejected: no executor could ever host the slot.
@@ -53,7 +53,7 @@ async def count_words(cluster: fg.Cluster, files: Sequence[Path], *, slots: int)
         spec = fg.SlotSpec(
             cpu_milli=SLOT.cpu_milli,
             memory_bytes=SLOT.memory_bytes,
-            restart_on_loss=True,  # a lost slot comes back, at its old place in line
+            restart_on_loss=True,  # a lost slot is requested again, at its old place in the queue
             count=min(slots, len(files)),
         )
         requests = await job.request_slots(spec)
@@ -86,20 +86,20 @@ async def map_files(
 
 
 async def map_file(slot: fg.Slot, file: Path) -> bytes:
-    """The counts of one file, as JSON."""
+    """Runs the task that counts one file; returns the counts as JSON."""
     task = await slot.run([sys.executable, "-c", MAP], stdin=chunks(file))
     return (await task.wait()).check().stdout
 
 
 async def chunks(file: Path) -> AsyncIterator[bytes]:
-    """A file piece by piece: no faster than the task reads."""
+    """Reads a file in pieces, and no faster than the task takes them."""
     with file.open("rb") as source:
         while data := source.read(256 * 1024):
             yield data
 
 
 async def reduce_counts(slot: fg.Slot, counts: Sequence[bytes]) -> Counter[str]:
-    """The sum of all counts."""
+    """Runs the task that adds up all counts."""
     task = await slot.run([sys.executable, "-c", REDUCE], stdin=b"\n".join(counts))
     result = (await task.wait()).check()
     return Counter(json.loads(result.stdout))

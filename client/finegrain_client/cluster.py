@@ -336,8 +336,8 @@ class Cluster(Operations):
             )
             for each in answer.events:
                 yield read(types.ClusterEvent, each)
-            # The newest events fit into one page; from a position on, pages follow until one is
-            # empty.
+            # The newest events fit into one page. Events from a given number on can fill many
+            # pages, and the last page is empty.
             if not follow and (not wanted or not answer.events):
                 return
             # At least 1, because 0 would mean the newest events again.

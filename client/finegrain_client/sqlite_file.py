@@ -1,6 +1,6 @@
 """State files of runners: SQLite files in WAL mode, with synchronous FULL.
 
-What is committed is on disk. A file has the secret of a job, so only its owner can read it. It
+Committed changes are on disk. A file has the secret of a job, so only its owner can read it. It
 belongs on a local disk, because WAL needs shared memory.
 """
 
@@ -38,8 +38,8 @@ def check_version(
     Args:
         path: the file.
         connection: opened on it.
-        what: what the file belongs to: "batch" or "job".
-        application_id: marks the files of these.
+        what: the kind of work that the file belongs to: "batch" or "job".
+        application_id: SQLite's application id of such files.
         version: version of the tables that this client reads.
 
     Raises:

@@ -1,9 +1,9 @@
 """A task of job.toml: the chain source+parse sends clicks, the chain window+sink counts them.
 
-Both find each other in FINEGRAIN_EDGES. The window listens on a unix socket in the folder FOLDER,
-which all tasks share. It keeps the clicks of a window in pages of its managed memory. When its pool
-is empty, it spills these pages to a file. The stream of this example has an end, so the job has
-one, too.
+The tasks find each other with FINEGRAIN_EDGES. The window listens on a unix socket in the folder
+FOLDER, which all tasks share. It keeps the clicks of a window in pages of its managed memory. When
+its pool is empty, it spills these pages to a file. The stream of this example ends, so the job
+ends, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def connected(path: str) -> socket.socket:
 
 
 def send() -> None:
-    """Makes clicks (source), parses them (parse) and sends the pages."""
+    """Makes clicks (source), takes the page out of each (parse), and sends the pages."""
     output = EDGES["outputs"][0]
     with connected(address(output["operator"], output["subtasks"][0])).makefile("w") as stream:
         for number in range(CLICKS):

@@ -22,14 +22,14 @@ OPERATOR: str = TASK["operators"][0]["operator_id"]
 
 
 def write(name: str, words: Counter[str]) -> None:
-    """Writes counts to a file, which appears when it is complete."""
+    """Writes counts to a file. The file gets its name only when it is complete."""
     part = FOLDER / f"{name}.part{os.getpid()}"
     part.write_text(json.dumps(words, sort_keys=True))
     part.rename(FOLDER / name)
 
 
 def inputs() -> Counter[str]:
-    """Returns the sum of what the producers have written for this subtask."""
+    """Returns the sum of the counts that the producers have written for this subtask."""
     words: Counter[str] = Counter()
     for edge in EDGES["inputs"]:
         for task in edge["tasks"]:
@@ -42,7 +42,7 @@ def inputs() -> Counter[str]:
 
 
 def read() -> None:
-    """Counts the words of every third file, in one file for each subtask of `shuffle`."""
+    """Counts the words of this subtask's files, in one file for each subtask of `shuffle`."""
     files = sorted(FOLDER.glob("*.txt"))[SUBTASK :: TASK["parallelism"]]
     words = Counter(word for file in files for word in file.read_text().lower().split())
     output: dict[str, Any] = EDGES["outputs"][0]

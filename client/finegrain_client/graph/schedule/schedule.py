@@ -66,7 +66,7 @@ class Schedule:
         return copied
 
     def step(self, event: Event) -> list[Effect]:
-        """Takes in what happened, and returns what the runner must do, in this order.
+        """Applies an event, and returns what the runner must do, in this order.
 
         The cost is that of a pass over all slots if a region starts, stops or loses something, else
         constant.
