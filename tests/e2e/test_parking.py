@@ -40,7 +40,7 @@ class Cluster:
         """Starts a command that uses a GPU; returns it and the id of its slot."""
         known = {each["allocation_id"] for each in self.cli.items("slots")}
         script = WORK.format(folder=self.cuda.folder)
-        command = ("run", *SMALL, *options, "--", "sh", "-c", script)
+        command = ("run", *SMALL, "-i", *options, "--", "sh", "-c", script)
         process = self.cli.start(*command, stdin=subprocess.PIPE)
         read_until(process, b"started")
         (slot,) = {each["allocation_id"] for each in self.cli.items("slots")} - known
@@ -65,6 +65,7 @@ class Cluster:
         for daemon in (self.daemons.manager, self.executor):
             daemon.kill()
             daemon.start()
+            daemon.endpoint()  # it serves
         self.daemons.await_executors(self.cli.items("executors")[0]["executor_id"])
 
 
