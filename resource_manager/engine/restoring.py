@@ -13,7 +13,7 @@ from finegrain.errors import InvariantBroken
 from finegrain.values.states import ExecutorState, RequestState, SlotState
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.groups import adopt_groups
-from resource_manager.engine.hosts.allowed_cpus import CLUSTER, cordons_for, set_for
+from resource_manager.engine.hosts.allowed_cpus import CLUSTER, cordons_for, policy_for
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.changes import (
     FORGOTTEN,
@@ -146,7 +146,7 @@ def _enqueue(state: State, at: Instant) -> None:
         # It is queued when that order is settled.
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
             state.queue.add_resize(slot)
-    for gang in state.gangs.sort_out(state.requests, state.transitions, at):
+    for gang in state.gangs.derive_states(state.requests, state.transitions, at):
         # Jobs that are ending get no more slots; `continue_ending` ends their remaining requests.
         if gang.job_id not in state.endings:
             state.gang_moves.queue_gang(gang, tried=True)
@@ -204,8 +204,8 @@ def _restore_executor(state: State, executor: Executor) -> None:
         state.timers.arm(Timer.DRAIN, executor.executor_id, executor.drain_deadline_at_ms)
     host = Host.of(
         executor,
-        set_for(state.host_settings, executor.executor_id),
-        set_for(state.host_settings, CLUSTER),
+        policy_for(state.host_settings, executor.executor_id),
+        policy_for(state.host_settings, CLUSTER),
         cordons_for(state.host_settings, executor.executor_id),
     )
     state.hosts[executor.executor_id] = host

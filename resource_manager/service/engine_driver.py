@@ -28,7 +28,7 @@ from resource_manager.engine.model.effects import Changes, Effect, PublishJobEve
 from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.model.events import Decide, Event, Ticked
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.placement.hosts import Heard
+from resource_manager.engine.placement.hosts import ReportNumbers
 from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
 from resource_manager.service.checking import Findings, StateCheck
@@ -109,7 +109,8 @@ class EngineDriver:
         self._check = StateCheck(check or _engine_check(), check_window_s)
         self._clock = clock or now
         self._state: State | None = None
-        self._heard: Heard = {}  # last reports applied to states that this process dropped
+        # Numbers of the last reports in states that this process has dropped.
+        self._report_numbers: ReportNumbers = {}
         self.rm_epoch = 0
         self.broken: list[str] = []  # broken invariants; if there is one, nothing more is granted
         self._last_batch_ms = 0  # monotonic: start of the latest batch with a change; 0: none
@@ -148,7 +149,7 @@ class EngineDriver:
         """
         # Keep which reports were applied: a registration superseded before is still rejected.
         if self._state is not None:
-            self._heard |= self._state.hosts.heard()
+            self._report_numbers |= self._state.hosts.report_numbers()
         # Dropped first: if the next line fails, another process may change the database meanwhile.
         self._state = None
         self.rm_epoch = self.store.lead(
@@ -173,7 +174,7 @@ class EngineDriver:
             # The stored state has the epoch of the previous leader.
             snapshot.rm_epoch = self.rm_epoch
             self._state = restore(snapshot, self._settings, self._clock())
-            self._state.hosts.remember(self._heard)
+            self._state.hosts.restore_report_numbers(self._report_numbers)
             del snapshot
         if others := self._state.usage_checkpoints.restarted:
             _log.warning(

@@ -396,7 +396,7 @@ class Scripted(_Servicer):
             share_within_target=0.35,
             target=request.target,
             quantile=request.quantile or 0.95,
-            remarks=["35 % of those that finished kept to 2m00s"],
+            remarks=["35 % of the finished threads met 2m00s"],
         )
         answer.median.FromMilliseconds(141_300)
         answer.at_quantile.FromMilliseconds(314_678)

@@ -47,7 +47,7 @@ from resource_manager.engine.model.events import (
     Ticked,
 )
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.placement.hosts import Heard
+from resource_manager.engine.placement.hosts import ReportNumbers
 from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
@@ -136,7 +136,7 @@ class Manager(Client):
         self.stopped_until_ms = 0
         self._sure_until_ms = -1
         self._inbox: list[Item] = []
-        self._heard: Heard = {}
+        self._report_numbers: ReportNumbers = {}
         self._provider = ProviderLink(self, self.cloud) if self.cloud else None
         if self._provider:
             self._provider.look()
@@ -184,9 +184,9 @@ class Manager(Client):
         snapshot.rm_epoch = self.epoch
         self._books += 1
         if self.leading:
-            self._heard |= self.state.hosts.heard()
+            self._report_numbers |= self.state.hosts.report_numbers()
         self.state = restore(snapshot, self.settings, self.at)
-        self.state.hosts.remember(self._heard)
+        self.state.hosts.restore_report_numbers(self._report_numbers)
         self.log(f"{self.name} leads at epoch {self.epoch}")
         self.checks.books(self.state)
         self.checks.require(self.checks.usage.restored(self))

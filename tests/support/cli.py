@@ -321,7 +321,7 @@ ADVICE = ThreadAdvice(
     share_within_target=0.352,
     target_s=120.0,
     quantile=0.95,
-    remarks=("few threads to go by: take it for rough",),
+    remarks=("few threads have finished: this is a rough estimate",),
 )
 NO_PROVIDERS = Providers((), (), {}, {}, {}, None, ())
 PROVIDERS = Providers(

@@ -1,1 +1,1 @@
-"""Which cpus and NUMA nodes a slot gets. No clock, no ids, no I/O."""
+"""Decides which cpus, NUMA nodes and devices of a host a slot gets."""

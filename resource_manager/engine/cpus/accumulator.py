@@ -1,15 +1,15 @@
 """Takes free cpus for one slot in Koordinator's order: whole cores, or threads spread over cores.
 
-The algorithm is that of Koordinator's cpu accumulator (`takeCPUs`, plug-in nodenumaresource of its
-scheduler, commit a7a1b76), for cpus that are never shared. The names of its lists are used here:
+The algorithm is Koordinator's cpu accumulator (`takeCPUs`, plug-in nodenumaresource of its
+scheduler, commit a7a1b76), for cpus that are never shared. This module uses the names of its lists:
 
-- A, B: whole free cores per NUMA node, and per package
-- C, D: free cpus per NUMA node, and per package
+- A and B: whole free cores, per NUMA node and per package
+- C and D: free cpus, per NUMA node and per package
 - E: all free cpus
 
-The smallest kind of group that is large enough is tried first: nodes, then packages, then all.
-Among groups of one kind the strategy decides: LeastAllocated begins with the group with most free
-cpus, MostAllocated with the one with fewest.
+The smallest kind of group that is large enough is tried first: nodes, then packages, then the whole
+host. The strategy orders the groups of one kind: LeastAllocated begins with the group with most
+free cpus, MostAllocated with the group with fewest.
 
 Example: one package with two NUMA nodes of four cores with two threads each. Node 0 has cpus 0-3
 and 8-11, node 1 has 4-7 and 12-15; cpu n and cpu n + 8 share a core. Cpus 0, 1 and 8 are taken, so
@@ -20,12 +20,16 @@ node 0 has two whole free cores, 2 and 3, and node 1 has four.
     4 spread              C      4-7               4-7
     10 in whole cores     B      2-6, 10-14        2-6, 10-14
 
-Spread over cores, node 0 offers only three first threads (2, 3 and 9), so both strategies take node
-1. No node has ten free cpus, so the package gives them.
+In the second row, node 0 offers only one thread of each core, which is three cpus (2, 3 and 9). So
+both strategies take node 1. In the third row, no node has ten free cpus, so they come from the
+package.
 
-Differences to Koordinator: an exclusive policy falls back from nodes to cores, and cores may differ
-in width. (Averages such as "cpus per node" are the largest ones here, which is the same on regular
-hosts.) The caller must pass only cpus that policies allow; nothing is refused here.
+There are two differences to Koordinator. An exclusive policy falls back from nodes to cores. And
+cores may have different numbers of threads, so numbers such as "cpus per node" are those of the
+largest node, not averages. On regular hosts both are equal.
+
+The caller must pass only cpus that all required policies allow, because this module refuses
+nothing.
 """
 
 from __future__ import annotations
@@ -39,8 +43,8 @@ from resource_manager.engine.cpus.packed import bits_of
 
 
 class _Pass(NamedTuple):
-    """One attempt at list C or D: cpus that are left out, and whether only one thread per core is
-    offered.
+    """One attempt with list C or D: the cpus that must not be taken, and whether only one thread of
+    each core is offered.
     """
 
     barred: int = 0
@@ -48,10 +52,10 @@ class _Pass(NamedTuple):
 
 
 class Accumulator:
-    """Takes cpus for one slot, and keeps track of what is free and still needed.
+    """Takes cpus for one slot, and keeps track of the free cpus and of how many are still needed.
 
-    `core_claimed` and `node_claimed` are the cpus of slots that have their cores, or NUMA nodes, to
-    themselves.
+    `core_claimed` and `node_claimed` are cpus of other slots with an exclusive policy: slots that
+    claim their cores, and slots that claim their NUMA nodes.
     """
 
     def __init__(
@@ -68,24 +72,24 @@ class Accumulator:
         self._free = free
         self._core_claimed = core_claimed
         self._node_claimed = node_claimed
-        # Groups are sorted ascending: MostAllocated begins with few free cpus, LeastAllocated with
-        # many.
+        # Groups are sorted in ascending order. The sign makes MostAllocated begin with few free
+        # cpus, and LeastAllocated with many.
         self._sign = 1 if strategy is NumaStrategy.MOST_ALLOCATED else -1
         self._exclusive = exclusive
         self._need = 0
         self._taken = 0
 
     def take(self, need: int, whole_cores: bool) -> int:
-        """Takes `need` cpus, and returns them. At least that many must be free."""
+        """Takes `need` cpus, and returns them. At least `need` cpus must be free."""
         self._need = need
         layout = self._layout
         # Without SMT, each core is one cpu, so lists A and B are also right for threads.
         if (whole_cores or layout.per_core == 1) and self._take_whole_cores():
             return self._taken
-        # Where whole cores are wanted and not there, list E follows at once.
+        # If whole cores are preferred but missing, lists C and D are skipped.
         if not whole_cores and self._take_from_one_group():
             return self._taken
-        # Each attempt keeps what the stricter ones took, and adds what is still missing.
+        # Each attempt keeps the cpus that stricter attempts took, and adds the missing ones.
         for barred in self._barred_anywhere():
             self._take_in_order(self.spread_anywhere(barred))
             if not self._need:
@@ -93,8 +97,8 @@ class Accumulator:
         return self._taken
 
     def take_whole_cores_only(self, need: int) -> int | None:
-        """Returns whole free cores with exactly `need` threads, wherever they are; None if there
-        are none.
+        """Returns whole free cores anywhere on the host that have exactly `need` threads together;
+        None if no such cores exist.
         """
         cores = [
             core for group in self._packages_of_whole_cores() for core in _largest_first(group)
@@ -105,8 +109,8 @@ class Accumulator:
 
     def _take_whole_cores(self) -> bool:
         layout, need = self._layout, self._need
-        # A slot with an exclusive policy first avoids nodes that others claim (barred), then does
-        # not.
+        # A slot with an exclusive policy first avoids the nodes that other slots claim. The second
+        # attempt allows these nodes.
         if need <= layout.per_node:
             exclusive = self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
             for barred in (self._claimed_nodes(), 0) if exclusive else (0,):
@@ -120,8 +124,8 @@ class Accumulator:
         return self._take_whole_groups()
 
     def _take_whole_groups(self) -> bool:
-        """Takes whole packages, for a need above any one group; then single cores of the smallest
-        left.
+        """Takes whole packages if the need is larger than each group. Then it takes single cores of
+        the smallest remaining package.
         """
         left = []
         by_size = sorted(self._packages_of_whole_cores(), key=_size, reverse=True)
@@ -133,10 +137,11 @@ class Accumulator:
                     self._take(core)
                 if not self._need:
                     return True
-        # The smallest of what is left is broken up, so that larger packages keep their whole cores.
+        # The smallest remaining package is broken up first, so that larger ones keep their whole
+        # cores.
         for group in sorted(left, key=_size):
             for core in group:
-                # A wider core would give more than is needed.
+                # A core with more threads would give more cpus than needed.
                 if core.bit_count() <= self._need:
                     self._take(core)
             if not self._need:
@@ -144,8 +149,8 @@ class Accumulator:
         return False
 
     def _take_cores(self, cores: Sequence[int]) -> bool:
-        """Takes the first cpus of these cores, if they are enough. Where cores differ in width, it
-        prefers cores whose threads add up exactly.
+        """Takes the first cpus of these cores, if there are enough. If cores have different numbers
+        of threads, it prefers cores whose threads add up exactly to the need.
         """
         if _size(cores) < self._need:
             return False
@@ -163,7 +168,7 @@ class Accumulator:
         free = self._free & ~barred
         groups = []
         for at in layout.cpu_nodes:
-            # Only cores that are entirely free.
+            # Only cores whose threads are all free.
             cores = [core for core in layout.cores_of_node[at] if not core & ~free]
             if cores:
                 around = (free & layout.around_node[at]).bit_count()
@@ -195,8 +200,8 @@ class Accumulator:
         return False
 
     def _passes(self, at_node_level: tuple[int, int]) -> list[_Pass]:
-        # Left-out cpus, the strictest first: nodes, then cores, that others claim. Last comes an
-        # attempt that leaves out none.
+        # The strictest attempt comes first: it avoids nodes that other slots claim, and the next
+        # one avoids cores that they claim. The last attempt avoids nothing.
         if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
             barred: tuple[int, ...] = at_node_level
         elif self._exclusive is ExclusivePolicy.PCPU_LEVEL:
@@ -220,7 +225,8 @@ class Accumulator:
         for at in layout.cpu_nodes:
             node = layout.nodes[at].mask
             around = (free & layout.around_node[at]).bit_count()
-            # Ranked by all free cpus of the node, even if only one thread per core is offered.
+            # Nodes are ranked by all their free cpus, even if only one thread of each core is
+            # offered.
             groups.append((sign * (free & node).bit_count(), sign * around, at, offered & node))
         return [group[-1] for group in sorted(groups)]
 
@@ -235,8 +241,8 @@ class Accumulator:
         return [group[-1] for group in sorted(groups)]
 
     def _spread(self, group: int) -> Iterator[int]:
-        """Yields cpus of a group, lowest first: one of each core, then the next of each, and so on.
-        Few enough for one core are not spread.
+        """Yields the cpus of a group: the lowest of each core, then the next one of each core, and
+        so on. If the group has no more cpus than one core, they are not spread.
         """
         if group.bit_count() <= self._layout.per_core:
             yield from bits_of(group)
@@ -265,18 +271,20 @@ class Accumulator:
         while cores:
             left = []
             for core in cores:
-                lowest = core & -core  # the lowest bit, which is the lowest cpu
+                lowest = core & -core  # the lowest bit is the lowest cpu
                 yield lowest
                 if core != lowest:
                     left.append(core ^ lowest)
             cores = left
 
     def _cores_in_order(self, free: int) -> list[int]:
-        """Returns the free threads per core. Cores of packages that gave most so far come first."""
+        """Returns the free threads of each core. Cores of the package that gave most cpus so far
+        come first.
+        """
         layout, sign, taken = self._layout, self._sign, self._taken
         of_package = [
-            # Negative: packages that gave most come first, so that the slot's cpus stay close
-            # together.
+            # Negative, so that packages that gave most cpus come first. So the slot's cpus stay
+            # close together.
             (-(taken & package.mask).bit_count(), sign * (free & package.mask).bit_count())
             for package in layout.packages
         ]
@@ -293,13 +301,13 @@ class Accumulator:
     # Claims, and taking.
 
     def _claimed_cores(self) -> int:
-        """Returns all cpus of cores that slots of this exclusive level have to themselves. Cpus
-        taken here count too, because the new slot has that level.
+        """Returns all cpus of cores that slots of this exclusive level claim. It includes the cpus
+        that were taken so far, because the new slot claims them, too.
         """
-        held = self._core_claimed | self._taken
+        claimed = self._core_claimed | self._taken
         if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
-            held |= self._node_claimed
-        return self._layout.cores_touched(held)
+            claimed |= self._node_claimed
+        return self._layout.cores_touched(claimed)
 
     def _claimed_nodes(self) -> int:
         return self._layout.nodes_touched(self._node_claimed | self._taken)
@@ -320,10 +328,13 @@ class Accumulator:
 
 
 def whole_cores_of(cores: Sequence[int], need: int) -> int | None:
-    """Returns the cpus of cores that have exactly `need` threads together, early cores first; None
-    if no choice of cores does. (Subset sum, with sets of sums as bits of an integer.)
+    """Returns the cpus of some cores that have exactly `need` threads together; None if no choice
+    of cores has. It prefers cores that come early in `cores`.
+
+    This is the subset-sum problem, solved by dynamic programming. A set of possible sums is an
+    integer with one bit for each sum.
     """
-    # Bit n of sums[i] is set if some of the cores from number i on have n cpus together.
+    # Bit n of sums[i] is set if some of the cores at positions >= i have n cpus together.
     sums = [1]
     for core in reversed(cores):
         sums.append(sums[-1] | sums[-1] << core.bit_count())

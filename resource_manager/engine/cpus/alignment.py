@@ -1,9 +1,10 @@
 """Assigns cpus, NUMA nodes, shared pools and devices of one host to one slot.
 
-The policies are resolved and the candidate cpus known before. This tries as few masks of nodes as
-the NUMA policy admits, the best first.
+Before this, policies are resolved (`resolve.py`) and the candidate cpus are known (`pinning.py`).
+This module tries masks of nodes that the NUMA policy admits, the best first, and stops at the first
+one that works.
 
-Example: on the empty host a slot needs one NUMA node, but no single node has enough now; both nodes
+Example: on the empty host a slot needs one NUMA node. Now no single node has enough, but both nodes
 together have.
 
     SingleNUMANode, Restricted (required)    refused: NUMA_UNALIGNED
@@ -12,8 +13,8 @@ together have.
     any but SingleNUMANode, and the empty    on two nodes, without a note: none fewer would do
     host would need two nodes
 
-A preferred policy that cannot be met falls back to BestEffort, and then to a slot without
-alignment.
+If a preferred policy cannot be met, BestEffort is tried instead. If this fails, too, the slot is
+not aligned.
 """
 
 from __future__ import annotations
@@ -58,14 +59,15 @@ class Case:
         self._ledger = ledger
         self._request = request
         self._resolved = resolved
-        self._candidates = candidates  # cpus to choose from; None: it runs in pools
-        self._without_devices: HostRefusal | None = None  # of nodes that would do otherwise
+        self._candidates = candidates  # cpus to choose from; None: the slot runs in shared pools
+        # set if only devices were missing on some nodes
+        self._without_devices: HostRefusal | None = None
 
     def anywhere(self, notes: tuple[str, ...]) -> CpuAssignment | HostRefusal:
-        """Assigns what the slot needs, on any nodes.
+        """Assigns cpus and devices on any nodes.
 
         Args:
-            notes: preferences that could not be met so far.
+            notes: texts about the preferred policies that could not be met so far.
         """
         devices = self._devices_on(None)
         if isinstance(devices, HostRefusal):
@@ -81,7 +83,7 @@ class Case:
         return replace(found, devices=devices)
 
     def _devices_on(self, nodes: Sequence[int] | None) -> tuple[DeviceShare, ...] | HostRefusal:
-        """Chooses devices at these nodes (positions); None: at any nodes."""
+        """Chooses devices that are attached to these nodes (positions); None: to any nodes."""
         if not self._request.devices:
             return ()
         known = self._ledger.layout.nodes
@@ -92,7 +94,9 @@ class Case:
     def _pinned(
         self, candidates: int, notes: tuple[str, ...], devices: tuple[DeviceShare, ...]
     ) -> CpuAssignment | HostRefusal:
-        """Assigns dedicated cpus, near to the devices if there are enough."""
+        """Assigns dedicated cpus. It takes them on the nodes of the devices, if these have
+        enough.
+        """
         nodes = self._nodes_of(devices)
         near = pick_on(self._ledger, self._resolved, candidates, nodes) if nodes else None
         taken = near or pick(self._ledger, self._resolved, candidates)
@@ -109,8 +113,8 @@ class Case:
         return sorted({position[node] for node in found if node is not None and node in position})
 
     def _bursting(self, notes: tuple[str, ...]) -> CpuAssignment | HostRefusal:
-        """Binds the slot to the shared pool of one node: the smallest one that suits its cpu
-        limit.
+        """Binds the slot to the shared pool of one node: the smallest pool that suits the slot's
+        cpu limit.
         """
         ledger, resolved = self._ledger, self._resolved
         suited = self._burst_nodes()
@@ -130,8 +134,8 @@ class Case:
         return CpuAssignment(resolved.qos, notes=(*resolved.notes, *notes, note))
 
     def _burst_nodes(self) -> list[int]:
-        """Returns the nodes whose shared pool is as large as the limit and can promise the booking,
-        best fit first.
+        """Returns the nodes whose shared pool has at least as many cpus as the slot's limit, and
+        enough cpu that is not promised yet. The smallest pool comes first (best fit).
         """
         ledger = self._ledger
         limit, booked = self._burst_limit(), self._request.cpu_milli
@@ -140,7 +144,8 @@ class Case:
             size = (ledger.shared_cpus & ledger.layout.nodes[at].mask).bit_count() * MILLI
             available = ledger.available(at, CPU_MILLI)
             if size >= limit and available >= booked:
-                # Sorted ascending, so that larger pools stay free for slots with larger limits.
+                # Smaller pools come first, so that larger ones stay free for slots with larger
+                # limits.
                 found.append((size, available, at))
         return [at for _, _, at in sorted(found)]
 
@@ -148,14 +153,14 @@ class Case:
         return max(self._request.cpu_limit_milli, self._request.cpu_milli)
 
     def aligned(self) -> CpuAssignment | HostRefusal:
-        """Assigns NUMA nodes by the policy in force; falls back as far as the policy is only
-        preferred.
+        """Assigns NUMA nodes by the resolved policy. If the policy is only preferred and cannot be
+        met, it falls back to BestEffort, and then to no alignment.
         """
         resolved = self._resolved
         found = self._aligned_by(resolved.numa)
         if not isinstance(found, HostRefusal):
             return found
-        # BestEffort demands nothing, so it may give way even if it is required.
+        # BestEffort demands nothing, so the slot may be placed without it even if it is required.
         if resolved.numa_required and resolved.numa is not NumaPolicy.BEST_EFFORT:
             return found
         note = f"NUMA policy {resolved.numa} was preferred: {found.text}"
@@ -163,7 +168,7 @@ class Case:
             instead = self._aligned_by(NumaPolicy.BEST_EFFORT)
             if not isinstance(instead, HostRefusal):
                 return replace(instead, notes=(*instead.notes, note))
-        # The slot goes without alignment, as it would on a host that does not align.
+        # The slot is placed without alignment, as on a host that does not align slots.
         return self.anywhere((note,))
 
     def _aligned_by(self, policy: NumaPolicy) -> CpuAssignment | HostRefusal:
@@ -175,7 +180,7 @@ class Case:
             self._ledger, self._request, self._burst_limit()
         )
         if suited:
-            # A pool belongs to one node, so the slot can only be on one, whatever the policy says.
+            # A pool belongs to one node, so the slot must be on one node under any policy.
             found = self._on_nodes(NumaPolicy.SINGLE_NUMA_NODE, self.needs(suited), ())
         if not isinstance(found, HostRefusal) or resolved.bind_required:
             return found
@@ -183,21 +188,23 @@ class Case:
         return self._on_nodes(policy, self.needs(), (note,))
 
     def needs(self, nodes: Sequence[int] | None = None) -> Quantities:
-        """Returns what the slot needs of NUMA nodes, and what `nodes` have (None: all nodes)."""
+        """Returns the amounts that the slot needs, and the amounts that `nodes` have (None: all
+        nodes).
+        """
         ledger, resolved, candidates = self._ledger, self._resolved, self._candidates
-        liked = None if candidates is None else preferred_cpus(ledger, resolved, candidates)
+        preferred = None if candidates is None else preferred_cpus(ledger, resolved, candidates)
         amounts = dict(self._request.amounts)
         return quantities(
-            ledger, amounts, resolved.strategy, candidates, nodes=nodes, preferred_cpus=liked
+            ledger, amounts, resolved.strategy, candidates, nodes=nodes, preferred_cpus=preferred
         )
 
     def _on_nodes(
         self, policy: NumaPolicy, needs: Quantities, notes: tuple[str, ...]
     ) -> CpuAssignment | HostRefusal:
-        """Tries masks of more and more nodes, as far as the policy admits. It stops at the first
-        size of which one works, because narrower masks are always preferred.
+        """Tries the masks that the policy admits, beginning with the smallest. It stops at the
+        first size for which a mask works, because masks of fewer nodes are always better.
         """
-        # No mask can have more than all nodes together, so this saves trying them.
+        # No mask has more than all nodes together. So if these lack something, no mask is tried.
         lacking = needs.lacking(needs.nodes)
         if lacking is not None:
             return not_enough(needs, lacking)
@@ -208,12 +215,12 @@ class Case:
                 found = self._on_one_of(policy, needs, masks, smallest or size, notes)
             if found is not None:
                 break
-        # A mask with a node that has nothing left of a dimension is no hint. All nodes together may
-        # still do, and BestEffort admits them.
+        # A mask is no hint if one of its nodes has nothing left of a dimension. All nodes together
+        # may still be enough, and BestEffort admits them.
         if found is None and policy is NumaPolicy.BEST_EFFORT:
             found = self.assigned_on(needs, needs.nodes, notes)
         if found is None:
-            # Where only devices were missing, this says which.
+            # If only devices were missing on some nodes, the refusal names them.
             return self._without_devices or unaligned(policy, needs, smallest)
         return self._noted(found, smallest)
 
@@ -224,7 +231,7 @@ class Case:
         count = len(found.nodes)
         if self._resolved.numa is not NumaPolicy.BEST_EFFORT or not smallest or count <= smallest:
             return found
-        note = f"BestEffort alignment: on {count} NUMA nodes, where the empty host needs {smallest}"
+        note = f"BestEffort alignment: on {count} NUMA nodes; the empty host would need {smallest}"
         return replace(found, notes=(*found.notes, note))
 
     def _on_one_of(
@@ -235,9 +242,10 @@ class Case:
         preferred_size: int,
         notes: tuple[str, ...],
     ) -> CpuAssignment | None:
-        """Assigns the best mask of one size that works; None: none does."""
+        """Assigns the slot to the best mask of one size that works; None: no mask works."""
         provider = hints(needs, masks, preferred_size)
-        # Masks are ranked by counts. If the cpus cannot be chosen on one, the next best is tried.
+        # Masks are ranked by amounts only. If no suitable cpus can be chosen on a mask, the next
+        # one is tried.
         for best in merge_ranked(
             policy, [provider], remoteness=lambda mask: remoteness(needs.layout, mask)
         ):
@@ -250,8 +258,9 @@ class Case:
         return None
 
     def _can_add_up(self, nodes: Sequence[int]) -> bool:
-        """Returns False if whole cores are required and no choice of cores on these nodes has
-        exactly that many threads. This check is cheap; choosing cpus without result is not.
+        """Returns False if whole cores are required, but no choice of cores on these nodes has
+        exactly the needed number of threads. This check is much cheaper than a failed choice of
+        cpus.
         """
         resolved = self._resolved
         if (
@@ -264,19 +273,19 @@ class Case:
 
     @cached_property
     def _whole_cores(self) -> list[Mapping[int, int]]:
-        """How many whole cores of each width there are among the candidates, per node."""
+        """For each node, the number of whole cores among the candidates, by number of threads."""
         layout, candidates = self._ledger.layout, self._candidates or 0
         return [whole_widths(cores, candidates) for cores in layout.cores_of_node]
 
     def assigned_on(
         self, needs: Quantities, nodes: Sequence[int], notes: tuple[str, ...]
     ) -> CpuAssignment | None:
-        """Assigns all of these nodes; None if they cannot serve the slot.
+        """Assigns the slot to exactly these nodes; None if they cannot serve it.
 
         Args:
-            needs: what the slot needs of nodes.
+            needs: the amounts that the slot needs of nodes.
             nodes: positions of the nodes.
-            notes: preferences that could not be met so far.
+            notes: texts about the preferred policies that could not be met so far.
         """
         ledger, resolved = self._ledger, self._resolved
         parts: dict[int, dict[str, int]] = {}
@@ -286,8 +295,8 @@ class Case:
             if taken is None:
                 return None
         for name, need in needs.need.items():
-            # The choice of cpus decides the split; `split` could give a node other cpus than were
-            # taken.
+            # The amount of cpu must follow the chosen cpus, because `split` could divide it
+            # differently.
             if name == CPU_MILLI and taken is not None:
                 its = _cpus_by_node(ledger.layout, taken.cpus)
             else:
@@ -308,11 +317,11 @@ class Case:
         memory = CpuSet(ledger.layout.nodes[at].id for at in needs.places(MEMORY_BYTES, nodes))
         if taken is not None:
             return self._with_cpus(taken, notes, bound, memory, devices)
-        # A slot on several nodes runs in the pools of all of them.
+        # A slot on several nodes runs in the shared pools of all these nodes.
         pools = sorted({pool for at in nodes for pool in ledger.pools(at)})
         return CpuAssignment(
             resolved.qos,
-            # the note says why it is not what was preferred
+            # `notes` explains why the preferred bind policy is not in force
             bind=BindPolicy.NONE if notes else resolved.bind,
             numa=bound,
             memory_nodes=memory,
@@ -348,11 +357,11 @@ def _admits(policy: NumaPolicy, size: int, smallest: int | None) -> bool:
         return size == 1
     if policy is NumaPolicy.RESTRICTED:
         return size == smallest
-    # Fewer nodes than on the empty host cannot work, so they are not tried.
+    # The empty host needs at least `smallest` nodes, so fewer nodes are not tried.
     return policy is NumaPolicy.BEST_EFFORT and size >= (smallest or 1)
 
 
 def _cpus_by_node(layout: CpuLayout, cpus: int) -> Mapping[int, int]:
-    """Returns thousandths of a cpu by node, for nodes that have some of the cpus."""
+    """Returns the amount of cpu on each node that has some of the cpus, in thousandths of a cpu."""
     counts = {at: (layout.nodes[at].mask & cpus).bit_count() * MILLI for at in layout.cpu_nodes}
     return {at: count for at, count in counts.items() if count}

@@ -1,10 +1,11 @@
-"""Decides whether one host can give a slot its cpus, NUMA nodes and devices, and which.
+"""Decides whether one host can give a slot its cpus, NUMA nodes and devices, and chooses them.
 
-This covers all slots: with dedicated cpus, aligned to NUMA nodes, bound to the shared pool of one
-node, with devices, or none of that. The caller has checked the host's amounts that lie on no node.
+It serves all kinds of slots: with dedicated cpus, aligned to NUMA nodes, bound to the shared pool
+of one node, with devices, or with none of these. The caller has checked the amounts of the host as
+a whole.
 
-What is required holds of every assignment. What is only preferred never refuses; where it cannot be
-met, the assignment says so in a note.
+Every assignment meets all required policies. A slot is never refused because of a policy that is
+only preferred. If such a policy cannot be met, the assignment has a note about it.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from resource_manager.engine.model.host_refusal import HostRefusal
 
 
 def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | HostRefusal:
-    """Returns the cpus, nodes and devices of one more slot, or why there are none. Changes
+    """Returns the cpus, nodes and devices of one more slot, or why the host cannot have it. Changes
     nothing.
 
-    The result depends only on the present holdings and the request, not on how they came about.
+    The result depends only on the request and on what slots hold now, not on their history.
 
     Args:
-        ledger: of the host. None: the host does not report its cores and nodes, so it serves only
-            slots that need no particular cpus or nodes.
+        ledger: the cpu ledger of the host. None: the host does not report its cores and nodes, so
+            it serves only slots that need no particular cpus or nodes.
         request: what the slot needs.
     """
     if ledger is None:
@@ -58,7 +59,7 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Hos
             return cpus
         candidates = cpus
     elif refusal := empty_pool(ledger, resolved):
-        # A slot in a pool needs at least one cpu there, however little it books.
+        # A slot in a pool needs at least one cpu in the pool, even if it books very little.
         return refusal
     case = Case(ledger, request, resolved, candidates)
     return case.aligned() if resolved.numa.aligns else case.anywhere(())
@@ -79,8 +80,8 @@ def _with_devices(
 def assign_many(
     ledger: CpuLedger, requests: Iterable[CpuRequest]
 ) -> list[CpuAssignment | HostRefusal]:
-    """Returns what each of several slots gets, one after the other, up to the first refusal.
-    Changes nothing.
+    """Returns the assignments of several slots, which are chosen one after the other. The list ends
+    with the first refusal. Changes nothing.
     """
     scratch = ledger.scratch()
     found: list[CpuAssignment | HostRefusal] = []
@@ -89,7 +90,7 @@ def assign_many(
         found.append(assignment)
         if isinstance(assignment, HostRefusal):
             break
-        # The next slot must find these cpus taken.
+        # Added, so that these cpus are taken for the next slot.
         scratch.add(_scratch_key(number), assignment)
     return found
 
@@ -97,12 +98,12 @@ def assign_many(
 def assign_together(
     ledger: CpuLedger, requests: Sequence[CpuRequest]
 ) -> list[CpuAssignment] | None:
-    """Returns what the slots of a gang get on one host, if their GPUs are better chosen together
-    than by one slot after the other. Changes nothing.
+    """Returns the assignments of all slots of a gang on one host, if their GPUs should be chosen
+    together and not for one slot after the other. Changes nothing.
 
     Returns:
-        None if there is nothing to choose together, or if the set that is best connected would
-        cost a policy: `assign_many` gives the slots what they get then.
+        None if there are no GPUs to choose together, or if the best connected set of GPUs would
+        violate more policies. The caller then uses `assign_many`.
     """
     sets = gpus_together(ledger.devices, [each.devices for each in requests])
     if sets is None:
@@ -114,8 +115,8 @@ def assign_together(
     if len(given) < len(requests):
         return None
     if any(each.notes for each in given):
-        in_turn = assign_many(ledger, requests)
-        if _note_count(in_turn) < _note_count(given):
+        one_by_one = assign_many(ledger, requests)
+        if _note_count(one_by_one) < _note_count(given):
             return None
     return given
 
@@ -125,12 +126,12 @@ def _note_count(assignments: Iterable[CpuAssignment | HostRefusal]) -> int:
 
 
 def _scratch_key(number: int) -> SlotKey:
-    return "", number  # no allocation id is empty, so no slot has this key
+    return "", number  # allocation ids are never empty, so no real slot has this key
 
 
 def fits_empty(ledger: CpuLedger | None, request: CpuRequest) -> HostRefusal | None:
-    """Returns why this host could not serve the request even without slots, under its present
-    settings; None: it could. Hosts that are alike share a cached answer.
+    """Returns why this host could not serve the request even if it had no slots, with its present
+    settings; None: it could. Equal hosts share a cached result.
     """
     found = (
         assign(None, request) if ledger is None else _assigned_empty(HostKind.of(ledger), request)
@@ -139,15 +140,15 @@ def fits_empty(ledger: CpuLedger | None, request: CpuRequest) -> HostRefusal | N
 
 
 def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignment) -> int:
-    """Returns how good an assignment is that `assign` returned, from 0 to `SCORE_MAX`; higher is
-    better.
+    """Returns how good an assignment is, from 0 to `SCORE_MAX`; higher is better.
 
-    A host that gives everything that is preferred gets at least half of `SCORE_MAX`, others get at
-    most half; each note after the first halves that again. Among equals the NUMA strategy decides,
-    over the slot's nodes or else over all cpus.
+    A host that meets all preferred policies gets at least half of `SCORE_MAX`. Any other host gets
+    at most half, and each note after the first halves the score again. Between hosts with equally
+    many notes, the score of the NUMA strategy decides: over the slot's nodes, or over all cpus if
+    the slot is bound to none.
 
     Args:
-        ledger: of the host; None: it does not report its cores and nodes.
+        ledger: the cpu ledger of the host; None: the host does not report its cores and nodes.
         request: what the slot needs.
         assignment: the result of `assign`.
     """
@@ -161,7 +162,8 @@ def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignme
         value = needs.score(nodes)
     else:
         cpus = ledger.pinnable.bit_count()
-        # Slots may still have cpus that can no longer be dedicated, such as reserved ones.
+        # Slots may still have cpus that are no longer pinnable, for example because they were
+        # reserved later. These do not count.
         taken = (ledger.pinned & ledger.pinnable).bit_count()
         value = share_score(strategy, cpus * MILLI, taken * MILLI + request.cpu_milli)
     unmet = len(assignment.notes)

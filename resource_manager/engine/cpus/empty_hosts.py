@@ -1,4 +1,4 @@
-"""What hosts could serve if they had no slots, cached: hosts that are alike share the answers."""
+"""Computes what hosts could serve if they had no slots. Equal hosts share the cached results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from resource_manager.engine.devices.layout import DeviceLayout
 from resource_manager.engine.model.host_refusal import HostRefusal
 
 ANSWERS_KNOWN_MAX = 16_384
-"""Cached answers, each of one request on one kind of host."""
+"""Largest number of cached results. Each is about one request on one kind of host."""
 
 _HOSTS_KNOWN_MAX = 1_024
 
 
 class HostKind(NamedTuple):
-    """Everything that hosts without slots can differ in."""
+    """All properties in which hosts without slots can differ. Hosts with the same kind are
+    equal.
+    """
 
     layout: CpuLayout
     policy: EffectivePolicy
@@ -49,11 +51,12 @@ class HostKind(NamedTuple):
 
 @lru_cache(_HOSTS_KNOWN_MAX)
 def empty_ledger(kind: HostKind) -> CpuLedger:
-    """Returns a ledger without slots. All hosts of a kind share it, so callers must not change
-    it.
+    """Returns the cpu ledger of a host of this kind without slots. All hosts of the kind share it,
+    so callers must not change it.
     """
-    # Offline and taken cpus stay: they are no slots, so an empty host lacks them as well.
-    # Devices that get no new work now may get some later, so none are unusable here.
+    # Offline cpus and cpus of a kubelet are left out, because an empty host does not have them
+    # either. All devices are usable here, because a device that gets no new work now may get some
+    # later.
     ledger = CpuLedger(
         kind.layout,
         kind.policy,
@@ -72,7 +75,9 @@ def empty_ledger(kind: HostKind) -> CpuLedger:
 
 @lru_cache(ANSWERS_KNOWN_MAX)
 def fewest_nodes_when_empty(kind: HostKind, request: CpuRequest) -> int | None:
-    """Returns how many NUMA nodes a slot would need on the empty host; None: none would do."""
+    """Returns how many NUMA nodes a slot would need on the empty host; None: even all nodes are not
+    enough.
+    """
     ledger = empty_ledger(kind)
     resolved = resolve(request.policy, request.cpu_milli, kind.policy, ledger.layout)
     # No number of nodes helps if the policies contradict each other.
@@ -91,7 +96,7 @@ def fewest_nodes_when_empty(kind: HostKind, request: CpuRequest) -> int | None:
             choose_devices(ledger.devices, request.devices, ids), HostRefusal
         ):
             return False
-        # Where all cores are equal, enough cpus by count are enough.
+        # If all cores are equal, it is sufficient that there are enough cpus.
         if candidates is None or ledger.layout.uniform_cores:
             return True
         return pick_on(ledger, resolved, candidates, nodes) is not None

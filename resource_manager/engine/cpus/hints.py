@@ -1,22 +1,23 @@
-"""NUMA hints: the sets of nodes that could serve a slot, each with a score.
+"""Computes NUMA hints: the sets of nodes that could serve a slot, each with a score.
 
 A hint is a mask: an integer whose bit n stands for the node at position n of the layout. A mask is
-a hint if its nodes together have enough of everything that the slot needs. Cpus are only counted
-here; they are chosen once, on the mask that wins the merge (`merge.py`).
+a hint if its nodes together have enough of each amount that the slot needs. Cpus are only counted
+here. They are chosen later, on the mask that the merge selects (`merge.py`).
 
-Example: two nodes with 8 cpus and 16 GiB each; LeastAllocated. Node 0 has 3 cpus and 16 GiB free,
-node 1 has 8 cpus and 4 GiB. A slot needs 3 cpus and 2 GiB, which one node could give on the empty
-host. So masks of one node are preferred.
+Example: two nodes have 8 cpus and 16 GiB each, and the strategy is LeastAllocated. Node 0 has 3
+cpus and 16 GiB free, node 1 has 8 cpus and 4 GiB free. A slot needs 3 cpus and 2 GiB. On the empty
+host one node could give this, so masks of one node are preferred.
 
     mask   preferred   score for cpu   for memory   mean
     0b01   yes         0 (8 of 8)      875          437
     0b10   yes         625 (3 of 8)    125          375
     0b11   no          500             562          531
 
-The score is the free part once the slot is there, of 1000. The merge takes mask 0b01: preferred
-masks come first, then narrow ones, then nodes that are close to each other, and only then the score
-counts. If the slot needed 4 cpus and 6 GiB, only mask 0b11 would be a hint, and none would be
-preferred: BestEffort would take it, Restricted and SingleNUMANode would refuse.
+The score is the part that remains free with the slot, in thousandths. The merge takes mask 0b01:
+preferred masks come first, then masks with fewer nodes, then nodes that are close to each other.
+The score counts only after these. If the slot needed 4 cpus and 6 GiB, only mask 0b11 would be a
+hint, and it would not be preferred: BestEffort would take it, Restricted and SingleNUMANode would
+refuse the slot.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from resource_manager.engine.cpus.merge import Hint
 from resource_manager.engine.cpus.numa import MILLI, memory_positions, positions
 
 NODES_ENUMERATED_MAX: Final = 8
-"""On hosts with more nodes, only some masks are tried: single nodes, pairs within a package, whole
-packages and all nodes.
+"""On hosts with more nodes than this, only some masks are tried: single nodes, pairs within a
+package, whole packages and all nodes.
 """
 
 SCORE_MAX: Final = 1000
@@ -44,16 +45,16 @@ SCORE_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Quantities:
-    """What a slot needs of NUMA nodes, and what each node could give.
+    """The amounts that a slot needs of NUMA nodes, and the amounts that each node could give.
 
     Attributes:
         layout: the host.
         strategy: the host's NUMA strategy.
-        need: by dimension, without dimensions that no node reports.
-        available: by dimension, then by position of the node.
-        capacity: what each node has for slots, taken or not; in the same form.
-        nodes: positions of the nodes that slots' cpus can come from.
-        preferred_cpus: cpus that also meet what is only preferred; None: all do.
+        need: needed amount by dimension. Dimensions that no node reports are left out.
+        available: amount that each node can still give, by dimension and position of the node.
+        capacity: amount that each node has for slots, whether taken or not, in the same form.
+        nodes: positions of the nodes that can give cpus.
+        preferred_cpus: cpus that also meet the preferred policies; None: all cpus meet them.
     """
 
     layout: CpuLayout
@@ -65,23 +66,23 @@ class Quantities:
     preferred_cpus: int | None = None
 
     def of(self, dimension: str, nodes: Iterable[int]) -> list[tuple[int, int]]:
-        """Returns position and available amount of the nodes that give a dimension if `nodes` give
-        the cpus.
+        """Returns which nodes give a dimension if the cpus are on `nodes`, as pairs of position and
+        available amount.
         """
         available = self.available[dimension]
         return [(at, available[at]) for at in self.places(dimension, nodes)]
 
     def places(self, dimension: str, nodes: Iterable[int]) -> tuple[int, ...]:
-        """Returns the nodes that give a dimension if `nodes` give the cpus. Memory may come from
-        another node, since some nodes have cpus only.
+        """Returns the nodes that give a dimension if the cpus are on `nodes`. Memory may come from
+        another node, because some nodes have only cpus.
         """
         if dimension == MEMORY_BYTES:
             return memory_positions(self.layout, nodes)
         return tuple(nodes)
 
     def lacking(self, nodes: Sequence[int]) -> str | None:
-        """Returns the first dimension of which these nodes together have too little; None: there is
-        none.
+        """Returns the first dimension of which these nodes together have too little; None: they
+        have enough of all.
         """
         for dimension, need in self.need.items():
             if sum(has for _, has in self.of(dimension, nodes)) < need:
@@ -89,24 +90,25 @@ class Quantities:
         return None
 
     def score(self, nodes: Sequence[int]) -> int:
-        """Returns how well the nodes suit the strategy if the slot is on them, from 0 to
+        """Returns how well these nodes meet the strategy with the slot on them, from 0 to
         `SCORE_MAX`.
 
-        It is the mean over the dimensions of the part that is free then (LeastAllocated,
-        DistributeEvenly) or taken (MostAllocated). Where some cpus do not meet what is only
-        preferred, nodes with enough cpus that do get the upper half of the range, others the lower
-        half.
+        The score is a mean over the dimensions: of the free part (LeastAllocated,
+        DistributeEvenly), or of the taken part (MostAllocated). If only some cpus meet the
+        preferred policies, nodes with enough such cpus get the upper half of the range, and other
+        nodes the lower half.
         """
         total = 0
         for dimension, need in self.need.items():
             capacity, available = self.capacity[dimension], self.available[dimension]
-            # Counted with the slot in place, so that the score compares the hosts as they would be.
+            # The slot is counted as taken, so that the score compares the states after the
+            # placement.
             has = free = 0
             for at in self.places(dimension, nodes):
                 has += capacity[at]
                 free += available[at]
             total += share_score(self.strategy, has, has - free + need)
-        # Rounded down, like the shares. `max` is for a slot that needs nothing of nodes.
+        # Rounded down. `max` avoids a division by zero if the slot needs no amounts of nodes.
         value = total // max(len(self.need), 1)
         if self.preferred_cpus is None:
             return value
@@ -123,8 +125,8 @@ def share_score(strategy: NumaStrategy, capacity: int, taken: int) -> int:
 
     Args:
         strategy: the host's NUMA strategy.
-        capacity: what the nodes have.
-        taken: what is taken of it once the slot is there.
+        capacity: the amount that the nodes have.
+        taken: the amount that is taken, including the slot.
     """
     if not capacity:
         return 0
@@ -142,15 +144,17 @@ def quantities(
     nodes: Iterable[int] | None = None,
     preferred_cpus: int | None = None,
 ) -> Quantities:
-    """Returns what a slot needs and what there is.
+    """Returns the amounts that a slot needs, and the amounts that nodes have.
 
     Args:
-        ledger: of the host.
-        amounts: of the slot, as `aligned_amounts` returns them.
+        ledger: the cpu ledger of the host.
+        amounts: the amounts of the slot, as `aligned_amounts` returns them.
         strategy: the host's NUMA strategy.
-        candidate_cpus: the cpus that a slot with dedicated cpus can choose from; None: it has none.
-        nodes: positions of the only nodes to try; None: all that have usable cpus.
-        preferred_cpus: those candidates that meet what is only preferred; None: nothing is.
+        candidate_cpus: the cpus that a slot with dedicated cpus can choose from; None: the slot has
+            no dedicated cpus.
+        nodes: positions of the nodes to try; None: all nodes with usable cpus.
+        preferred_cpus: the candidates that also meet the preferred policies; None: no policy is
+            only preferred.
     """
     layout = ledger.layout
     every = range(len(layout.nodes))
@@ -159,14 +163,15 @@ def quantities(
         if name == CPU_MILLI and candidate_cpus is not None:
             need[name] = amount
             available[name] = [_milli(node.mask & candidate_cpus) for node in layout.nodes]
-            # Capacity includes taken cpus, because the score is a share of everything.
+            # The capacity includes taken cpus, because the score is a part of the whole capacity.
             capacity[name] = [_milli(node.mask & ledger.pinnable) for node in layout.nodes]
         elif ledger.reports(name):
             need[name] = amount
             available[name] = [ledger.available(at, name) for at in every]
             capacity[name] = [ledger.capacity(at, name) for at in every]
     if nodes is None:
-        # Best-effort slots also run where every cpu is reserved, as long as it is shared.
+        # Best-effort slots also run on nodes where all cpus are reserved, if these are still in the
+        # shared pool.
         usable = ledger.pool_cpus if BEST_EFFORT_CPU_MILLI in amounts else ledger.pinnable
         nodes = (at for at in layout.cpu_nodes if layout.nodes[at].mask & usable)
     return Quantities(layout, strategy, need, available, capacity, tuple(nodes), preferred_cpus)
@@ -177,24 +182,26 @@ def _milli(cpus: int) -> int:
 
 
 def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[str, list[Hint]]:
-    """Returns for every dimension the masks that could give the slot everything, in the order
-    given.
+    """Returns for every dimension the masks that have enough of all amounts, in the order of
+    `masks`.
 
-    A node without any of a dimension left is no place for that dimension. So a mask with this
-    node is no hint for it, even if the other nodes have enough.
+    If a node has nothing left of a dimension, a mask with this node is no hint for the dimension,
+    even if the other nodes have enough.
 
     Args:
-        needs: what the slot needs.
+        needs: the amounts that the slot needs.
         masks: the masks to try.
-        preferred_size: masks of this many nodes are preferred: as few as on the empty host.
+        preferred_size: masks with this number of nodes are preferred. It is the number that the
+            slot needs on the empty host.
 
-    Source: `generateResourceHints` of Koordinator's nodenumaresource; which masks are preferred is
-    decided differently here.
+    Source: `generateResourceHints` of Koordinator's nodenumaresource. It has a different rule for
+    which masks are preferred.
     """
     found: dict[str, list[Hint]] = {dimension: [] for dimension in needs.need}
     for mask in masks:
         nodes = positions(mask)
-        # One dimension that is short rules the mask out for all: the slot must lie in one mask.
+        # All amounts of the slot must come from one mask. So if one dimension is short, the mask is
+        # no hint for any dimension.
         if needs.lacking(nodes) is not None:
             continue
         hint = Hint(mask, len(nodes) == preferred_size, needs.score(nodes))
@@ -205,12 +212,11 @@ def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[
 
 
 def fewest_nodes(needs: Quantities, works: Callable[[Sequence[int]], bool]) -> int | None:
-    """Returns the size of the smallest masks that are a hint for every dimension; None: there are
-    none.
+    """Returns the size of the smallest mask that is a hint for every dimension; None: no mask is.
 
     Args:
-        needs: what the slot needs.
-        works: whether nodes that have enough can really give it.
+        needs: the amounts that the slot needs.
+        works: checks whether nodes with enough of all amounts can really serve the slot.
     """
     for _, masks in masks_by_size(needs.layout, needs.nodes):
         for mask in masks:
@@ -228,8 +234,9 @@ def fewest_nodes(needs: Quantities, works: Callable[[Sequence[int]], bool]) -> i
 def masks_by_size(
     layout: CpuLayout, nodes: tuple[int, ...]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Returns the masks that are tried, by size, the smallest first; those of one size in
-    lexicographic order. All subsets of up to `NODES_ENUMERATED_MAX` nodes, and a selection of more.
+    """Returns the masks to try by size, the smallest size first. Masks of one size are in
+    lexicographic order. Up to `NODES_ENUMERATED_MAX` nodes, these are all subsets; for more nodes,
+    a selection.
     """
     if len(nodes) <= NODES_ENUMERATED_MAX:
         return tuple(
@@ -257,14 +264,15 @@ def _some_masks(layout: CpuLayout, nodes: tuple[int, ...]) -> Iterator[tuple[int
 
 @lru_cache(16_384)
 def remoteness(layout: CpuLayout, mask: int) -> int:
-    """Returns how far the nodes of a mask are from each other: the sum of all their distances, 0 if
-    they are unknown. For masks of equal size this orders like the mean.
+    """Returns how far the nodes of a mask are from each other: the sum of all distances between
+    them, or 0 if these are unknown. Only masks of equal size can be compared by it.
     """
     nodes = positions(mask)
     return sum(
         layout.nodes[one].distances[other]
         for one in nodes
-        # Distances that do not cover all nodes cannot be compared.
+        # A node whose distances do not cover all nodes counts as 0, because incomplete distances
+        # cannot be compared.
         if len(layout.nodes[one].distances) == len(layout.nodes)
         for other in nodes
     )

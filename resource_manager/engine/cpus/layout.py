@@ -1,11 +1,11 @@
-"""The layout of one host's cpus: cores, NUMA nodes and packages.
+"""Describes the layout of one host's cpus: cores, NUMA nodes and packages.
 
-A core here consists of those of its threads that are online and that the executor may use, however
-many (`Core.mask`). Reserved threads stay part of their core. So a core with a reserved thread is
-never a *whole* core for a slot.
+`Core.mask` has the threads of a core that are online and that the executor may use; there may be
+any number of them. Reserved threads stay in the mask of their core. So a core with a reserved
+thread is never a *whole* core for a slot.
 
-A layout never changes, and equal hosts share one object, so it can be the key of caches. Sets of
-cpus are integers whose bit n stands for cpu n. This makes a choice among hundreds of cpus take
+A layout never changes. Equal hosts share one layout object, so it can be the key of caches. A set
+of cpus is an integer whose bit n stands for cpu n. So a choice among hundreds of cpus takes
 microseconds.
 """
 
@@ -21,10 +21,12 @@ from finegrain.cpu_assignment import PoolName
 from finegrain.cpu_pools import NODE_UNKNOWN
 from finegrain.cpuset import CpuSet
 
-LAYOUTS_KNOWN_MAX: Final = 1_024  # kinds of hosts that are cached; a cluster has a few
+LAYOUTS_KNOWN_MAX: Final = 1_024  # number of cached layouts; a cluster has few different ones
 
 Row = tuple[int, int, int, int] | tuple[int, int, int, int, int]
-"""cpu, core, NUMA node, package and, if known, the group that shares a last-level cache."""
+"""A cpu with its core, NUMA node and package. The optional last number is the group of cpus that
+share a last-level cache.
+"""
 
 _ONLY: Final = PoolName(0, 0)
 
@@ -36,7 +38,8 @@ class Core:
     mask: int
     package: int
     node: int
-    kind: int = 0  # numbered by lowest cpu; 0 for all if cores are alike
+    # number of its kind, in the order of lowest cpus; 0 for all cores if they are equal
+    kind: int = 0
     cache: int = -1  # label of its last-level cache; -1: unknown
     place: PoolName = _ONLY  # the shared pool that its cpus belong to
 
@@ -49,11 +52,12 @@ class Node:
 
     id: int
     mask: int
-    packages: tuple[int, ...] = ()  # positions; several if the node spans packages
-    memory_bytes: int = 0  # what slots may have of it
+    packages: tuple[int, ...] = ()  # positions of its packages; several if the node spans packages
+    memory_bytes: int = 0  # memory that slots may have
     extended: tuple[tuple[str, int], ...] = ()  # its countable resources, by name
-    distances: tuple[int, ...] = ()  # to the layout's nodes in their order; () if unknown
-    memory_node: int = 0  # position: itself if it has memory, else the nearest that has
+    distances: tuple[int, ...] = ()  # distance to each node of the layout, in order; () if unknown
+    # position of the node whose memory its cpus use: itself, or the nearest node with memory
+    memory_node: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +70,17 @@ class Package:
 
 @dataclass(frozen=True, eq=False)
 class CpuLayout:
-    """The cpus of one host. Equal only to itself (`layout_of` returns the same object for equal
-    hosts).
+    """The cpus of one host. Layouts are compared by identity, because `layout_of` returns the same
+    object for equal hosts.
 
     Attributes:
-        cores: in order of their numbers.
-        nodes: in order of their ids.
-        packages: in order of their labels.
+        cores: all cores. `layout_of` orders them by lowest cpu.
+        nodes: all NUMA nodes, in order of their ids.
+        packages: all packages, in order of their labels.
         pinnable: cpus that can be dedicated to slots.
-        isolated: cpus of these that are in no shared pool.
-        kept_back: cpus that are only in shared pools, because the executor's configuration reserves
-            them.
+        isolated: pinnable cpus that are in no shared pool.
+        kept_back: cpus that are in shared pools but not pinnable, because the executor's
+            configuration reserves them.
     """
 
     cores: tuple[Core, ...]
@@ -93,17 +97,17 @@ class CpuLayout:
 
     @cached_property
     def per_core(self) -> int:
-        """Threads of the widest core; of each core if the host is regular."""
+        """Number of threads of the core with the most threads."""
         return max(core.mask.bit_count() for core in self.cores)
 
     @cached_property
     def per_node(self) -> int:
-        """Cpus of the largest node."""
+        """Number of cpus of the largest node."""
         return max(node.mask.bit_count() for node in self.nodes)
 
     @cached_property
     def per_package(self) -> int:
-        """Cpus of the largest package."""
+        """Number of cpus of the largest package."""
         return max(package.mask.bit_count() for package in self.packages)
 
     @cached_property
@@ -128,7 +132,7 @@ class CpuLayout:
 
     @cached_property
     def position_of_node(self) -> Mapping[int, int]:
-        """Positions by the kernel's ids of nodes."""
+        """Position of each node by the id that the kernel gives it."""
         return {node.id: at for at, node in enumerate(self.nodes)}
 
     @cached_property
@@ -138,31 +142,31 @@ class CpuLayout:
 
     @cached_property
     def cores_of_node(self) -> tuple[tuple[int, ...], ...]:
-        """Per node the cpus of each of its cores."""
+        """For each node, the masks of its cores."""
         return self._grouped([core.node for core in self.cores], len(self.nodes))
 
     @cached_property
     def cores_of_package(self) -> tuple[tuple[int, ...], ...]:
-        """Per package the cpus of each of its cores."""
+        """For each package, the masks of its cores."""
         return self._grouped([core.package for core in self.cores], len(self.packages))
 
     @cached_property
     def around_node(self) -> tuple[int, ...]:
-        """Per node the cpus of all packages that have some of its cpus."""
+        """For each node, the cpus of all packages that contain a cpu of the node."""
         return tuple(
             _union(self.packages[package].mask for package in node.packages) for node in self.nodes
         )
 
     @cached_property
     def cores_of_kind(self) -> tuple[int, ...]:
-        """Per kind the cpus of all its cores."""
+        """For each kind, the cpus of all cores of the kind."""
         return tuple(
             _union(core.mask for core in self.cores if core.kind == kind)
             for kind in sorted({core.kind for core in self.cores})
         )
 
     def whole(self, free: int) -> int:
-        """Returns those of `free` whose cores are entirely in `free`."""
+        """Returns the cpus of all cores whose threads are all in `free`."""
         whole = 0
         for mask in self.core_masks:
             if not mask & ~free:
@@ -170,7 +174,7 @@ class CpuLayout:
         return whole
 
     def cores_touched(self, cpus: int) -> int:
-        """Returns all cpus of cores that have one of `cpus`."""
+        """Returns all cpus of the cores that contain at least one of `cpus`."""
         touched = 0
         for mask in self.core_masks:
             if mask & cpus:
@@ -178,11 +182,11 @@ class CpuLayout:
         return touched
 
     def nodes_touched(self, cpus: int) -> int:
-        """Returns all cpus of nodes that have one of `cpus`."""
+        """Returns all cpus of the nodes that contain at least one of `cpus`."""
         return _union(node.mask for node in self.nodes if node.mask & cpus)
 
     def first_threads(self, free: int) -> int:
-        """Returns the lowest cpu in `free` of each core."""
+        """Returns the lowest free cpu of each core."""
         first = 0
         for mask in self.core_masks:
             here = mask & free
@@ -190,10 +194,11 @@ class CpuLayout:
         return first
 
     def without(self, offline: int) -> CpuLayout:
-        """Returns the layout without offline cpus: their cores are narrower, or not there.
+        """Returns the layout without the offline cpus. Their cores have fewer threads, or are left
+        out.
 
-        Returns this layout if it has none of them, or only them: a layout without cpus is
-        impossible.
+        If none of the cpus is offline, or all are, it returns this layout: a layout needs at least
+        one cpu.
         """
         lost = offline & self.cpus
         return _without(self, lost) if lost and lost != self.cpus else self
@@ -207,11 +212,11 @@ class CpuLayout:
 
 @lru_cache(LAYOUTS_KNOWN_MAX)
 def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
-    """Returns the layout of a host as it was reported; None if it reports no cores, or if slots can
-    have none of its cpus.
+    """Returns the layout that a host reported; None if it reports no cores, or if slots can have
+    none of its cpus.
 
     Args:
-        topology: `HostTopology` as JSON text, as registrations keep it.
+        topology: `HostTopology` as JSON text, in the form that registrations store.
         host_cpus: `HostCpus` as JSON text. If it is empty, all allowed cpus can be pinned and each
             node offers all its memory.
 
@@ -233,8 +238,8 @@ def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
         )
         for core in report.get("cores", ())
     ]
-    # In order of their lowest cpus, so that equal hosts have equal layouts in whatever order they
-    # report their cores.
+    # Sorted by lowest cpu, so that equal hosts have equal layouts even if they report their cores
+    # in different orders.
     parts = sorted((part for part in parts if part[0]), key=lambda part: part[0] & -part[0])
     if not parts or not pinnable:
         return None
@@ -280,23 +285,23 @@ _Part = tuple[int, int, int, str, int]  # mask, label of package, id of node, ki
 def _assembled(
     parts: Sequence[_Part], nodes: Sequence[Node], pinnable: int, isolated: int = 0, kept: int = 0
 ) -> CpuLayout:
-    """Makes a layout of cores in the given order. Adds nodes that only cores name."""
+    """Makes a layout of cores in the given order. Adds nodes that occur only in cores."""
     nodes = _with_unnamed_nodes(parts, nodes)
     position = {node.id: at for at, node in enumerate(nodes)}
     labels = sorted({part[1] for part in parts})
     package_at = {label: at for at, label in enumerate(labels)}
     kinds: dict[str, int] = {}
-    # Numbered by lowest cpu, because names of kinds have no order.
+    # Numbered in the order of lowest cpus, because the names of kinds have no order.
     for part in sorted(parts, key=lambda part: part[0] & -part[0]):
         kinds.setdefault(part[3], len(kinds))
     cores = tuple(
         Core(
             mask,
             package_at[label],
-            position.get(node, 0),  # a core without a node counts as one of the first
+            position.get(node, 0),  # a core without a node belongs to the first node
             kinds[kind],
             cache,
-            PoolName(label, max(node, NODE_UNKNOWN)),  # all unknown nodes have one label
+            PoolName(label, max(node, NODE_UNKNOWN)),  # all unknown nodes have the same label
         )
         for mask, label, node, kind, cache in parts
     )
@@ -329,14 +334,14 @@ def _assembled(
 
 
 def _with_unnamed_nodes(parts: Sequence[_Part], nodes: Sequence[Node]) -> list[Node]:
-    """Adds the nodes that only cores name; these have no memory. A core without a node (-1) counts
-    as one of the first node, because hosts that do not report nodes have one.
+    """Adds the nodes that occur only in cores, without memory. If the host reports no nodes at all,
+    it adds node 0. A core without a node (-1) then belongs to it.
     """
     known = {node.id for node in nodes}
     named = {part[2] for part in parts if part[2] >= 0} - known
     if not known and not named:
         named = {0}
-    # Distances are reported only between the report's own nodes, so they no longer match.
+    # Distances are reported only between reported nodes, so they are dropped if a node is added.
     kept = nodes if not named else [_without_distances(node) for node in nodes]
     return sorted([*kept, *(Node(node, 0) for node in named)], key=lambda node: node.id)
 
@@ -346,18 +351,18 @@ def _without_distances(node: Node) -> Node:
 
 
 def _memory_node(at: int, nodes: Sequence[Node], with_cpus: set[int]) -> int:
-    """Returns the node itself if it has memory, else the nearest that has, those with cpus
-    first.
+    """Returns the position of the node whose memory a node's cpus use: the node itself, or the
+    nearest node with memory. Among equally near nodes, a node with cpus comes first.
     """
     home = nodes[at]
-    # Without any memory reported, all nodes are alike, and each keeps its own.
+    # If no node reports memory, each node uses its own.
     if home.memory_bytes or not any(node.memory_bytes for node in nodes):
         return at
     distances_known = len(home.distances) == len(nodes)
     return min(
         (
             (
-                # Without distances, neighbours in the numbering are the best guess.
+                # If distances are unknown, nodes with similar numbers are assumed to be near.
                 home.distances[other] if distances_known else abs(other - at),
                 other not in with_cpus,
                 other,
@@ -375,7 +380,7 @@ def _nodes(reported: Iterable[Mapping[str, Any]], offered: Mapping[str, Any]) ->
         node_id = int(node.get("numa_node_id", 0))
         if offered:
             mine = by_id.get(node_id, {})
-            # Special memory (HBM, CXL, a GPU's) is given only to those who ask for it.
+            # Special memory (HBM, CXL, GPU memory) is not offered as normal memory.
             memory = int(mine.get("memory_bytes", 0)) if mine.get("default_memory") else 0
             extended = mine.get("extended", {})
         else:
@@ -394,7 +399,7 @@ def _nodes(reported: Iterable[Mapping[str, Any]], offered: Mapping[str, Any]) ->
 
 
 def _kept_back(offered: Mapping[str, Any]) -> int:
-    # Strictly reserved cpus are in no pool, so nothing of them is kept back for pools.
+    # Strictly reserved cpus are in no pool, so none of them is kept back for pools.
     policy = {} if offered.get("policy", {}).get("reserved_strict") else offered.get("policy", {})
     return _bits(offered, "reserved_cpus") & _bits(policy, "reserved_cpus")
 

@@ -1,8 +1,8 @@
-"""The ledger of the cpus and NUMA nodes of one host: their capacity, and what slots have of it.
+"""The ledger of the cpus and NUMA nodes of one host: their capacity, and which parts slots have.
 
-It contains no policy. A change costs a few operations on integers, whatever the size of the host.
-Figures that depend on all slots are derived at most once per `version`. Amounts that lie on no NUMA
-node are in `hosts/host.py`.
+It contains no placement policy. A change costs a few operations on integers, independent of the
+size of the host. Numbers that depend on all slots are computed at most once per `version`. Amounts
+of the host as a whole are in `hosts/host.py`.
 """
 
 from __future__ import annotations
@@ -23,32 +23,34 @@ from resource_manager.engine.model.entities import SlotKey
 
 @dataclass(frozen=True, slots=True)
 class PinRoom:
-    """The free cpus and cores for slots with dedicated cpus, for rough comparisons."""
+    """Numbers of free cpus and cores for slots with dedicated cpus. They allow a quick comparison,
+    but not a final decision.
+    """
 
     cpus: int  # free cpus
-    whole_cores: int  # cores that are entirely free
+    whole_cores: int  # cores whose threads are all free
     whole_core_cpus: int  # the cpus of these cores
-    cores: int  # cores with a free cpu
-    most_on_a_node: int  # free cpus of the node with most of them
+    cores: int  # cores with at least one free cpu
+    most_on_a_node: int  # free cpus of the node that has most free cpus
 
 
 class CpuLedger:
-    """The cpus and NUMA nodes of one host, and what slots hold of them. Sets of cpus are bits of
-    integers.
+    """The cpus and NUMA nodes of one host, and which of them slots hold. A set of cpus is an
+    integer whose bit n stands for cpu n.
 
     Attributes:
         layout: cores and nodes, without offline cpus.
-        reported_layout: the same as reported, offline cpus included.
+        reported_layout: the layout that the host reported, with offline cpus.
         policy: the host's settings.
-        pinnable: cpus that can be dedicated to slots, taken or not.
-        pool_cpus: cpus that shared pools can use, unless they are dedicated.
+        pinnable: cpus that can be dedicated to slots, including those that already are.
+        pool_cpus: cpus that shared pools can use while they are not dedicated.
         pinned: cpus that are dedicated to slots.
-        exclusive: those of them that best-effort slots must not use either.
-        claimed_cores: cpus of slots that have their cores to themselves.
-        claimed_nodes: cpus of slots that have their NUMA nodes to themselves.
+        exclusive: pinned cpus that best-effort slots must not use (cpus of LSE slots).
+        claimed_cores: cpus of slots that claim their cores (`PCPULevel`).
+        claimed_nodes: cpus of slots that claim their NUMA nodes (`NUMANodeLevel`).
         shared_count: number of slots in shared pools.
         best_effort_count: number of best-effort slots.
-        holdings: assignment by slot; None: the slot runs in the whole shared pool.
+        holdings: the assignment of each slot; None: the slot runs in the whole shared pool.
         devices: the ledger of devices, with the shares of the same slots.
         time_shared: other programs use the cpus as well, so slots get no particular ones.
         version: rises with every change.
@@ -93,12 +95,12 @@ class CpuLedger:
         """Makes a ledger without slots.
 
         Args:
-            layout: of the host as it was reported, offline cpus included.
+            layout: the layout that the host reported, with offline cpus.
             policy: the host's settings; None: the built-in ones.
-            best_effort_milli: what the host announced for best-effort slots on all cpus that its
-                configuration leaves to them (`pinnable` and `kept_back` ones), in thousandths of a
-                cpu; None: as much as these are.
-            devices: of the host.
+            best_effort_milli: the cpu that the host announced for best-effort slots, in
+                thousandths. It is for all cpus that the host's configuration leaves to them
+                (pinnable and kept back). None: 1,000 for each of these cpus.
+            devices: the layout of the host's devices.
             time_shared: other programs use the cpus as well, so slots get no particular ones.
         """
         self.layout = self.reported_layout = layout
@@ -114,17 +116,17 @@ class CpuLedger:
         self._derive()
         self._recount()
 
-    _pin_room: PinRoom | None  # None: something has changed since it was derived
+    _pin_room: PinRoom | None  # None: it must be computed again
 
     def _derive(self) -> None:
-        """Computes the cpus that slots can have: without those that settings reserve, offline cpus
-        and cpus of a kubelet.
+        """Computes the cpus that slots can have. It leaves out cpus that settings reserve, offline
+        cpus and cpus of a kubelet.
         """
         base = self.reported_layout
         self.layout = base.without(self._offline)
         policy = self.policy
         unavailable = self._offline | self._kubelet
-        # Reserved cpus are for no slot alone, but stay in the pools unless they are strictly
+        # Reserved cpus are not dedicated to slots. They stay in the pools unless they are strictly
         # reserved.
         self.pinnable = base.pinnable & ~unavailable & ~policy.reserved_cpus.bits
         offered = base.pinnable | base.kept_back
@@ -133,7 +135,7 @@ class CpuLedger:
         )
         count, announced = self.pool_cpus.bit_count(), self._announced_best_effort
         best_effort = count * MILLI
-        # Offline or reserved cpus reduce what was announced in proportion.
+        # Offline or strictly reserved cpus reduce the announced amount in proportion.
         if announced is not None:
             best_effort = announced * count // max(offered.bit_count(), 1)
         position = self.layout.position_of_node
@@ -149,7 +151,7 @@ class CpuLedger:
         if policy != self.policy:
             self.policy = policy
             self._settings_changed()
-        self.policy = policy  # it may name another source, which equality ignores
+        self.policy = policy  # an equal policy may have come from another source
 
     def set_unavailable(
         self,
@@ -163,9 +165,10 @@ class CpuLedger:
         Args:
             offline: cpus that do not run.
             kubelet: cpus that a kubelet on the same host gave to its own containers.
-            kubelet_memory: bytes that it gave to them, by id of the node.
+            kubelet_memory: bytes that it gave to these containers, by id of the NUMA node.
         """
-        # Most reports change nothing here. A new version would drop all cached answers.
+        # Most reports change nothing here. They must not raise the version, because that drops all
+        # cached results.
         circumstances = (offline.bits, kubelet.bits, tuple(sorted(kubelet_memory)))
         if circumstances != (self._offline, self._kubelet, self._kubelet_memory):
             self._offline, self._kubelet, self._kubelet_memory = circumstances
@@ -174,11 +177,11 @@ class CpuLedger:
     def set_unusable_devices(
         self, unusable: Mapping[DeviceKey, str], foreign: frozenset[DeviceKey]
     ) -> None:
-        """Sets which devices get no new work, and why. Slots keep what they hold.
+        """Sets which devices get no new slots, and why. Slots keep what they hold.
 
         Args:
-            unusable: all of these devices.
-            foreign: those that others use.
+            unusable: the devices that get no new slots, with the reasons.
+            foreign: the unusable devices that pods or processes outside slots use.
         """
         if self.devices.set_unusable(unusable, foreign):
             self._changed()
@@ -190,8 +193,8 @@ class CpuLedger:
 
     @property
     def free(self) -> int:
-        """Cpus that could be dedicated to a slot. What pools of nodes have promised is not
-        subtracted.
+        """Cpus that are not dedicated to a slot. The cpu that is promised to slots in the pools of
+        nodes is not subtracted.
         """
         return self.pinnable & ~self.pinned
 
@@ -207,52 +210,56 @@ class CpuLedger:
 
     @property
     def unavailable(self) -> tuple[int, int, tuple[tuple[int, int], ...]]:
-        """The arguments of the last `set_unavailable`, in a form that can be compared."""
+        """The arguments of the last `set_unavailable`, as a value that can be compared."""
         return self._offline, self._kubelet, self._kubelet_memory
 
     @property
     def best_effort_milli(self) -> int | None:
-        """What the host announced for best-effort slots; None: no amount."""
+        """The cpu that the host announced for best-effort slots, in thousandths; None: it announced
+        none.
+        """
         return self._announced_best_effort
 
     def capacity(self, node: int, dimension: str) -> int:
-        """Returns what a node (a position) has for slots, taken or not; of cpu, what pools could
-        have.
+        """Returns the amount that a node (a position) has for slots, whether taken or not. For cpu,
+        it is the amount that shared pools could have if no cpu were dedicated.
         """
         return self._capacities[node].get(dimension, 0)
 
     def reports(self, dimension: str) -> bool:
-        """Returns True if any node has some of a dimension. A dimension that no node has lies on no
-        node.
+        """Returns True if some node has a capacity of this dimension. Other dimensions are not
+        bound to nodes.
         """
         return any(dimension in capacities for capacities in self._capacities)
 
     def used(self, node: int, dimension: str) -> int:
-        """Returns what slots hold of a node, without dedicated cpus."""
+        """Returns the amount of a node that slots hold. Dedicated cpus are not counted."""
         return self._used[node].get(dimension, 0)
 
     def available(self, node: int, dimension: str) -> int:
-        """Returns what slots in shared pools can still have of a node; at least 0."""
+        """Returns the amount of a node that slots in shared pools can still get; at least 0."""
         if dimension == CPU_MILLI:
-            # Pools also run on cpus that are reserved and shared, but promise only the others.
+            # Pools also contain cpus that are reserved and shared, but only the other cpus are
+            # promised to slots.
             shared = self.shared_cpus & self.pinnable & self.layout.nodes[node].mask
             return max(shared.bit_count() * MILLI - self.used(node, dimension), 0)
         pool_is_empty = not self.best_effort_cpus & self.layout.nodes[node].mask
         if dimension == BEST_EFFORT_CPU_MILLI and pool_is_empty:
             return 0
-        # At least 0: a host that has become smaller may have given more than it has.
+        # At least 0, because slots may hold more than the capacity of a host that has become
+        # smaller.
         return max(self.capacity(node, dimension) - self.used(node, dimension), 0)
 
     def pool_spare(self, node: int, qos: QosClass) -> int:
-        """Returns how many cpus of a node's shared pool can be dedicated to slots of a class. The
-        rest is promised to slots that are bound to the pools of the node.
+        """Returns how many cpus of a node's shared pool can be dedicated to slots of a QoS class.
+        The rest is promised to slots that are bound to the pools of the node.
         """
         mask = self.layout.nodes[node].mask
         used = self._used[node]
         spare = (self.free & self.pool_cpus & mask).bit_count()
-        # Rounded up: a promised part of a cpu keeps a whole cpu in the pool.
+        # Rounded up, because even a part of a cpu that is promised keeps a whole cpu in the pool.
         spare -= -(-used.get(CPU_MILLI, 0) // MILLI)
-        # LSE slots take cpus from the best-effort pool as well, and must leave one to its slots.
+        # LSE slots also take cpus from the best-effort pool. They must leave one cpu to its slots.
         if qos is QosClass.LSE and used.get(BEST_EFFORT_CPU_MILLI, 0):
             spare = min(spare, (self.best_effort_cpus & mask).bit_count() - 1)
         return max(spare, 0)
@@ -263,7 +270,7 @@ class CpuLedger:
         return tuple(sorted({core.place for core in cores if core.node == node}))
 
     def pin_room(self) -> PinRoom:
-        """Returns what is left for slots with dedicated cpus."""
+        """Returns the free cpus and cores for slots with dedicated cpus."""
         if self._pin_room is None:
             free = self.free
             whole = self.layout.whole(free)
@@ -276,10 +283,10 @@ class CpuLedger:
         return self._pin_room
 
     def add(self, key: SlotKey, assignment: CpuAssignment | None) -> None:
-        """Adds a slot. Without an assignment it runs in the whole shared pool.
+        """Adds a slot. A slot without an assignment runs in the whole shared pool.
 
         Raises:
-            ValueError: the slot is there already.
+            ValueError: the ledger already has the slot.
         """
         if key in self.holdings:
             raise ValueError(f"slot {key} has its cpus already")
@@ -292,7 +299,7 @@ class CpuLedger:
         """Removes a slot.
 
         Raises:
-            KeyError: there is no such slot.
+            KeyError: the ledger does not have the slot.
         """
         assignment = self.holdings.pop(key)
         if self._overlapping:  # other slots may hold the same cpus
@@ -302,7 +309,8 @@ class CpuLedger:
         if assignment is not None and assignment.devices:
             self.devices.remove(assignment.devices)
         self._changed()
-        # Only pairs that are still over capacity stay tolerated. Others may not exceed it again.
+        # Only amounts that still exceed the capacity stay tolerated. Others must not exceed it
+        # again.
         if self._overdrawn:
             self._overdrawn &= self.overcommitted()
 
@@ -310,12 +318,12 @@ class CpuLedger:
         """Changes the assignment of a slot.
 
         Raises:
-            KeyError: there is no such slot.
+            KeyError: the ledger does not have the slot.
         """
         if self.holdings[key] == assignment:
-            self.holdings[key] = assignment  # equal, but notes may differ
+            self.holdings[key] = assignment  # the assignments are equal, but their notes may differ
             return
-        # Kept aside, because `remove` ends the tolerance for the moment without the slot.
+        # Stored here, because `remove` may end the tolerance while the slot is missing.
         tolerated = self._overdrawn
         self.remove(key)
         self.holdings[key] = assignment
@@ -329,7 +337,7 @@ class CpuLedger:
         """Returns a copy that the caller may change, for example to try an assignment."""
         copy = CpuLedger.__new__(CpuLedger)
         for name in CpuLedger.__slots__:
-            # Shared, except for those below: all other values are replaced and never changed in
+            # The values are shared, except for the copies below. Shared values are never changed in
             # place.
             setattr(copy, name, getattr(self, name))
         copy.holdings = dict(self.holdings)
@@ -338,7 +346,7 @@ class CpuLedger:
         return copy
 
     def empty(self) -> CpuLedger:
-        """Returns a ledger of this host, with the same settings, without slots."""
+        """Returns a ledger of this host with the same settings and without slots."""
         copy = self.scratch()
         copy.holdings = {}
         copy.devices = self.devices.empty()
@@ -369,7 +377,7 @@ class CpuLedger:
             self.shared_count += 1
             return
         cpus = assignment.cpus.bits
-        # Asked before the bits are set: the slot must not overlap with itself.
+        # Checked before the bits are set, because the slot must not overlap with itself.
         self._overlapping |= bool(self.pinned & cpus)
         self.pinned |= cpus
         if assignment.qos is QosClass.LSE:
@@ -388,7 +396,7 @@ class CpuLedger:
             self.shared_count -= 1
             return
         kept = ~assignment.cpus.bits
-        # Right only while no other slot holds these cpus; see `_overlapping`.
+        # This is correct only while no other slot holds these cpus; see `_overlapping`.
         self.pinned &= kept
         self.exclusive &= kept
         self.claimed_cores &= kept
@@ -401,8 +409,8 @@ class CpuLedger:
                 del used[name]
 
     def _shares(self, assignment: CpuAssignment) -> Iterator[tuple[dict[str, int], str, int]]:
-        """Yields what a slot holds of each node besides dedicated cpus, with the dict that counts
-        it. Nodes that the host no longer reports are left out.
+        """Yields the amounts of each node that a slot holds, except dedicated cpus, each with the
+        dict that counts it. Nodes that the host no longer reports are left out.
         """
         position: Mapping[int, int] = self.layout.position_of_node
         for share in assignment.numa:
@@ -415,21 +423,21 @@ class CpuLedger:
                     yield self._used[at], name, amount
 
     def tolerate(self) -> None:
-        """Accepts the present overcommitment: it was no more than capacity when slots were placed,
-        and the host has become smaller since.
+        """Accepts that slots now hold more than the capacity. The capacity was sufficient when they
+        were placed, but the host has become smaller since then.
         """
         self._overdrawn = self.overcommitted()
         self.devices.tolerate()
 
     def problems(self) -> list[str]:
-        """Returns a sentence for each inconsistency: cpus that two slots hold, nodes that gave more
-        than they have and never had less, counters that do not match the holdings.
+        """Returns a sentence for each inconsistency: cpus that two slots hold, nodes whose slots
+        hold more than the tolerated amounts, and counters that do not match the holdings.
         """
         found = [
             f"cpus {CpuSet.from_bits(twice)} belong to slot {key} and to another one"
             for key, twice in self._assigned_twice()
         ]
-        # Slots of a host that became smaller keep what they have, which is no inconsistency.
+        # If a host becomes smaller, its slots keep what they have. This is not an inconsistency.
         for node, name in sorted(self.overcommitted() - self._overdrawn):
             numa_node = self.layout.nodes[node].id
             used, has = self.used(node, name), self._present(node, name)
@@ -469,7 +477,7 @@ class CpuLedger:
         return self.capacity(node, name)
 
     def overcommitted(self) -> frozenset[tuple[int, str]]:
-        """Returns the (node, dimension) pairs of which slots have more than the capacity."""
+        """Returns the pairs (node, dimension) for which slots hold more than the capacity."""
         return frozenset(
             (node, name)
             for node, used in enumerate(self._used)

@@ -1,9 +1,24 @@
 """Merges the hints of all resources of a slot into one mask of NUMA nodes.
 
-This is the merge of a topology manager (as in the kubelet), with one order for all resources:
-preferred masks first, then narrower, closer, better scored ones, then the lower bits. A mask counts
-only if every resource that names masks names exactly this one. All of a slot must lie in the mask,
-so the mere overlap of two masks is no place for it.
+Source: the Topology Manager of the kubelet (`HintMerger` in
+pkg/kubelet/cm/topologymanager/policy.go of Kubernetes) and its copy in Koordinator. There, all
+combinations of hints are tried, and the masks of a combination are intersected. Here a mask is a
+candidate only if every resource has a hint for exactly this mask or for any nodes. All resources of
+the slot must be on the nodes of the mask, so an intersection of two masks could be too small.
+
+Candidates are ordered by these keys: preferred masks first, then fewer nodes, then closer nodes,
+then the higher score, then the lower bits of the mask.
+
+Example: a host with two nodes has these hints.
+
+    mask   hint for cpu               hint for memory
+    0b01   preferred, score 437       none
+    0b10   preferred, score 375       preferred, score 600
+    0b11   not preferred, score 500   not preferred, score 300
+
+Mask 0b01 is no candidate, because memory has no hint for it. The result is 0b10 (score 975), which
+both resources prefer. The next best is 0b11: BestEffort admits it, but Restricted and
+SingleNUMANode do not, because it is not preferred.
 """
 
 from __future__ import annotations
@@ -25,7 +40,7 @@ class Hint(NamedTuple):
 
 
 Provider: TypeAlias = Mapping[str, Sequence[Hint] | None]
-"""Hints by resource. None: any nodes will do for the resource; empty: no nodes will."""
+"""Hints by resource. None: any nodes can serve the resource; empty: no nodes can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +48,27 @@ class Merged:
     """The result of a merge."""
 
     admitted: bool
-    mask: int | None = None  # None: no particular nodes, or not admitted
+    mask: int | None = None  # None: the slot is not bound to nodes, or is not admitted
     preferred: bool = False  # every resource prefers it
-    unserved: tuple[str, ...] = ()  # resources that no mask will do for
+    unserved: tuple[str, ...] = ()  # resources that no mask can serve
 
 
 class _Choice(NamedTuple):
-    """The best scores that one resource gives to one mask."""
+    """The best scores of one resource for one mask."""
 
     score: int
-    preferred_score: int | None  # None: it does not prefer the mask
+    preferred_score: int | None  # None: the resource does not prefer the mask
 
 
 class _Resource(NamedTuple):
     """The hints of one resource."""
 
     masks: dict[int, _Choice]
-    anywhere: _Choice | None  # its choice for hints that name no nodes
+    anywhere: _Choice | None  # the choice for any nodes; None: each hint names nodes
 
     def choice_for(self, mask: int | None) -> _Choice | None:
-        """Returns the better one of the choices for the mask and for any nodes; None: the mask will
-        not do.
+        """Returns the better of two choices: the one for this mask and the one for any nodes. None:
+        the mask cannot serve the resource.
         """
         found = None if mask is None else self.masks.get(mask)
         if found is None or self.anywhere is None:
@@ -67,16 +82,16 @@ def merge(
     *,
     remoteness: Callable[[int], int] = lambda _: 0,
 ) -> Merged:
-    """Returns the mask of a slot. The cost grows with the number of hints, not with their
-    combinations.
+    """Returns the mask of nodes for a slot. The cost is linear in the number of hints, not in the
+    number of their combinations.
 
     Args:
-        policy: NUMA policy. None and Default admit everything and bind to nothing. BestEffort
-            admits everything. Restricted admits masks that all resources prefer. SingleNUMANode
-            does too, but only masks of one node.
-        providers: hints by resource.
-        remoteness: how far the nodes of a mask are from each other, such as the sum of their
-            distances; only masks of equal size are compared.
+        policy: the NUMA policy. None and Default admit every slot, and bind it to no nodes.
+            BestEffort admits every slot. Restricted admits masks that all resources prefer.
+            SingleNUMANode admits such masks only if they have one node.
+        providers: the hints of each provider, by resource.
+        remoteness: returns how far the nodes of a mask are from each other, such as the sum of
+            their distances. Only masks of equal size are compared by it.
     """
     return merge_ranked(policy, providers, remoteness=remoteness)[0]
 
@@ -87,20 +102,20 @@ def merge_ranked(
     *,
     remoteness: Callable[[int], int] = lambda _: 0,
 ) -> Sequence[Merged]:
-    """Returns the result of `merge`, followed by what it would return if the masks before were no
-    hints.
+    """Returns all admitted masks, the best first.
 
-    For callers that find out only later that a mask does not work.
+    The first result is that of `merge`. Each further result is what `merge` would return without
+    the masks before it. Callers need them if they find out later that a mask does not work.
 
     Args:
-        policy: as for `merge`.
-        providers: as for `merge`.
-        remoteness: as for `merge`.
+        policy: see `merge`.
+        providers: see `merge`.
+        remoteness: see `merge`.
 
     Returns:
-        At least one result. All but the first are admitted.
+        At least one result. Only the first one may be a refusal.
     """
-    # Nothing is bound to nodes then, so hints do not matter.
+    # Such a policy binds no slot to nodes, so hints do not matter.
     if not policy.aligns:
         return (Merged(admitted=True),)
     given = [
@@ -110,12 +125,13 @@ def merge_ranked(
         for name, hints in provider.items()
         if hints is not None
     ]
-    # A resource that no nodes can serve rules out every mask.
+    # If no nodes can serve some resource, no mask is possible.
     unserved = tuple(sorted({name for name, hints in given if not hints}))
     if unserved:
         return (Merged(policy is NumaPolicy.BEST_EFFORT, unserved=unserved),)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
-        # Filtered before the ranking: a wide mask must not win over a single node.
+        # Filtered before the ranking, because a mask of several nodes must not come before a single
+        # node.
         given = [(name, [hint for hint in hints if _is_single(hint)]) for name, hints in given]
     ranked = _ranked([_resource(hints) for _, hints in given], remoteness)
     if policy is not NumaPolicy.BEST_EFFORT:
@@ -124,20 +140,23 @@ def merge_ranked(
 
 
 def _ranked(resources: list[_Resource], remoteness: Callable[[int], int]) -> list[Merged]:
-    """Returns the masks that every resource names, best first. "No particular nodes" counts as the
-    widest mask.
+    """Returns the candidates, the best first. "Any nodes" (None) counts as a mask with more nodes
+    than all others.
     """
     found: list[tuple[tuple[bool, int, int, int, int], Merged]] = []
     for mask in _candidates(resources):
         options = [resource.choice_for(mask) for resource in resources]
         choices = [choice for choice in options if choice is not None]
-        # All of the slot must lie in the mask, so each resource must have named it.
+        # Each resource must be on the nodes of the mask, so each must have a hint for it.
         if len(choices) < len(resources):
             continue
-        liked = [each.preferred_score for each in choices if each.preferred_score is not None]
-        preferred = len(liked) == len(choices) and _is_preferred(resources, mask)
-        # Scores of hints that do not prefer the mask would not compare with those that do.
-        score = sum(liked) if preferred else sum(choice.score for choice in choices)
+        preferred_scores = [
+            each.preferred_score for each in choices if each.preferred_score is not None
+        ]
+        preferred = len(preferred_scores) == len(choices) and _is_preferred(resources, mask)
+        # If all resources prefer the mask, only the scores of preferring hints are added, because
+        # the other scores are not comparable.
+        score = sum(preferred_scores) if preferred else sum(choice.score for choice in choices)
         if mask is None:
             key = (not preferred, _WIDEST, 0, 0, 0)
         else:
@@ -147,7 +166,9 @@ def _ranked(resources: list[_Resource], remoteness: Callable[[int], int]) -> lis
 
 
 def _is_preferred(resources: list[_Resource], mask: int | None) -> bool:
-    """Returns True if a resource prefers this mask by name, or if the mask is None."""
+    """Returns True if some resource has a preferred hint for exactly this mask, or if the mask is
+    None.
+    """
     if mask is None:
         return True
     options = (resource.masks.get(mask) for resource in resources)
@@ -158,11 +179,13 @@ _WIDEST = 1 << 30  # more than any number of nodes
 
 
 def _candidates(resources: list[_Resource]) -> Iterable[int | None]:
-    """Returns masks that every resource may have named: those of the resource with the fewest, if
-    all hints of some resource name masks.
+    """Returns the masks for which all resources may have hints.
+
+    If some resources have hints only for particular masks, these are the masks of the one with the
+    fewest hints. Otherwise they are all masks, and None for any nodes.
     """
     demanding = [resource.masks for resource in resources if resource.anywhere is None]
-    # A mask that all name is among those of the resource with the fewest.
+    # A mask for which all resources have hints is among the masks of each of them.
     if demanding:
         return min(demanding, key=len)
     return [None, *dict.fromkeys(mask for resource in resources for mask in resource.masks)]
@@ -173,19 +196,21 @@ def _resource(hints: Sequence[Hint]) -> _Resource:
     anywhere: _Choice | None = None
     for mask, preferred, score in hints:
         choice = _Choice(score, score if preferred else None)
-        # Hints for any nodes say nothing about a mask, so they have no part in its score.
+        # A hint for any nodes does not describe a mask, so it adds nothing to the score of masks.
         if mask is None:
             choice = _Choice(0, 0 if preferred else None)
             anywhere = choice if anywhere is None else _better(anywhere, choice)
-        elif mask:  # a mask of no nodes could hold nothing
+        elif mask:  # an empty mask is ignored
             known = masks.get(mask)
             masks[mask] = choice if known is None else _better(known, choice)
     return _Resource(masks, anywhere)
 
 
 def _better(one: _Choice, other: _Choice) -> _Choice:
-    liked = [each.preferred_score for each in (one, other) if each.preferred_score is not None]
-    return _Choice(max(one.score, other.score), max(liked, default=None))
+    preferred_scores = [
+        each.preferred_score for each in (one, other) if each.preferred_score is not None
+    ]
+    return _Choice(max(one.score, other.score), max(preferred_scores, default=None))
 
 
 def _is_single(hint: Hint) -> bool:

@@ -1,8 +1,9 @@
-"""Capacities of NUMA nodes, and how an amount is split over several of them.
+"""Computes the capacities of NUMA nodes, and splits an amount over several nodes.
 
-Nodes are positions in the layout. Only cpu, memory, and countable resources that a node is reported
-to have (such as huge pages) lie on nodes. Cpus of a node without memory use the memory of the
-nearest node that has some. Nodes without cpus (HBM, CXL) are never given to a slot.
+Nodes are given by their positions in the layout. Only three kinds of amounts belong to nodes: cpu,
+memory, and countable resources that the host reports for a node, such as huge pages. Cpus of a node
+without memory use the memory of the nearest node that has some. A node without cpus serves slots
+only as such a nearest node.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from finegrain.resources import (
 from resource_manager.engine.cpus.layout import CpuLayout
 
 MILLI = 1000
-"""Thousandths of a cpu."""
+"""Number of thousandths in one cpu."""
 
 
 def aligned_amounts(booking: Amounts) -> dict[str, int]:
-    """Returns what a booking needs of NUMA nodes: memory parts are added up."""
+    """Returns the amounts of a booking in the dimensions of NUMA nodes: the memory parts are added
+    up.
+    """
     amounts: dict[str, int] = {}
     for name, amount in booking.items():
         known = MEMORY_BYTES if name in MEMORY_PARTS else name
@@ -39,14 +42,14 @@ def node_capacities(
     best_effort: tuple[int, int],
     memory_taken: Mapping[int, int],
 ) -> tuple[dict[str, int], ...]:
-    """Returns per node what slots can have of each dimension, without dimensions that the node
-    lacks.
+    """Returns for each node the amounts that slots can have. Dimensions that the node lacks are
+    left out.
 
     Args:
         layout: the host.
-        cpus: the cpus that count: slots in shared pools get no more than these.
-        best_effort: the cpus of the best-effort pool, and the total amount that slots can have of
-            them. The amount is divided among the nodes like these cpus.
+        cpus: the cpus that shared pools may promise to slots.
+        best_effort: the cpus of the best-effort pool, and the total amount of cpu that slots can
+            get there. The amount is divided among the nodes in proportion to these cpus.
         memory_taken: bytes that slots cannot have, by position of the node.
     """
     pool, best_effort_milli = best_effort
@@ -55,7 +58,7 @@ def node_capacities(
     for at, node in enumerate(layout.nodes):
         amounts = {
             CPU_MILLI: (node.mask & cpus).bit_count() * MILLI,
-            # Rounded down per node, so that the nodes together promise no more than the total.
+            # Rounded down for each node, so that all nodes together promise no more than the total.
             BEST_EFFORT_CPU_MILLI: best_effort_milli * (node.mask & pool).bit_count() // count,
             MEMORY_BYTES: max(node.memory_bytes - memory_taken.get(at, 0), 0),
         }
@@ -65,12 +68,14 @@ def node_capacities(
 
 
 def memory_positions(layout: CpuLayout, nodes: Iterable[int]) -> tuple[int, ...]:
-    """Returns the nodes whose memory the cpus of these nodes use, ascending."""
+    """Returns the positions of the nodes whose memory the cpus of these nodes use, in ascending
+    order.
+    """
     return tuple(sorted({layout.nodes[at].memory_node for at in nodes}))
 
 
 def positions(mask: int) -> tuple[int, ...]:
-    """Returns the positions of the nodes in a mask, ascending."""
+    """Returns the positions of the nodes in a mask, in ascending order."""
     found = []
     while mask:
         lowest = mask & -mask
@@ -82,25 +87,26 @@ def positions(mask: int) -> tuple[int, ...]:
 def split(
     amount: int, available: Sequence[tuple[int, int]], unit: int = 1
 ) -> dict[int, int] | None:
-    """Splits an amount over nodes, as evenly as possible; None if there is not enough.
+    """Splits an amount over nodes as evenly as possible; None if the nodes do not have enough.
 
-    The node with the least available comes first; what it cannot give falls to the others. For
-    example, 10 over nodes with 2 and 20 is split into 2 and 8.
+    The node with the smallest available amount comes first. What it cannot give is taken from the
+    others. For example, 10 is split over nodes with 2 and 20 into 2 and 8.
 
     Args:
-        amount: what to split.
-        available: position and available amount of each node. (Upstream looks nodes up by their
-            rank in this list, not by their number: a bug that is not repeated here.)
-        unit: parts are multiples of it, if all amounts are.
+        amount: the amount to split.
+        available: position and available amount of each node. (The upstream code uses the rank in
+            this list instead of the position, which is a bug.)
+        unit: if all amounts are multiples of this unit, all parts are, too.
 
     Source: `tryBestToDistributeEvenly` of Koordinator's nodenumaresource.
     """
     left = amount
     parts: dict[int, int] = {}
-    # The scarcest node first: what it cannot give is shared by all that follow.
+    # The node with the smallest amount comes first, so that all later nodes share what it cannot
+    # give.
     order = sorted(available, key=lambda each: (each[1], each[0]))
     for at, (node, has) in enumerate(order):
-        # Rounded down to the unit. The last node gets what is left.
+        # Rounded down to the unit. The last node gives the rest.
         share = left // unit // (len(order) - at) * unit
         part = min(share, has)
         if part:

@@ -1,19 +1,20 @@
-"""Takes cpus as the kubelet's static policy does (pkg/kubelet/cm/cpumanager of Kubernetes 1.33 and
-later): packed, or shared out evenly over as few NUMA nodes as possible.
+"""Takes cpus for a slot by the algorithms of the kubelet's static policy (pkg/kubelet/cm/cpumanager
+of Kubernetes 1.33 and later): packed, or distributed evenly over as few NUMA nodes as possible.
 
-Packed (`takeByTopologyNUMAPacked`) means that groups that are partly in use are filled up first.
-The options to spread over cores and to align with last-level caches are here, too.
+Packed (`takeByTopologyNUMAPacked`): groups of cpus that are partly in use become full first. The
+kubelet's options to spread over cores and to align with last-level caches are here, too.
 
-For even shares (`takeByTopologyNUMADistributed`, the option distribute-cpus-across-numa), the
-kubelet searches all combinations of nodes, and of nodes that give the remainder, for the result
-after which free cpus are most even (by standard deviation). That is always the combination of the
-nodes with most free cpus, because taking from a node lowers the sum of squares more, the more the
-node has. So this takes those nodes directly, earlier ones among equals.
+Distributed (`takeByTopologyNUMADistributed`, the option distribute-cpus-across-numa): the kubelet
+tries all combinations of nodes, and all choices of the nodes that give the remainder. It chooses
+the result that leaves the most even numbers of free cpus on the nodes (the lowest standard
+deviation). That is always the combination of the nodes with most free cpus, because a cpu taken
+from a node with more free cpus lowers the sum of squares more. So this module chooses the nodes
+with most free cpus directly. If nodes have equally many, it chooses the earlier ones.
 
-One difference: here a node gives at most one group of the remainder, so counts never differ by
-more. The kubelet goes round the nodes, so one may give two groups or more; and if no node has a
-group left, its loop does not end. Of random requests 1.2 % differ, all for this reason (decision 14
-has the numbers).
+There is one difference. Here each node gives at most one group of the remainder, so the numbers of
+two nodes differ by at most one group. The kubelet loops over the nodes, so one node may give two
+groups or more. If no node has a group left, the kubelet's loop does not end. The results differ for
+1.2 % of random requests, always for this reason (decision 14 has the numbers).
 
 Example: 10 cpus in groups of 2 from two free nodes with 8 cpus each. That is 5 groups: each node
 gives 2 groups, and the first one gives the remaining group, so 6 and 4 cpus.
@@ -30,19 +31,20 @@ from resource_manager.engine.cpus.layout import CpuLayout
 def take_packed(
     layout: CpuLayout, free: int, need: int, *, spread: bool = False, align_caches: bool = False
 ) -> int | None:
-    """Takes `need` free cpus, and returns them; None if there are fewer.
+    """Takes `need` free cpus, and returns them; None if fewer are free.
 
-    Whole free NUMA nodes and packages come first, if they are not larger than what is needed. Then
-    come whole cores, then single threads. Among equal groups, the one with the fewest free cpus
-    comes first.
+    It first takes NUMA nodes and packages that are completely free and not larger than the need.
+    Then it takes whole cores, then single threads. Among groups of one kind, the group with fewest
+    free cpus comes first.
 
     Args:
         layout: the host.
         free: the cpus to choose from.
         need: number of cpus; below 1 none are taken.
-        spread: take single threads by number instead of whole cores. The threads of one core
-            usually have numbers that are far apart.
-        align_caches: prefer whole groups of cpus that share a last-level cache.
+        spread: True: takes single threads in the order of their numbers instead of whole cores. The
+            threads of one core usually have numbers that are far apart, so the slot gets several
+            cores.
+        align_caches: True: prefers whole groups of cpus that share a last-level cache.
     """
     free &= layout.cpus
     if need < 1:
@@ -53,8 +55,8 @@ def take_packed(
 
 
 def node_order(layout: CpuLayout, free: int) -> list[int]:
-    """Returns masks of the NUMA nodes with free cpus, those of the fullest package or node
-    first.
+    """Returns the masks of the NUMA nodes with free cpus. The package or node with fewest free cpus
+    comes first.
     """
     packing = _Packing(layout, free, 0)
     return packing.outer() if packing.nodes_are_outer else packing.inner()
@@ -125,7 +127,7 @@ def bits_of(mask: int) -> Iterator[int]:
 
 
 class _Packing:
-    """Takes cpus, and keeps track of what is free and still needed."""
+    """Takes cpus, and keeps track of the free cpus and of how many are still needed."""
 
     def __init__(self, layout: CpuLayout, free: int, need: int) -> None:
         self._layout = layout
@@ -138,13 +140,14 @@ class _Packing:
         self.nodes_are_outer = len(self._packages) >= len(self._nodes)
 
     def pack(self, spread: bool, align_caches: bool) -> int:
-        # From the largest groups to single threads: each stage takes what fits entirely.
+        # The stages go from the largest groups to single threads. Each stage takes only groups that
+        # are completely free and not too large.
         self._take_whole(self.outer())
         if self._need:
             self._take_whole(self.inner())
         if self._need and align_caches:
             self._take_caches()
-        # Spreading wants single threads, so whole cores are skipped.
+        # If threads are spread, whole cores are not preferred.
         if self._need and not spread:
             self._take_whole(self._cores())
         if self._need:
@@ -154,14 +157,14 @@ class _Packing:
         return self._taken
 
     def outer(self) -> list[int]:
-        """Returns the larger kind of groups (nodes or packages) that have free cpus, fullest
-        first.
+        """Returns the groups of the larger kind (nodes or packages) with free cpus. The group with
+        fewest free cpus comes first.
         """
         return self._fullest_first(self._nodes if self.nodes_are_outer else self._packages)
 
     def inner(self) -> list[int]:
-        """Returns the smaller kind, in the order of the larger groups that they are in, then
-        fullest first.
+        """Returns the groups of the smaller kind with free cpus, ordered first by the larger group
+        that contains them, then by the number of free cpus.
         """
         inner = self._packages if self.nodes_are_outer else self._nodes
         return _without_repeats(
@@ -184,7 +187,7 @@ class _Packing:
         layout = self._layout
         all_inner = (
             zip(self._packages, layout.cores_of_package, strict=True)
-            # On hosts where nodes span packages, the package is the smaller group.
+            # If nodes span packages, the package is the smaller group.
             if self.nodes_are_outer
             else zip((node.mask for node in layout.nodes), layout.cores_of_node, strict=True)
         )
@@ -192,9 +195,9 @@ class _Packing:
         return [core for group in self.inner() for core in self._fullest_first(cores_of[group])]
 
     def _take_whole(self, groups: Sequence[int]) -> None:
-        """Takes each group that is entirely free and not larger than what is needed."""
+        """Takes each group that is completely free and not larger than the need."""
         for group in groups:
-            # A group that is larger than the need, or partly taken, is left to smaller units.
+            # Other groups are skipped here. Later stages take smaller units of them.
             if not group & ~self._free and group.bit_count() <= self._need:
                 self._take(group)
 
@@ -238,15 +241,15 @@ class _Packing:
         )
 
     def _take_part_of_cache(self, cache: int) -> None:
-        """Takes the lowest cores with free cpus, if they give all that is needed."""
+        """Takes the lowest cores with free cpus, if these cover the whole need."""
         per_core = self._layout.per_core
         free = cache & self._free
         cores = [core & free for core in self._layout.core_masks if core & free]
         part = 0
-        # Rounded up: the last core may be needed in part.
+        # Rounded up, because only a part of the last core may be needed.
         for core in cores[: -(-self._need // per_core)]:
             part |= core
-        # Only the last core can have more threads than are still needed; its highest ones are left.
+        # Only the last core can have more threads than needed. Its highest threads are not taken.
         for _ in range(part.bit_count() - self._need):
             part ^= 1 << part.bit_length() - 1
         if part.bit_count() == self._need:
@@ -254,7 +257,7 @@ class _Packing:
 
 
 def _without_repeats(groups: Iterable[int]) -> list[int]:
-    """Removes repeated groups. On irregular hosts a package may have parts of several nodes, and a
-    node parts of several packages.
+    """Removes repeated groups. They occur on irregular hosts, where a package has parts of several
+    nodes and a node has parts of several packages.
     """
     return list(dict.fromkeys(groups))

@@ -1,7 +1,7 @@
-"""Chooses the dedicated cpus of a slot, once it is known on which nodes they may be.
+"""Chooses the dedicated cpus of a slot on given NUMA nodes.
 
-This decides which free cpus must be left to the shared pools, and how a slot's cpus are split over
-NUMA nodes. `take.py` chooses among the rest.
+This module decides which free cpus must stay in the shared pools, and how the cpus of a slot are
+split over NUMA nodes. `take.py` chooses among the remaining cpus.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ _BLOCKERS: Final = {
     ShortOf.CORES: CpuBlocker.DISTINCT_CORES_NOT_ENOUGH,
     ShortOf.UNSHARED_CORES: CpuBlocker.EXCLUSIVE_UNMET,
     ShortOf.UNSHARED_NODES: CpuBlocker.EXCLUSIVE_UNMET,
-    # Some number of whole cores fits in principle (checked before); the free ones do not add up.
+    # `resolve` has checked that some whole cores have this number of threads. Here the free ones do
+    # not.
     ShortOf.ALIGNMENT: CpuBlocker.WHOLE_CORES_NOT_ENOUGH,
 }
 
 
 def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | HostRefusal:
-    """Returns the cpus that a slot can choose from, or why there are too few.
+    """Returns the cpus that a slot can choose from, or a refusal if there are too few.
 
-    Whatever it chooses of them, required policies hold, and slots in pools keep what they were
-    promised.
+    With any choice of these cpus, slots in shared pools keep the cpus that they were promised. Cpus
+    that a required policy excludes are left out.
     """
     found = suitable(
         ledger.layout, ledger.free, exclusive_claims(ledger), demand_of(resolved, resolved.count)
     )
     if isinstance(found, Short):
         return shortage(found, resolved)
-    # In this order: what is promised on single nodes must stay, and only then can the last cpus of
-    # the pools be found.
+    # The order matters: cpus that are promised on single nodes are removed first, because they
+    # decide which cpus of the pools are the last ones.
     left = _without_promised_cpus(ledger, resolved, found)
     if left.bit_count() < resolved.count:
         return _promised_to_pools(resolved, left)
@@ -59,10 +60,10 @@ def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | HostRefusal:
 
 
 def preferred_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
-    """Returns those of the cpus that also meet what is only preferred.
+    """Returns the part of `cpus` that also meets the policies that are only preferred.
 
     Args:
-        ledger: of the host.
+        ledger: the cpu ledger of the host.
         resolved: the slot's policies.
         cpus: the cpus to choose from.
     """
@@ -82,14 +83,14 @@ def pick(ledger: CpuLedger, resolved: Resolved, cpus: int) -> Taken | Short:
     """Takes as many cpus as the slot needs.
 
     Args:
-        ledger: of the host.
+        ledger: the cpu ledger of the host.
         resolved: the slot's policies.
         cpus: the cpus to choose from.
 
     Returns:
-        The cpus, or what there is too little of.
+        The cpus, or the resource of which there is too little.
     """
-    isolated = cpus & ~ledger.pool_cpus  # first, because nothing else can use them
+    isolated = cpus & ~ledger.pool_cpus  # taken first, because slots in pools cannot use them
     return take(
         ledger.layout,
         cpus,
@@ -102,25 +103,26 @@ def pick_on(ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[in
     """Takes cpus on several NUMA nodes, split over them as evenly as possible.
 
     Args:
-        ledger: of the host.
+        ledger: the cpu ledger of the host.
         resolved: the slot's policies.
         cpus: the cpus to choose from.
         nodes: positions of the nodes.
 
     Returns:
-        The cpus. None if what is required is impossible there, which counting alone does not tell
-        on hosts with different cores.
+        The cpus; None if the required policies cannot be met there. On hosts with different cores,
+        the number of free cpus does not show this.
     """
     layout = ledger.layout
     here = 0
     for at in nodes:
         here |= layout.nodes[at].mask
     here &= cpus
-    # DistributeEvenly shares cpus out over nodes by itself, in `take`.
+    # With DistributeEvenly, `take` itself distributes the cpus over nodes.
     if len(nodes) > 1 and resolved.strategy is not NumaStrategy.DISTRIBUTE_EVENLY:
         split_up = _pick_split(ledger, resolved, here, nodes)
         if split_up is not None:
-            # A split that does not work out is only less even, so all nodes are tried together.
+            # If the even split fails, the code below tries all nodes together. This is only less
+            # even.
             return split_up
     found = pick(ledger, resolved, here)
     return None if isinstance(found, Short) else found
@@ -138,7 +140,7 @@ def _pick_split(
         if isinstance(found, Short):
             return None
         taken |= found.cpus
-    # Parts of required whole cores may not add up to the need.
+    # If whole cores are required, the parts may not add up to the need.
     if taken.bit_count() != resolved.count:
         return None
     return Taken(taken, reached(layout, taken, claims, resolved.exclusive))
@@ -147,28 +149,29 @@ def _pick_split(
 def _cpus_per_node(
     layout: CpuLayout, resolved: Resolved, cpus: int, nodes: Sequence[int]
 ) -> dict[int, int] | None:
-    """Returns how many cpus each node gives: whole cores, if wanted and if there are enough of
-    them.
+    """Returns how many cpus each node gives. If whole cores are preferred and enough are free, each
+    part is a number of whole cores.
     """
     masks = [(at, layout.nodes[at].mask & cpus) for at in nodes]
     unit = layout.per_core
-    # Only equal cores make parts that are multiples of one unit.
+    # Only if all cores are equal, the parts are multiples of one unit.
     if resolved.bind is BindPolicy.FULL_PCPUS and layout.uniform_cores:
         whole = layout.whole(cpus)
         counts = [(at, (mask & whole).bit_count()) for at, mask in masks]
         if resolved.count % unit == 0 and (parts := split(resolved.count, counts, unit)):
             return parts
-    # Not enough whole cores: threads are split instead, where that is allowed.
+    # There are not enough whole cores, so single threads are split. The caller checks whether this
+    # is allowed.
     return split(resolved.count, [(at, mask.bit_count()) for at, mask in masks])
 
 
 def exclusive_claims(ledger: CpuLedger) -> ExclusiveClaims:
-    """Returns the cpus that exclusive policies avoid."""
+    """Returns the cpus that slots with an exclusive policy claim."""
     return ExclusiveClaims(ledger.claimed_cores, ledger.claimed_nodes)
 
 
 def demand_of(resolved: Resolved, need: int, *, preferred: int = 0) -> CpuDemand:
-    """Returns the demand for cpus by a slot's policies.
+    """Returns a demand for cpus with a slot's policies.
 
     Args:
         resolved: the slot's policies.
@@ -192,14 +195,16 @@ def notes_on(layout: CpuLayout, resolved: Resolved, taken: Taken) -> tuple[str, 
     Args:
         layout: the host.
         resolved: the slot's policies.
-        taken: the cpus that it gets.
+        taken: the cpus that the slot gets.
     """
     notes = []
     count = resolved.count
     if resolved.bind_requested and not holds(layout, taken.cpus, resolved.bind):
         if resolved.bind is BindPolicy.FULL_PCPUS:
             single = count - layout.whole(taken.cpus).bit_count()
-            notes.append(f"FullPCPUs was preferred: {single} of {count} cpus share a core")
+            notes.append(
+                f"FullPCPUs was preferred: {single} of {count} cpus are not on whole cores"
+            )
         else:
             cores = layout.first_threads(taken.cpus).bit_count()
             notes.append(f"SpreadByPCPUs was preferred: {count} cpus lie on {cores} cores")
@@ -207,7 +212,10 @@ def notes_on(layout: CpuLayout, resolved: Resolved, taken: Taken) -> tuple[str, 
         instead = ""
         if taken.exclusive is not ExclusivePolicy.NONE:
             instead = f", {taken.exclusive} was reached"
-        notes.append(f"{resolved.exclusive} was preferred: other slots claim the same{instead}")
+        notes.append(
+            f"{resolved.exclusive} was preferred: other slots claim the same cores or nodes"
+            f"{instead}"
+        )
     return tuple(notes)
 
 
@@ -227,25 +235,26 @@ def shortage(lack: Short, resolved: Resolved) -> HostRefusal:
 
 
 def _without_promised_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
-    """Removes cpus that are promised to slots in the pools of single nodes."""
+    """Removes the cpus that are promised to slots in the pools of single nodes."""
     for at in ledger.layout.cpu_nodes:
         spare = ledger.pool_spare(at, resolved.qos)
         here = cpus & ledger.pool_cpus & ledger.layout.nodes[at].mask
-        # The slot may take up to `count` cpus here, and only `spare` may go.
+        # The slot could take up to `count` cpus here, but only `spare` cpus may be taken.
         if spare < min(resolved.count, here.bit_count()):
             cpus &= ~_least_needed(ledger.layout, resolved, here, here.bit_count() - spare)
     return cpus
 
 
 def _least_needed(layout: CpuLayout, resolved: Resolved, cpus: int, count: int) -> int:
-    """Returns `count` or more cpus that the slot needs least: single threads first, so that cores
-    stay whole, then the highest cpus. If it takes only whole cores, whole cores are returned.
+    """Returns `count` or more cpus that the slot can best do without. Single threads come first, so
+    that cores stay whole, then the highest cpus. If the slot takes only whole cores, whole cores
+    are returned.
     """
     whole = layout.whole(cpus)
     back = 0
     while back.bit_count() < count and (left := cpus & ~back):
         highest = 1 << (left & ~whole or left).bit_length() - 1
-        # Where only whole cores are taken, a core with one cpu kept back is of no use.
+        # If the slot takes only whole cores, it cannot use a core of which one cpu is kept back.
         back |= layout.cores_touched(highest) & left if resolved.needs_whole_cores else highest
     return back
 
@@ -254,14 +263,16 @@ def _promised_to_pools(resolved: Resolved, left: int) -> HostRefusal:
     free = left.bit_count()
     return HostRefusal(
         CpuBlocker.CPU_NOT_ENOUGH,
-        f"the slot needs {_cpus(resolved.count)}, and of the host's free ones {free} are"
-        " not promised to slots in the pools of single NUMA nodes",
+        f"the slot needs {_cpus(resolved.count)}, and only {free} free cpus of the host are"
+        " not promised to slots in shared pools of single NUMA nodes",
         (("asked", resolved.count), ("free", free)),
     )
 
 
 def _without_last_pool_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int | HostRefusal:
-    """Leaves at least one cpu to each pool that has slots."""
+    """Removes cpus so that each pool with slots keeps at least one cpu. Refuses if too few are
+    left.
+    """
     pools = [(ledger.shared_count, ledger.shared_cpus, CpuBlocker.SHARED_POOL_EMPTY, QosClass.LS)]
     if resolved.qos is QosClass.LSE:
         pools.append(
@@ -273,8 +284,8 @@ def _without_last_pool_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) ->
             )
         )
     for slots, pool, blocker, qos in pools:
-        # No slot depends on the pool; or it has cpus that this slot cannot take; or this slot is
-        # too small to take all of it.
+        # Nothing to do in three cases: the pool has no slots, it has cpus that this slot cannot
+        # take, or this slot needs fewer cpus than the pool has.
         if not slots or pool & ~cpus or resolved.count < pool.bit_count():
             continue
         cpus &= ~_least_needed(ledger.layout, resolved, pool, 1)

@@ -1,4 +1,6 @@
-"""What one slot needs of a host's cpus, NUMA nodes and devices, and why a host cannot give it."""
+"""Defines what one slot needs of a host's cpus, NUMA nodes and devices, and the reasons for which a
+host refuses it.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ class CpuRequest:
     """What one slot needs of a host's cpus, NUMA nodes and devices."""
 
     policy: CpuPolicy
-    amounts: tuple[tuple[str, int], ...]  # what it books, sorted; memory parts added up
-    cpu_limit_milli: int = 0  # 0: it may use no more than it books
+    # the amounts that it books, sorted; memory parts are added up
+    amounts: tuple[tuple[str, int], ...]
+    cpu_limit_milli: int = 0  # the cpu that it may use; 0: no more than it books
     devices: tuple[DeviceRequest, ...] = ()
-    among: int | None = None  # GPUs that whole ones must come from, as a set; None: any
+    among: int | None = None  # bits of the GPUs that whole GPUs must come from; None: any
 
     @classmethod
     def of(
@@ -32,45 +35,47 @@ class CpuRequest:
         """Makes the request of a slot.
 
         Args:
-            policy: its CPU policy.
-            booking: what it books on the host, see `finegrain.resources.booking`.
-            cpu_limit_milli: thousandths of a cpu that it may use; 0: no more than it books.
-            devices: what it requests of them.
+            policy: the CPU policy of the slot.
+            booking: the amounts that the slot books on the host; see `finegrain.resources.booking`.
+            cpu_limit_milli: the cpu that the slot may use, in thousandths; 0: no more than it
+                books.
+            devices: the devices that the slot requests.
         """
         amounts = tuple(sorted(aligned_amounts(booking).items()))
         return cls(policy, amounts, cpu_limit_milli, devices)
 
     @property
     def cpu_milli(self) -> int:
-        """Cpu that it books, best-effort or not."""
-        # Best-effort slots book their cpu in a dimension that guarantees nothing.
+        """The cpu that it books, normal or best-effort, in thousandths."""
+        # Best-effort slots book their cpu in a separate dimension.
         name = BEST_EFFORT_CPU_MILLI if self.policy.best_effort else CPU_MILLI
         return dict(self.amounts).get(name, 0)
 
 
 class CpuBlocker(HostBlocker):
-    """The reason of a refusal. Those of the first group stay while request, host and settings are
-    the same. Those of the second may pass when other slots end.
+    """The reason of a refusal. Reasons of the first group stay while request, host and settings are
+    the same. Reasons of the second group may disappear when other slots end.
     """
 
     NO_CPU_TOPOLOGY = "NO_CPU_TOPOLOGY"  # the host does not report its cores and NUMA nodes
-    BIND_POLICY_CONFLICT = "BIND_POLICY_CONFLICT"  # request and host require different ones
-    NUMA_POLICY_MISMATCH = "NUMA_POLICY_MISMATCH"  # request and host require different ones
-    SMT_NEEDED = "SMT_NEEDED"  # spreading over threads, but no core has several
-    SMT_ALIGNMENT = "SMT_ALIGNMENT"  # the count is not that of any whole cores
+    BIND_POLICY_CONFLICT = "BIND_POLICY_CONFLICT"  # request and host require different policies
+    NUMA_POLICY_MISMATCH = "NUMA_POLICY_MISMATCH"  # request and host require different policies
+    SMT_NEEDED = "SMT_NEEDED"  # the policy needs cores with several threads
+    SMT_ALIGNMENT = "SMT_ALIGNMENT"  # no whole cores have exactly this number of threads
 
-    CPU_NOT_ENOUGH = "CPU_NOT_ENOUGH"  # free ones that could be dedicated to the slot
+    CPU_NOT_ENOUGH = "CPU_NOT_ENOUGH"  # too few free cpus that can be dedicated
     WHOLE_CORES_NOT_ENOUGH = "WHOLE_CORES_NOT_ENOUGH"
     DISTINCT_CORES_NOT_ENOUGH = "DISTINCT_CORES_NOT_ENOUGH"
-    EXCLUSIVE_UNMET = "EXCLUSIVE_UNMET"  # others claim the same cores or nodes
-    SHARED_POOL_EMPTY = "SHARED_POOL_EMPTY"  # it is, or would be, while slots need it
-    BEST_EFFORT_POOL_EMPTY = "BEST_EFFORT_POOL_EMPTY"  # it is, or would be, while slots need it
+    EXCLUSIVE_UNMET = "EXCLUSIVE_UNMET"  # other slots claim the same cores or nodes
+    SHARED_POOL_EMPTY = "SHARED_POOL_EMPTY"  # it has, or would have, no cpu for its slots
+    BEST_EFFORT_POOL_EMPTY = "BEST_EFFORT_POOL_EMPTY"  # the same
     BURST_POOL_TOO_SMALL = "BURST_POOL_TOO_SMALL"  # no NUMA node's shared pool suits the cpu limit
-    NUMA_UNALIGNED = "NUMA_UNALIGNED"  # it fits only on more NUMA nodes than the policy admits
-    # on all nodes together, after what pools have promised
+    NUMA_UNALIGNED = "NUMA_UNALIGNED"  # the slot needs more NUMA nodes than the policy admits
+    # all nodes together have too little that is not promised to slots in pools
     NUMA_NOT_ENOUGH_CPU = "NUMA_NOT_ENOUGH_CPU"
     NUMA_NOT_ENOUGH_MEMORY = "NUMA_NOT_ENOUGH_MEMORY"
-    NUMA_NOT_ENOUGH_RESOURCE = "NUMA_NOT_ENOUGH_RESOURCE"  # huge pages and the like
+    # a countable resource, such as huge pages
+    NUMA_NOT_ENOUGH_RESOURCE = "NUMA_NOT_ENOUGH_RESOURCE"
 
     @property
     def lasting(self) -> bool:

@@ -1,7 +1,12 @@
-"""Which cpus a slot gets when it grows, and which ones it gives back when it shrinks.
+"""Chooses the cpus that a slot gets when it grows, and the cpus that it gives back when it shrinks.
 
-A slot keeps what it has: growing only adds cpus, close to those that it has; shrinking only takes
-away. A required policy must hold for all cpus afterwards. Amounts are checked elsewhere.
+A slot that grows keeps all its cpus, and gets more cpus close to them. A slot that shrinks gets no
+new cpus. Afterwards, all cpus of the slot must meet its required policies. The caller checks the
+other amounts.
+
+Example: each of the cores 0 to 3 has two threads, n and n + 4. A slot with whole cores has cpus 0
+and 4. If it grows to 4 cpus, it gets core 1: cpus 0, 1, 4 and 5. If it then shrinks to 2 cpus, it
+gives back the last core, and has cpus 0 and 4 again.
 """
 
 from __future__ import annotations
@@ -36,25 +41,26 @@ def grow(
     *,
     same_nodes: bool = False,
 ) -> Taken | Short:
-    """Returns all of `current`, with enough available cpus added to make `request.need`.
+    """Returns `current`, and as many available cpus as are missing to `request.need`.
 
     Args:
         layout: the host.
-        current: what the slot has now.
+        current: the cpus that the slot has now.
         available: the cpus to choose from; `current` need not be among them.
-        claims: cpus that exclusive policies avoid, without those of the slot itself.
-        request: what is needed, including current cpus.
-        same_nodes: whether the slot is bound to the NUMA nodes that it is on.
+        claims: cpus that other slots with an exclusive policy claim.
+        request: the policies, and the number of cpus after the resize, including current ones.
+        same_nodes: True if the slot is bound to its NUMA nodes, so that new cpus must come from
+            these.
 
     Raises:
-        ValueError: the slot has more than it needs.
+        ValueError: the slot has more cpus than `request.need`.
     """
-    # Only the difference is chosen, because a slot never loses a cpu that it keeps using.
+    # Only the missing cpus are chosen, because the slot keeps the cpus that it has.
     more = request.need - current.bit_count()
     if more < 0:
         raise ValueError(f"a slot with {current.bit_count()} cpus cannot grow to {request.need}")
     free = available & layout.pinnable & ~current
-    # Its memory is on these nodes, and stays there.
+    # The slot's memory is on these nodes, and stays there.
     if same_nodes:
         free &= layout.nodes_touched(current)
     if more > free.bit_count():
@@ -64,10 +70,11 @@ def grow(
         return unclaimed
     free, added = unclaimed, 0
     if request.whole_cores:
-        # First complete the cores that the slot has in part.
+        # First take the free threads of cores that the slot has in part.
         added = _rest_of_current_cores(layout, current, free, more)
     elif request.bind is BindPolicy.SPREAD_BY_PCPUS:
-        # Cores without a cpu of the slot first. If these are too few, the rest may share cores.
+        # Cores without a cpu of the slot come first. If there are too few, the other cpus may share
+        # a core.
         apart = free & ~layout.cores_touched(current)
         cores = layout.first_threads(apart)
         if cores.bit_count() >= more:
@@ -81,7 +88,7 @@ def grow(
     if isinstance(others, Short):
         return others
     cpus = current | added | others
-    # The slot's present cpus may break the policy, such as after a change of its settings.
+    # The slot's present cpus may violate the policy, for example because settings have changed.
     if request.bind_required and not holds(layout, cpus, request.bind):
         return Short(ShortOf.WHOLE_CORES, more, layout.whole(free).bit_count())
     return Taken(cpus, reached(layout, cpus, claims, request.exclusive))
@@ -90,20 +97,20 @@ def grow(
 def shrink(
     layout: CpuLayout, current: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> Taken | Short:
-    """Returns `request.need` of the current cpus.
+    """Chooses `request.need` of the current cpus. The slot gives back the others.
 
-    Whole cores are given back first, then single threads; under SpreadByPCPUs, second threads of a
-    core first. The slot gives back on the NUMA node where it has least, so that it ends on fewer
-    nodes; with `DistributeEvenly`, where it has most.
+    The slot gives back whole cores first, then single threads. Under SpreadByPCPUs it first gives
+    back second threads of cores. It gives back cpus on the NUMA node where it has fewest, so that
+    it uses fewer nodes in the end; with `DistributeEvenly`, on the node where it has most.
 
     Args:
         layout: the host.
-        current: what the slot has now.
-        claims: cpus that exclusive policies avoid, without those of the slot itself.
-        request: what is needed afterwards.
+        current: the cpus that the slot has now.
+        claims: cpus that other slots with an exclusive policy claim.
+        request: the policies, and the number of cpus after the resize.
 
     Raises:
-        ValueError: the slot has less than it needs.
+        ValueError: the slot has fewer cpus than `request.need`.
     """
     surplus = current.bit_count() - request.need
     if surplus < 0:
@@ -112,7 +119,7 @@ def shrink(
     if request.bind is BindPolicy.SPREAD_BY_PCPUS:
         kept = _without_second_threads(layout, current, surplus)
     elif request.whole_cores and request.bind_required:
-        # Only cores that are entirely the slot's.
+        # Only cores of which the slot has all threads.
         whole = [core for core in _order_of_return(layout, current, request) if not core & ~current]
         given = whole_cores_of(whole, surplus)
         if given is None:
@@ -125,8 +132,8 @@ def shrink(
 
 
 def _rest_of_current_cores(layout: CpuLayout, current: int, free: int, more: int) -> int:
-    """Returns free threads of cores that the slot has in part; first of cores that become
-    complete.
+    """Returns up to `more` free threads of cores that the slot has in part. Cores of which the slot
+    then has all threads come first.
     """
     rests = [
         core & ~current
@@ -134,7 +141,7 @@ def _rest_of_current_cores(layout: CpuLayout, current: int, free: int, more: int
         if core & current and core & ~current and core & free & ~current
     ]
     added = 0
-    # False sorts first: cores that become complete.
+    # False sorts first: cores whose missing threads are all free.
     for rest in sorted(rests, key=lambda rest: bool(rest & ~free)):
         for cpu in bits_of(rest & free):
             if added.bit_count() < more:
@@ -145,7 +152,9 @@ def _rest_of_current_cores(layout: CpuLayout, current: int, free: int, more: int
 def _near(
     layout: CpuLayout, current: int, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | Short:
-    """Returns `request.need` more cpus: of the slot's nodes, else of its packages, else of any."""
+    """Returns `request.need` more cpus: from the slot's nodes if possible, or from its packages, or
+    from any node.
+    """
     if not request.need:
         return 0
     if request.strategy is NumaStrategy.DISTRIBUTE_EVENLY:
@@ -156,7 +165,7 @@ def _near(
     for package in layout.packages:
         if package.mask & current:
             around |= package.mask
-    # From near to far. A dict, because scopes may be equal on small hosts.
+    # Ordered from near to far. A dict, because scopes may be equal on small hosts.
     scopes = dict.fromkeys((layout.nodes_touched(current), around, layout.cpus))
     for offered in offers(layout, free, claims, request):
         for scope in scopes:
@@ -164,7 +173,7 @@ def _near(
                 taken = take(layout, offered & scope, claims, request)
                 if isinstance(taken, Taken):
                     return taken.cpus
-    # No scope has enough alone. The rest is chosen without regard to nearness.
+    # No scope works, so the cpus are chosen without regard to distance.
     taken = take(layout, free, claims, request)
     return taken.cpus if isinstance(taken, Taken) else taken
 
@@ -172,11 +181,11 @@ def _near(
 def _balanced_over_nodes(
     layout: CpuLayout, current: int, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Adds group by group, each on the node of the slot where it has least; None if its nodes have
-    too few.
+    """Adds one group of cpus at a time, on the node where the slot has fewest cpus; None if the
+    slot's nodes have too few.
     """
     group = layout.per_core if request.whole_cores else 1
-    if request.need % group:  # whole cores cannot give that many
+    if request.need % group:  # whole cores do not add up to this number
         return None
     nodes = [node.mask for node in layout.nodes if node.mask & current]
     one = replace(request, need=group, strategy=NumaStrategy.LEAST_ALLOCATED)
@@ -190,18 +199,18 @@ def _balanced_over_nodes(
             least = min(open_nodes, key=lambda node: (node & (current | added)).bit_count())
             taken = take(layout, left & least, claims, one)
             if isinstance(taken, Short):
-                # The next, wider offer may work.
+                # The next offer has more cpus, and may work.
                 break
             added |= taken.cpus
         else:
-            # The loop was not left with `break`, so all groups were added.
+            # The loop ended without `break`, so all groups were added.
             return added
     return None
 
 
 def _order_of_return(layout: CpuLayout, current: int, request: CpuDemand) -> Iterator[int]:
-    """Yields cores with cpus of the slot in the order in which they are given back: node by node as
-    described in `shrink`, the last core of a node first.
+    """Yields the cores with cpus of the slot, in the order in which they are given back. The order
+    of nodes is described in `shrink`. On a node, the last core comes first.
     """
     cores_of = {
         at: [core for core in layout.cores_of_node[at] if core & current]
@@ -212,7 +221,8 @@ def _order_of_return(layout: CpuLayout, current: int, request: CpuDemand) -> Ite
     evenly = request.strategy is NumaStrategy.DISTRIBUTE_EVENLY
     choose: Callable[..., int] = max if evenly else min
     while cores_of:
-        # `min` and `max` take the first of equals; reversed, that is the last node.
+        # `min` and `max` return the first of equal nodes. The order is reversed, so this is the
+        # last node.
         at = choose(reversed(cores_of), key=left.__getitem__)
         core = cores_of[at].pop()
         left[at] -= (core & current).bit_count()
@@ -227,7 +237,7 @@ def _without_second_threads(layout: CpuLayout, current: int, surplus: int) -> in
     ]
     kept = current
     while surplus and doubled:
-        # One thread of each core per round, so that cores give back evenly.
+        # Each iteration takes one thread of each core, so that all cores give back evenly.
         for core in doubled[:surplus]:
             kept &= ~_highest(core & kept)
             surplus -= 1
@@ -244,7 +254,7 @@ def _without_whole_cores(layout: CpuLayout, current: int, surplus: int, request:
 
 
 def _without_threads(layout: CpuLayout, current: int, surplus: int, request: CpuDemand) -> int:
-    """Gives back single threads, first of cores that the slot has only in part."""
+    """Gives back single threads. Threads of cores that the slot has only in part come first."""
     cores = list(_order_of_return(layout, current, request))
     # False sorts first: cores that the slot has only in part.
     for core in sorted(cores, key=lambda core: not core & ~current):

@@ -1,8 +1,21 @@
-"""The cpus and NUMA nodes of a slot after a resize.
+"""Computes the cpus and NUMA nodes that a slot has after a resize.
 
-A slot stays where it is. It keeps its cpus, except those that it gives back; it stays in the shared
-pools that it is bound to; and it grows on the NUMA nodes that it is bound to. A slot that is bound
-to none is bound to none afterwards, even if the host aligns new slots by then.
+A resize does not move a slot. A slot that grows keeps its cpus; a slot that shrinks gives some
+back. A slot that is bound to shared pools or NUMA nodes stays bound to the same ones, and grows
+there. A slot that is not bound to nodes stays unbound, even if the host now aligns new slots.
+
+Example: node 0 has cpus 0-7 and 8 GiB, without SMT. A slot is bound to node 0, with cpus 0-1 and 2
+GiB. Other slots there have cpus 2-3 and 4 GiB.
+
+    new size        result
+    4 cpus, 4 GiB   cpus 0-1 and 4-5; node 0 gives 4 cpus and 4 GiB
+    7 cpus, 2 GiB   refused, CPU_NOT_ENOUGH: 5 more cpus needed, 4 free
+    2 cpus, 5 GiB   refused, NUMA_NOT_ENOUGH_MEMORY: 3 GiB more needed, 2 GiB free on node 0
+    1 cpu, 2 GiB    cpu 0; node 0 gives 1 cpu and 2 GiB
+
+The rules are specific to this project. They use two published algorithms: additional cpus are
+chosen by Koordinator's accumulator (`accumulator.py`), and amounts are split over nodes by its
+`tryBestToDistributeEvenly` (`numa.py`).
 """
 
 from __future__ import annotations
@@ -44,32 +57,33 @@ _CPU = (CPU_MILLI, BEST_EFFORT_CPU_MILLI)
 def resized(
     ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
 ) -> CpuAssignment | HostRefusal:
-    """Returns what a slot holds after a resize, or why that is impossible. Changes nothing.
+    """Returns the cpus and NUMA nodes of a slot after a resize, or why the resize is impossible.
+    Changes nothing.
 
     Args:
-        ledger: of its host.
-        key: the slot, which holds `current` there.
-        current: what it holds now.
-        request: all that it needs after the resize.
+        ledger: the cpu ledger of the slot's host.
+        key: the key of the slot in the ledger.
+        current: the cpus and NUMA nodes that the slot holds now.
+        request: the complete needs of the slot after the resize.
     """
-    case = _Case(ledger, key, current, request)
+    case = _ResizeCase(ledger, key, current, request)
     if current.cpus:
         return case.pinned()
-    # A slot in the whole shared pool has nothing on particular cpus or nodes.
+    # A slot in the whole shared pool is bound to no cpus or nodes, so nothing changes.
     return case.pooled() if current.numa else current
 
 
 def fits_alone(
     ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
 ) -> HostRefusal | None:
-    """Returns why a slot could not have the size of the request even if it were alone on the host;
-    None: it could.
+    """Returns why a slot could not have the requested size even if it were the only slot on the
+    host; None: it could.
 
     Args:
-        ledger: of its host.
-        key: the slot.
-        current: what it holds now.
-        request: all that it needs after the resize.
+        ledger: the cpu ledger of the slot's host.
+        key: the key of the slot in the ledger.
+        current: the cpus and NUMA nodes that the slot holds now.
+        request: the complete needs of the slot after the resize.
     """
     alone = ledger.empty()
     alone.add(key, current)
@@ -78,8 +92,9 @@ def fits_alone(
 
 
 def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
-    """Returns what must be booked while either assignment may be in force: the union of cpus,
-    memory nodes and devices, and on each node or device the larger amount.
+    """Returns the assignment that must be booked while it is unknown whether `before` or `after` is
+    in force. It has the cpus, memory nodes and devices of both, and the larger amount on each node
+    and device.
     """
     apart = (NodeShare(share.node, share.amounts) for share in (*before.numa, *after.numa))
     most: dict[int, dict[str, int]] = {}
@@ -87,7 +102,7 @@ def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
         here = most.setdefault(node, {})
         for name, amount in amounts:
             here[name] = max(amount, here.get(name, 0))
-    # Either may be in force, so other slots must avoid the cpus of both.
+    # If one of the two has an exclusive policy, other slots must respect it.
     claims = before if before.exclusive is not ExclusivePolicy.NONE else after
     return replace(
         after,
@@ -99,8 +114,8 @@ def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
     )
 
 
-class _Case:
-    """One slot, and the size that is requested."""
+class _ResizeCase:
+    """One slot, and the size that is requested for it."""
 
     def __init__(
         self, ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
@@ -111,7 +126,7 @@ class _Case:
         self._request = request
 
     def pinned(self) -> CpuAssignment | HostRefusal:
-        """Returns the assignment of a slot with dedicated cpus."""
+        """Returns the new assignment of a slot with dedicated cpus."""
         resolved = self._resolved()
         if isinstance(resolved, HostRefusal):
             return resolved
@@ -123,7 +138,7 @@ class _Case:
         if isinstance(shares, HostRefusal):
             return shares
         cpus, notes = CpuSet.from_bits(taken.cpus), current.notes
-        # The notes are about the choice of cpus, so they stay if that is the same.
+        # Notes describe the choice of cpus. So they stay if the cpus stay.
         if cpus != current.cpus:
             notes = (*resolved.notes, *notes_on(self._ledger.layout, resolved, taken))
             if resolved.numa.aligns and not current.numa:
@@ -131,7 +146,7 @@ class _Case:
         return replace(current, cpus=cpus, exclusive=taken.exclusive, numa=shares, notes=notes)
 
     def pooled(self) -> CpuAssignment | HostRefusal:
-        """Returns the assignment of a slot in the shared pools of NUMA nodes."""
+        """Returns the new assignment of a slot in the shared pools of NUMA nodes."""
         shares = self._shares_of_nodes(0)
         if isinstance(shares, HostRefusal):
             return shares
@@ -144,18 +159,18 @@ class _Case:
         return replace(current, numa=shares)
 
     def _resolved(self) -> Resolved | HostRefusal:
-        """Resolves the policies. If the host's settings now contradict those that the slot was
-        placed by, the old ones stay in force.
+        """Resolves the policies of the slot against the host's settings. The bind policy that the
+        slot was placed with stays in force, even if the host's settings now contradict it.
         """
         ledger, current, request = self._ledger, self._current, self._request
         host, layout = ledger.policy, ledger.layout
         found = resolve(request.policy, request.cpu_milli, host, layout)
-        # A changed default of the host must not change the policy of a slot that runs.
+        # A new default of the host must not change the policy of a running slot.
         if isinstance(found, Resolved) and found.bind is current.bind:
             return found
-        if isinstance(found, HostRefusal) and found.blocker not in _ONLY_FOR_NEW_SLOTS:
+        if isinstance(found, HostRefusal) and found.blocker not in _BLOCKERS_FOR_NEW_SLOTS:
             return found
-        # Settings that were made after the slot was placed must not keep it from being resized.
+        # Settings that were changed after the placement must not prevent a resize.
         lenient = replace(host, bind=HostBindPolicy.NONE, alignment=NumaPolicy.NONE)
         found = resolve(request.policy, request.cpu_milli, lenient, layout)
         if isinstance(found, HostRefusal):
@@ -167,7 +182,7 @@ class _Case:
         more = count - current.bit_count()
         scratch = ledger.scratch()
         if more > 0:
-            # The slot's own claims must not keep it from cpus that are close to it.
+            # The slot's own exclusive claim must not exclude cpus that are close to it.
             unclaimed = replace(self._current, exclusive=ExclusivePolicy.NONE)
             scratch.replace(self._key, unclaimed)
             free = candidate_cpus(scratch, replace(resolved, count=more))
@@ -179,9 +194,9 @@ class _Case:
                 ledger.layout, current, free, exclusive_claims(scratch), whole, same_nodes=bound
             )
         else:
-            # Its own claims and cpus are no obstacle to what it keeps.
+            # The slot is removed, so that its own claim is not counted as that of another slot.
             scratch.remove(self._key)
-            # Lost cpus are given back first, since the slot cannot use them.
+            # Cpus that the slot can no longer use are given back first.
             current = _without_lost(ledger, current, -more)
             found = shrink(
                 ledger.layout, current, exclusive_claims(scratch), demand_of(resolved, count)
@@ -189,8 +204,8 @@ class _Case:
         return shortage(found, resolved) if isinstance(found, Short) else found
 
     def _shares_of_nodes(self, cpus: int) -> tuple[NodeShare, ...] | HostRefusal:
-        """Returns what the slot takes of each NUMA node that it is bound to. What it has stays on
-        its nodes; what is added or given back is spread as evenly as possible.
+        """Returns the amounts of the slot on each NUMA node that it is bound to. Present amounts
+        stay on their nodes. The difference is spread over the nodes as evenly as possible.
         """
         current, ledger = self._current, self._ledger
         if not current.numa:
@@ -201,7 +216,7 @@ class _Case:
         needs.update((name, need) for name, need in self._request.amounts if self._is_bound(name))
         for name, need in needs.items():
             found: dict[int, int] | HostRefusal
-            # Cpu follows the cpus that were chosen; the other amounts are free to be spread.
+            # The amount of cpu follows from the chosen cpus. Other amounts can be spread freely.
             if cpus and name in _CPU:
                 found = _cpus_by_node(ledger.layout, cpus)
             else:
@@ -210,15 +225,15 @@ class _Case:
                 return found
             for at in parts.keys() | found.keys():
                 here = parts.setdefault(at, {})
-                # Removed first: a node that gives nothing any more has no entry.
+                # Removed first, because a node that no longer gives this amount must have no entry.
                 here.pop(name, None)
                 if found.get(at):
                     here[name] = found[at]
         return _shares({ledger.layout.nodes[at].id: amounts for at, amounts in parts.items()})
 
     def _is_bound(self, name: str) -> bool:
-        """Returns True if an amount of the slot is bound to its nodes. A slot with only cpu on
-        nodes is bound to a pool, and to no memory.
+        """Returns True if this amount of the slot is bound to nodes. If only cpu of the slot is on
+        nodes, the slot is bound to a shared pool, and its memory is not bound.
         """
         names = {each for share in self._current.numa for each, _ in share.amounts}
         if name in names or name in _CPU:
@@ -230,12 +245,12 @@ class _Case:
     ) -> dict[int, int] | HostRefusal:
         has = {at: amounts.get(name, 0) for at, amounts in parts.items() if amounts.get(name, 0)}
         more = need - sum(has.values())
-        # Nothing is added: it is spread over the nodes that it is on already.
+        # The amount does not grow, so it stays on the nodes that it is on now.
         if more <= 0:
             return split(need, list(has.items())) or {}
         nodes: Iterable[int] = parts
         if name == MEMORY_BYTES:
-            # Memory may come from another node than the cpus, if theirs has none.
+            # If the nodes of the cpus have no memory, it comes from other nodes.
             bound = positions(sum(1 << at for at in parts))
             nodes = memory_positions(self._ledger.layout, bound)
         free = [(at, self._ledger.available(at, name)) for at in sorted(nodes)]
@@ -278,13 +293,13 @@ class _Case:
         )
 
 
-_ONLY_FOR_NEW_SLOTS = (CpuBlocker.BIND_POLICY_CONFLICT, CpuBlocker.NUMA_POLICY_MISMATCH)
-"""Refusals by settings of the host that do not apply to slots that were there before."""
+_BLOCKERS_FOR_NEW_SLOTS = (CpuBlocker.BIND_POLICY_CONFLICT, CpuBlocker.NUMA_POLICY_MISMATCH)
+"""Refusals because of host settings. They apply only to new slots, and not to resizes."""
 
 
 def _without_lost(ledger: CpuLedger, current: int, surplus: int) -> int:
-    """Gives back up to `surplus` cpus that are lost: first offline ones, then those that are
-    reserved or a kubelet's by now, then the other cpus of their cores.
+    """Gives back up to `surplus` cpus that the slot can no longer use: first offline cpus, then
+    cpus that are now reserved or belong to a kubelet, then the other cpus of the same cores.
     """
     there = ledger.layout.cpus
     lost = current & ~ledger.pinnable
@@ -307,7 +322,7 @@ def _cpus_by_node(layout: CpuLayout, cpus: int) -> dict[int, int]:
 
 
 def _shares(parts: dict[int, dict[str, int]]) -> tuple[NodeShare, ...]:
-    """Makes shares by id of the node, without nodes that give nothing."""
+    """Returns the amounts as shares in order of node ids. Nodes that give nothing are left out."""
     return tuple(
         NodeShare(node, tuple(sorted(amounts.items())))
         for node, amounts in sorted(parts.items())

@@ -1,11 +1,11 @@
 """Resolves a request's cpu policies against a host's settings.
 
-- What the request says comes before the host's defaults.
-- What the host demands is required of every slot.
-- Two different policies that are both required refuse the host.
-- A policy that is only preferred gives way, with a note.
+- A policy of the request has priority over the host's defaults.
+- A policy that the host demands is required for every slot.
+- If request and host require different policies, the slot is refused on this host.
+- A policy that is only preferred is dropped if it conflicts, and the slot gets a note.
 
-Only the QoS class decides whether a slot has dedicated cpus; a host's settings never pin a slot.
+Only the QoS class decides whether a slot has dedicated cpus. The settings of a host never do.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from resource_manager.engine.cpus.request import CpuBlocker
 from resource_manager.engine.cpus.whole_cores import aligned
 from resource_manager.engine.model.host_refusal import HostRefusal
 
-_KNOWN = 16_384  # cached answers; a cluster has few different policies, sizes and kinds of hosts
+# number of cached results; a cluster has few different policies, sizes and kinds of hosts
+_KNOWN = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The policies that hold for one slot on one host. None of them is Default any more."""
+    """The policies that apply to one slot on one host. None of them is Default."""
 
     qos: QosClass
-    count: int  # dedicated cpus; 0: it runs in a shared pool
+    count: int  # number of dedicated cpus; 0: the slot runs in a shared pool
     bind: BindPolicy
     bind_required: bool
     exclusive: ExclusivePolicy
@@ -45,12 +46,13 @@ class Resolved:
     numa: NumaPolicy
     numa_required: bool
     strategy: NumaStrategy
-    bind_requested: bool = False  # by the request itself, not by a default
-    notes: tuple[str, ...] = ()  # what was preferred and gave way to the host
+    # True if the request itself names the bind policy, so that it is not a default
+    bind_requested: bool = False
+    notes: tuple[str, ...] = ()  # about preferred policies that the host's settings override
 
     @property
     def needs_whole_cores(self) -> bool:
-        """True if it must have whole cores only."""
+        """True if the slot must get whole cores."""
         return self.bind_required and self.bind is BindPolicy.FULL_PCPUS
 
 
@@ -58,18 +60,19 @@ class Resolved:
 def resolve(
     policy: CpuPolicy, cpu_milli: int, host: EffectivePolicy, layout: CpuLayout
 ) -> Resolved | HostRefusal:
-    """Returns the policies that hold for a slot, or why it cannot be on this host.
+    """Returns the policies that apply to a slot, or why it cannot be placed on this host.
 
     Args:
-        policy: of the request.
-        cpu_milli: thousandths of a cpu that it books.
+        policy: the CPU policy of the request.
+        cpu_milli: the cpu that the slot books, in thousandths.
         host: the host's settings.
         layout: the host.
 
-    Source: nodenumaresource of Koordinator (`plugin.go`, `util.go`), without priority classes and
-    without pinning by host policy. That NUMA policies are preferred or required is an addition.
+    Source: Koordinator's nodenumaresource (`plugin.go`, `util.go`), without priority classes and
+    without pinning by host policy. The choice between preferred and required NUMA policies was
+    added here.
     """
-    # The service accepts pinned slots only with whole cpus, so nothing is cut off here.
+    # The service accepts pinned slots only with whole cpus, so this division has no remainder.
     count = cpu_milli // MILLI if policy.qos.is_pinned else 0
     bind = _bind(policy, host, layout) if count else _pool_bind(policy)
     if isinstance(bind, HostRefusal):
@@ -104,8 +107,8 @@ _DEMANDED = {
 
 
 def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind | HostRefusal:
-    """Returns the bind policy of a slot with dedicated cpus: what the host demands, else what the
-    request says, else the default.
+    """Returns the bind policy of a slot with dedicated cpus: the one that the host demands, or else
+    the one of the request, or else the host's default.
     """
     requested = policy.bind
     wanted = host.default_bind if requested is BindPolicy.DEFAULT else requested
@@ -113,7 +116,7 @@ def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind 
     notes: tuple[str, ...] = ()
     if wanted is BindPolicy.CONSTRAINED_BURST:
         notes = (f"{wanted} was preferred: slots with dedicated cpus run in no shared pool",)
-        # Dedicated cpus are in no pool, so the policy cannot apply.
+        # Dedicated cpus are not in a shared pool, so this policy has no effect.
         wanted, required = BindPolicy.NONE, False
     demanded = _DEMANDED.get(host.bind)
     if demanded is not None and demanded is not wanted:
@@ -122,10 +125,10 @@ def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind 
                 CpuBlocker.BIND_POLICY_CONFLICT,
                 f"the request requires {wanted}, and the host demands {host.bind}",
             )
-        # A default that gives way needs no note, because the request did not ask for it.
+        # Defaults need no note, because the request did not name them.
         if requested not in (BindPolicy.DEFAULT, BindPolicy.NONE) and not notes:
             notes = (f"{wanted} was preferred: the host demands {host.bind}",)
-    # Without SMT a demand for whole or distinct cores is met by any cpus.
+    # Without SMT, any cpus meet a demand for whole cores or for different cores.
     if demanded is not None and (layout.smt or demanded is wanted):
         return demanded, True, notes
     if wanted is BindPolicy.SPREAD_BY_PCPUS and not layout.smt:
@@ -148,7 +151,7 @@ def _pool_bind(policy: CpuPolicy) -> _Bind:
 
 
 def ignored_in_pools(policy: CpuPolicy) -> tuple[str, ...]:
-    """Returns notes on preferences about single cpus, which have no effect in a shared pool."""
+    """Returns notes about preferred policies that have no effect in a shared pool."""
     return (*_pool_bind(policy)[2], *_pool_exclusive(policy)[2])
 
 
@@ -177,8 +180,8 @@ def _pool_exclusive(policy: CpuPolicy) -> _Exclusive:
 
 
 def _numa(policy: CpuPolicy, host: EffectivePolicy) -> _Numa | HostRefusal:
-    """Returns the NUMA policy. The host's alignment holds for every slot there, of any class. Its
-    BestEffort demands nothing, so it gives way to what a request requires.
+    """Returns the NUMA policy. The host's alignment applies to all its slots of all QoS classes. If
+    this is BestEffort, a policy that the request requires has priority.
     """
     requested, aligned = policy.numa, host.alignment
     # BestEffort admits everything, so it demands nothing of a request.
@@ -197,7 +200,9 @@ def _numa(policy: CpuPolicy, host: EffectivePolicy) -> _Numa | HostRefusal:
 
 
 def _misaligned(resolved: Resolved, policy: CpuPolicy, layout: CpuLayout) -> HostRefusal | None:
-    """Refuses if whole cores are required and no number of them has this many threads."""
+    """Returns a refusal if whole cores are required, but no whole cores have exactly this number of
+    threads.
+    """
     if not resolved.needs_whole_cores or aligned(layout, resolved.count):
         return None
     by_request = policy.bind_required and policy.bind is not BindPolicy.DEFAULT
@@ -206,8 +211,8 @@ def _misaligned(resolved: Resolved, policy: CpuPolicy, layout: CpuLayout) -> Hos
     hint = f": ask for a multiple of {layout.per_core} cpus"
     return HostRefusal(
         CpuBlocker.SMT_ALIGNMENT,
-        f"{by} whole cores, which have {width} threads each on this host, and {resolved.count} cpus"
-        f" are not the threads of any number of them{hint if layout.uniform_cores else ''}",
+        f"{by} whole cores, which have {width} threads each on this host, and no number of"
+        f" whole cores has exactly {resolved.count} threads{hint if layout.uniform_cores else ''}",
         (("asked", resolved.count), ("threads per core", layout.per_core)),
     )
 

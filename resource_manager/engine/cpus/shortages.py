@@ -1,4 +1,4 @@
-"""Words refusals about NUMA nodes and pools, with the numbers behind them."""
+"""Makes the texts of refusals about NUMA nodes and shared pools, with the numbers behind them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from resource_manager.engine.model.host_refusal import HostRefusal
 
 
 def amount_text(dimension: str, amount: int) -> str:
-    """Returns an amount for people, such as "2.5 cpus" or "12Gi memory". Exact enough to compare a
-    need with what there is.
+    """Returns an amount for people, such as "2.5 cpus" or "12Gi memory". Memory is in whole GiB if
+    possible, or else in MiB.
     """
     if dimension in (CPU_MILLI, BEST_EFFORT_CPU_MILLI):
         kind = "best-effort cpu" if dimension == BEST_EFFORT_CPU_MILLI else "cpu"
@@ -36,17 +36,19 @@ def amount_text(dimension: str, amount: int) -> str:
 
 NO_DEVICES_KNOWN = HostRefusal(
     CpuBlocker.NO_CPU_TOPOLOGY,
-    "the request has devices, which are given out only where cores and NUMA nodes are known",
+    "the request has devices, and the host does not report its cores and NUMA nodes",
 )
 
 
 def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> HostRefusal:
-    """Refuses because no nodes that the policy admits have enough of everything.
+    """Returns the refusal for the case that no nodes that the policy admits have enough of all
+    amounts.
 
     Args:
-        policy: the NUMA policy.
-        needs: what the slot needs, and what nodes have.
-        smallest: number of nodes that it would need on the empty host; None: none would do.
+        policy: the NUMA policy of the slot.
+        needs: the amounts that the slot needs, and the amounts that nodes have.
+        smallest: number of nodes that the slot would need on the empty host; None: even all nodes
+            are not enough.
     """
     layout = needs.layout
     free = "; ".join(
@@ -65,13 +67,13 @@ def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> Ho
     needed_text = ", ".join(amount_text(name, amount) for name, amount in needs.need.items())
     return HostRefusal(
         CpuBlocker.NUMA_UNALIGNED,
-        f"{policy} does not put {needed_text} on {on}; free by node: {free}",
+        f"{policy} cannot place {needed_text} on {on}; free by node: {free}",
         tuple((f"asked {name}", amount) for name, amount in needs.need.items()),
     )
 
 
 def not_enough(needs: Quantities, lacking: str) -> HostRefusal:
-    """Refuses because all nodes together have too little of a dimension."""
+    """Returns the refusal for the case that all nodes together have too little of a dimension."""
     blocker = {
         CPU_MILLI: CpuBlocker.NUMA_NOT_ENOUGH_CPU,
         BEST_EFFORT_CPU_MILLI: CpuBlocker.NUMA_NOT_ENOUGH_CPU,
@@ -93,12 +95,13 @@ def not_enough(needs: Quantities, lacking: str) -> HostRefusal:
 
 
 def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -> HostRefusal:
-    """Refuses because no node's shared pool is large enough for the slot's cpu limit.
+    """Returns the refusal for the case that no node's shared pool is large enough for the slot's
+    cpu limit.
 
     Args:
-        ledger: of the host.
+        ledger: the cpu ledger of the host.
         request: what the slot needs.
-        limit_milli: its cpu limit.
+        limit_milli: the cpu limit of the slot, in thousandths.
     """
     sizes = {
         ledger.layout.nodes[at].id: (ledger.shared_cpus & ledger.layout.nodes[at].mask).bit_count()
@@ -107,15 +110,18 @@ def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -
     pools = ", ".join(f"{node}: {size} cpus" for node, size in sizes.items())
     return HostRefusal(
         CpuBlocker.BURST_POOL_TOO_SMALL,
-        f"no NUMA node's shared pool suits a cpu limit of {amount_text(CPU_MILLI, limit_milli)}"
-        f" and has {amount_text(CPU_MILLI, request.cpu_milli)} left to promise; pools by node:"
+        "no NUMA node has a shared pool that is large enough for a cpu limit of"
+        f" {amount_text(CPU_MILLI, limit_milli)}"
+        f" and has {amount_text(CPU_MILLI, request.cpu_milli)} free; pools by node:"
         f" {pools}",
         (("asked", limit_milli), *((f"node {node}", size) for node, size in sizes.items())),
     )
 
 
 def empty_pool(ledger: CpuLedger, resolved: Resolved) -> HostRefusal | None:
-    """Refuses if the shared pool of the slot's class is empty; None: it is not."""
+    """Returns a refusal if the shared pool of the slot's QoS class is empty; None: it is not
+    empty.
+    """
     if resolved.qos is QosClass.BE:
         if ledger.best_effort_cpus:
             return None
@@ -132,8 +138,8 @@ def empty_pool(ledger: CpuLedger, resolved: Resolved) -> HostRefusal | None:
 
 
 def without_topology(policy: CpuPolicy) -> CpuAssignment | HostRefusal:
-    """Returns what a host can do that does not report its cores and NUMA nodes: it refuses what
-    requires them, and notes what is only preferred.
+    """Returns the assignment on a host that does not report its cores and NUMA nodes. It is a
+    refusal if the request requires them. If it only prefers them, the assignment has a note.
     """
     demanded: list[str] = []
     preferred: list[str] = []
@@ -144,7 +150,7 @@ def without_topology(policy: CpuPolicy) -> CpuAssignment | HostRefusal:
     if policy.numa.aligns:
         required = policy.numa_required and policy.numa is not NumaPolicy.BEST_EFFORT
         (demanded if required else preferred).append(f"NUMA policy {policy.numa}")
-    why = "the host does not tell its cores and NUMA nodes"
+    why = "the host does not report its cores and NUMA nodes"
     if demanded:
         what = f"the request requires {demanded[0]}"
         if policy.qos.is_pinned:

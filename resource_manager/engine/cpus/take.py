@@ -1,18 +1,19 @@
 """Chooses the dedicated cpus of a slot on one host.
 
-The bind policy, the exclusive policy and the NUMA strategy decide. Each of the first two is
-preferred or required. A required policy is never relaxed. A slot is never refused because of a
-policy that is only preferred.
+The choice depends on the bind policy, the exclusive policy and the NUMA strategy. The two policies
+are each preferred or required. Required policies are always met. A slot is never refused because of
+a policy that is only preferred.
 
-The order in which cpus are tried is that of Koordinator's accumulator (`takeCPUs` of its plug-in
-nodenumaresource, see `accumulator`), except:
+Cpus are tried in the order of Koordinator's accumulator (`takeCPUs` of its plug-in
+nodenumaresource, see `accumulator.py`), with these exceptions:
 
-- If the exclusive policy `NUMANodeLevel` cannot be met, it falls back to `PCPULevel`, then to none.
-- `DistributeEvenly` shares cpus out as the kubelet does (see `distributed`). Where there are no
-  even shares it packs, or spreads if that is the bind policy.
-- A core is the set of its threads, however many. On hosts with different cores, `FullPCPUs` looks
-  for cores whose threads add up exactly. One kind of cores is preferred to a mixture, the kind with
-  the lowest cpu first.
+- If the exclusive policy `NUMANodeLevel` cannot be met, it is replaced by `PCPULevel`, and then by
+  none.
+- `DistributeEvenly` distributes cpus like the kubelet (see `packed.py`). If no even
+  distribution exists, it packs cpus, or spreads them if the bind policy is SpreadByPCPUs.
+- Cores may have different numbers of threads. `FullPCPUs` then searches for cores whose threads add
+  up exactly to the need. Cores of one kind are preferred to a mixture; the kind with the lowest cpu
+  comes first.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from resource_manager.engine.cpus.whole_cores import adds_up, aligned
 
 @dataclass(frozen=True, slots=True)
 class ExclusiveClaims:
-    """Cpus of slots with an exclusive policy, by the level that they have reached."""
+    """Cpus of slots with an exclusive policy, by the exclusive level that these slots have."""
 
     core_level: int = 0
     node_level: int = 0
@@ -38,7 +39,9 @@ class ExclusiveClaims:
 
 @dataclass(frozen=True, slots=True)
 class CpuDemand:
-    """How many cpus are needed, and by which policies. `DEFAULT` means no preference here."""
+    """The number of needed cpus, and the policies for their choice. `DEFAULT` means no preference
+    here.
+    """
 
     need: int
     bind: BindPolicy = BindPolicy.FULL_PCPUS
@@ -50,13 +53,13 @@ class CpuDemand:
 
     @property
     def whole_cores(self) -> bool:
-        """True if whole cores are wanted."""
+        """True if the bind policy asks for whole cores."""
         return self.bind is BindPolicy.FULL_PCPUS
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The chosen cpus, and the exclusive level that they reach."""
+    """The chosen cpus, and the exclusive level that they have."""
 
     cpus: int
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
@@ -66,17 +69,17 @@ class ShortOf(StrEnum):
     """The resource of which there is too little."""
 
     CPUS = "cpus"
-    WHOLE_CORES = "cpus of cores that are free altogether"
+    WHOLE_CORES = "cpus of cores that are completely free"
     CORES = "cores with a free thread"
-    UNSHARED_CORES = "cpus of cores without a slot that wants its cores to itself"
-    UNSHARED_NODES = "cpus of NUMA nodes without a slot that wants its nodes to itself"
-    ALIGNMENT = "cpus of whole cores, whose threads do not add up to that"
+    UNSHARED_CORES = "cpus of cores that no other slot claims"
+    UNSHARED_NODES = "cpus of NUMA nodes that no other slot claims"
+    ALIGNMENT = "cpus of whole cores, whose threads do not add up to this number"
 
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """The reason why no cpus can be taken: `needed` are needed, and only `suitable` exist. `of`
-    names the resource.
+    """Why no cpus can be taken: of the resource `of`, `needed` are needed and only `suitable`
+    exist.
     """
 
     of: ShortOf
@@ -92,13 +95,13 @@ def take(
     Args:
         layout: the host.
         available: the cpus to choose from, as bits.
-        claims: cpus that exclusive policies avoid.
+        claims: cpus that slots with an exclusive policy claim.
         request: what is needed.
 
     Returns:
-        Exactly `request.need` cpus, or what there is too little of.
+        Exactly `request.need` cpus, or the resource of which there is too little.
     """
-    # A slot that needs no cpu still reaches an exclusive level, on nothing.
+    # A slot without cpus has its exclusive level as well.
     if request.need < 1:
         return Taken(0, reached(layout, 0, claims, request.exclusive))
     free = suitable(layout, available, claims, request)
@@ -113,12 +116,13 @@ def take(
 def suitable(
     layout: CpuLayout, available: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | Short:
-    """Returns the available cpus that meet what is required, or what there is too little of.
+    """Returns the available cpus that meet all required policies, or the resource of which there is
+    too little.
 
     Args:
         layout: the host.
         available: the cpus to choose from, as bits.
-        claims: cpus that exclusive policies avoid.
+        claims: cpus that slots with an exclusive policy claim.
         request: what is needed.
     """
     need = request.need
@@ -129,14 +133,15 @@ def suitable(
     if isinstance(unclaimed, Short):
         return unclaimed
     free = unclaimed
-    # What is only preferred is left to the order in which cpus are taken.
+    # A policy that is only preferred affects the order in which cpus are taken, and is not checked
+    # here.
     if request.bind_required:
         short_of = ShortOf.CPUS
         if request.bind is BindPolicy.FULL_PCPUS:
             free = layout.whole(free)
             short_of = ShortOf.WHOLE_CORES
-            # Cores that differ may have enough threads that still do not add up. Checking that here
-            # saves the search.
+            # Cores with different numbers of threads may not add up to the need. This check avoids
+            # a search without result.
             enough = not layout.uniform_cores and need <= free.bit_count()
             if not (adds_up(layout, free, need) if enough else aligned(layout, need)):
                 return Short(ShortOf.ALIGNMENT, need, free.bit_count())
@@ -151,14 +156,15 @@ def suitable(
 def unclaimed_of(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand, need: int
 ) -> int | Short:
-    """Returns the free cpus that a required exclusive policy allows, or that there are too few.
+    """Returns the free cpus that a required exclusive policy allows, or the resource of which there
+    is too little.
 
     Args:
         layout: the host.
         free: the cpus to choose from, as bits.
-        claims: cpus that exclusive policies avoid.
-        request: its exclusive policy, and whether that is required.
-        need: how many cpus there must be.
+        claims: cpus that slots with an exclusive policy claim.
+        request: contains the exclusive policy, and whether it is required.
+        need: the least number of cpus.
     """
     if not request.exclusive_required:
         return free
@@ -173,8 +179,7 @@ def unclaimed_of(
 
 
 def holds(layout: CpuLayout, cpus: int, bind: BindPolicy) -> bool:
-    """Returns True if cpus are what the bind policy promises where it is required. Offline ones are
-    ignored.
+    """Returns True if cpus meet a bind policy. Offline cpus are ignored.
 
     Args:
         layout: the host.
@@ -192,19 +197,19 @@ def holds(layout: CpuLayout, cpus: int, bind: BindPolicy) -> bool:
 def reached(
     layout: CpuLayout, cpus: int, claims: ExclusiveClaims, wanted: ExclusivePolicy
 ) -> ExclusivePolicy:
-    """Returns the exclusive level that cpus have, at most the one wanted.
+    """Returns the exclusive level that the cpus of a slot have, at most `wanted`.
 
     Args:
         layout: the host.
         cpus: cpus of a slot, as bits.
-        claims: cpus that other slots claim.
+        claims: cpus that other slots with an exclusive policy claim.
         wanted: the highest level to return.
     """
     nodes, cores = claims.node_level, claims.core_level
     if wanted is ExclusivePolicy.NUMA_NODE_LEVEL:
         if not layout.nodes_touched(cpus) & nodes:
             return wanted
-        # A slot that claims its nodes claims the cores in them, too.
+        # A slot that claims its nodes also claims the cores in them.
         cores |= nodes
     elif wanted is not ExclusivePolicy.PCPU_LEVEL:
         return ExclusivePolicy.NONE
@@ -215,15 +220,15 @@ def reached(
 def _preferred_first(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Takes as many of the preferred cpus as possible, then others. If that breaks what is
-    required, it takes all at once. None: even that is impossible.
+    """Takes as many of the preferred cpus as possible, then others. If the result would violate a
+    required policy, it takes all cpus in one step. None: this is impossible, too.
     """
     preferred = request.preferred & free
-    # A part of a core would break what is required.
+    # A part of a core would violate the required bind policy.
     if request.bind_required and request.bind is BindPolicy.FULL_PCPUS:
         preferred = layout.whole(preferred)
     count = min(request.need, preferred.bit_count())
-    # The split is tried first. It may fail where whole cores do not add up in both parts.
+    # Both parts are tried first. This may fail because whole cores do not add up in one of them.
     if preferred:
         first = _of_one_kind(layout, preferred, claims, replace(request, need=count))
         rest = replace(request, need=request.need - count)
@@ -236,17 +241,18 @@ def _preferred_first(
 def _of_one_kind(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Takes cpus of one kind of cores, unless a mixture meets more of what is preferred."""
+    """Takes cpus of one kind of cores, unless a mixture meets the preferred policies better."""
     if layout.kinds == 1:
         return _by_strategy(layout, free, claims, request)
     best: tuple[tuple[int, bool], int] | None = None
-    # Kind by kind, then all cores together, which is the mixture.
+    # Tries each kind, and at last all cores together, which is the mixture.
     for kind in (*layout.cores_of_kind, layout.cpus):
         cpus = _by_strategy(layout, free & kind, claims, request)
         if cpus is not None:
             level = reached(layout, cpus, claims, request.exclusive)
             merit = (_LEVELS.index(level), holds(layout, cpus, request.bind))
-            # Strictly better: among equals, the earlier kind is taken.
+            # Only a strictly better result replaces an earlier one, so among equals the earlier
+            # kind is taken.
             if best is None or merit > best[0]:
                 best = merit, cpus
     return None if best is None else best[1]
@@ -258,8 +264,8 @@ _LEVELS = (ExclusivePolicy.NONE, ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUM
 def _by_strategy(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Takes cpus by the NUMA strategy. None only if there are too few, or if required whole cores
-    do not add up.
+    """Takes cpus by the NUMA strategy. Returns None only if there are too few, or if whole cores
+    are required and do not add up to the need.
     """
     if request.need < 1:
         return 0
@@ -268,10 +274,11 @@ def _by_strategy(
     cpus: int | None = None
     if request.strategy is NumaStrategy.DISTRIBUTE_EVENLY:
         cpus = _evenly(layout, free, claims, request)
-    # Even shares only prefer whole cores, so a required policy is checked afterwards.
+    # Even shares may split cores, so a required policy is checked afterwards.
     if cpus is None or not _keeps_required(layout, cpus, request):
         cpus = _accumulator(layout, free, claims, request).take(request.need, request.whole_cores)
-    # On hosts with different cores, the accumulator may split one. Then only sums of cores help.
+    # On hosts with different cores, the accumulator may split a core. Then cores must be found
+    # whose threads add up to the need.
     if not _keeps_required(layout, cpus, request):
         return _accumulator(layout, free, claims, request).take_whole_cores_only(request.need)
     return cpus
@@ -297,12 +304,12 @@ def _keeps_required(layout: CpuLayout, cpus: int, request: CpuDemand) -> bool:
 def _evenly(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Takes even shares of as few nodes as possible, else packs; first within what the policies
-    prefer. None: there are no even shares, and the bind policy spreads.
+    """Takes even shares from as few nodes as possible, or else packs. Cpus that meet the preferred
+    policies are tried first. None: no even shares exist, and the bind policy is SpreadByPCPUs.
     """
     group = layout.per_core if request.whole_cores else 1
     offered_sets = list(offers(layout, free, claims, request))
-    # From strict to lenient; the last set has all free cpus.
+    # The sets grow, and the last one has all free cpus.
     for offered in offered_sets:
         even = _widest(layout, offered) if request.whole_cores else offered
         shares = even_shares(layout, even, request.need, group)
@@ -313,7 +320,7 @@ def _evenly(
             return taken
     if request.bind is BindPolicy.SPREAD_BY_PCPUS:
         return None
-    # Always found: the last set has enough, by the caller.
+    # A result always exists, because the caller has checked that the last set has enough cpus.
     return next(
         cpus
         for offered in offered_sets
@@ -324,13 +331,14 @@ def _evenly(
 def offers(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> Iterator[int]:
-    """Yields the free cpus, first reduced to all that is preferred, then to less and less of it.
+    """Yields sets of the free cpus. The first set has only cpus that meet all preferred policies.
+    Later sets drop one preference after the other.
 
     Args:
         layout: the host.
         free: the cpus, as bits.
-        claims: cpus that exclusive policies avoid.
-        request: what is preferred.
+        claims: cpus that slots with an exclusive policy claim.
+        request: contains the preferred policies.
     """
     levels = [0]
     if request.exclusive is ExclusivePolicy.PCPU_LEVEL:
@@ -344,12 +352,14 @@ def offers(
             yield layout.whole(left)
         elif request.bind is BindPolicy.SPREAD_BY_PCPUS:
             yield layout.first_threads(left)
-    # At last without the bind policy, which is only preferred here.
+    # The last sets ignore the bind policy.
     yield from (free & ~barred for barred in dict.fromkeys(levels))
 
 
 def _widest(layout: CpuLayout, cpus: int) -> int:
-    """Returns the cpus of cores with the most threads: only equal cores make even groups."""
+    """Returns the cpus of the cores with the most threads, because only equal cores give equal
+    groups.
+    """
     if layout.uniform_cores:
         return cpus
     widest = 0

@@ -1,1 +1,3 @@
-"""The devices of one host: which slots have shares of them, and which ones a further slot gets."""
+"""Keeps the devices of one host: the shares that slots have of them, and the choice for a new
+slot.
+"""

@@ -1,17 +1,20 @@
-"""Chooses the devices of a slot on one host, or says why there are none.
+"""Chooses the devices of a slot on one host, or explains why the slot cannot get them.
 
-The devices of one type after the other, first those that others should be near to:
+Device types are chosen one after the other. If devices of one type must be near to those of another
+type, the other type comes first.
 
-- Several whole GPUs are the best connected set (`DeviceLayout.best_set`); on hosts with partitions,
-  one of these.
-- Shares of GPUs, and devices of other types, come from the fullest devices that have enough left,
-  so that large parts stay free on the others.
-- Devices near to others come from the same PCIe groups, in turns, as far as possible.
+- For several whole GPUs, it takes the best connected set (`DeviceLayout.best_set`). On hosts with
+  partitions, it takes a partition.
+- For shares of GPUs, and for devices of other types, it takes the fullest devices that have enough
+  free. So large parts stay free on other devices.
+- Devices that must be near to others are taken from the same PCIe groups, evenly from each group,
+  as far as possible.
 
-Example: a host has GPUs 0 to 3. A slot has half of GPU 2. A request for a quarter gets it from GPU
-2, and a request for two whole GPUs gets 0 and 1, if these have the most NVLinks to each other.
+Example: a host has GPUs 0 to 3, and a slot has half of GPU 2. A request for a quarter of a GPU gets
+it from GPU 2. A request for two whole GPUs gets 0 and 1, if these have the most NVLinks to each
+other.
 
-Source: the allocators of Koordinator's deviceshare, which `docs/devices.md` compares with ours.
+Source: the allocators of Koordinator's deviceshare. `docs/devices.md` lists the differences.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from resource_manager.engine.devices.refusals import DeviceBlocker, shortage
 from resource_manager.engine.model.host_refusal import HostRefusal
 
 EQUAL_WEIGHTS: Mapping[str, int] = {}
-"""Every dimension counts the same."""
+"""All dimensions have the same weight."""
 
 
 def device_score(
@@ -48,22 +51,24 @@ def device_score(
     pack: bool = True,
     weights: Mapping[str, int] = EQUAL_WEIGHTS,
 ) -> int:
-    """Returns how well a device suits a slot, from 0 to 100, by how full it is with the slot;
-    higher is better. Source: `resourceAllocationScorer` of Koordinator's deviceshare.
+    """Returns how well a device suits a slot, from 0 to 100; higher is better. The score depends on
+    how full the device is with the slot. Source: `resourceAllocationScorer` of Koordinator's
+    deviceshare.
 
     Args:
-        asked: what the slot needs of the device.
-        total: what the device has.
-        free: what is left of it.
-        pack: the fullest device is best, else the emptiest one.
-        weights: of the dimensions that count; empty: those that the device has count the same.
+        asked: the amounts that the slot needs of the device.
+        total: the capacity of the device.
+        free: the free amounts of the device.
+        pack: True: the fullest device is best; False: the emptiest one.
+        weights: the weights of the dimensions that count; empty: all dimensions of the device have
+            the same weight.
     """
     scores = []
     for name, whole in total.items():
         weight = weights.get(name, 0) if weights else 1
         if not weight or not whole:
             continue
-        # More than everything can be free where bookings were given back twice.
+        # `free` may be more than the capacity if bookings were given back twice.
         taken = min(whole - free.get(name, 0) + asked.get(name, 0), whole)
         if free.get(name, 0) > whole:
             taken = whole
@@ -75,12 +80,12 @@ def device_score(
 
 
 _PACK_WEIGHTS = {8: 10_000, 4: 100, 2: 1}
-"""Weight of an untouched partition by its size: large ones are kept free first."""
+"""Weight of an untouched partition by its size. Large partitions are kept free first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """By which score devices with enough left are ordered; see `device_score`."""
+    """How devices with enough free are ordered; see `device_score`."""
 
     pack: bool = True
     weights: tuple[tuple[str, int], ...] = ()
@@ -89,7 +94,9 @@ class Preference:
 FULLEST_FIRST = Preference()
 
 Given = list[tuple[int, tuple[str, ...]]]
-"""Positions of the devices that a slot gets, with the bus ids of its virtual functions there."""
+"""Positions of the devices that a slot gets, each with the bus ids of the slot's virtual functions
+there.
+"""
 
 
 def choose_devices(
@@ -100,18 +107,18 @@ def choose_devices(
     *,
     among: int | None = None,
 ) -> tuple[DeviceShare, ...] | HostRefusal:
-    """Returns the devices that one more slot gets. Changes nothing.
+    """Returns the devices for one more slot, or why it cannot get them. Changes nothing.
 
     Args:
-        ledger: of the host.
-        requests: what the slot needs, at most one for each type.
-        nodes: ids of the NUMA nodes on which its devices must be; None: any. A device whose node is
-            unknown may be used with all of them.
-        preference: which device comes first among those that have enough left.
-        among: the set of GPUs that whole ones must come from; None: any.
+        ledger: the device ledger of the host.
+        requests: the device requests of the slot, at most one for each type.
+        nodes: ids of the NUMA nodes where the devices must be; None: any nodes. A device whose node
+            is unknown may be used with all nodes.
+        preference: the order of the devices that have enough free.
+        among: the set of GPUs that whole GPUs must come from; None: any.
     """
     given: dict[str, Given] = {}
-    # First the types that others refer to.
+    # Types that other requests refer to come first.
     for request in sorted(requests, key=lambda each: (bool(each.near), each.type)):
         found = _Choice(
             ledger,
@@ -133,12 +140,12 @@ def choose_devices(
 
 
 def suited_devices(ledger: DeviceLedger, request: DeviceRequest) -> list[int]:
-    """Returns the positions of the devices that have enough left for a request."""
+    """Returns the positions of the devices that have enough free for a request."""
     return _Choice(ledger, request).suited()
 
 
 def best_partition(ledger: DeviceLedger, request: DeviceRequest) -> list[int] | None:
-    """Returns the best partition for whole GPUs that is entirely free; None: there is none."""
+    """Returns the best partition for whole GPUs of which all GPUs are free; None: there is none."""
     choice = _Choice(ledger, request)
     return choice.partition(choice.suited())
 
@@ -168,7 +175,7 @@ class _Choice:
         ]
         if among is not None and request.type == GPU and not request.is_shared:
             self._allowed = [at for at in self._allowed if among >> at & 1]
-        # PCIe groups of the devices that these should be near to, in their order.
+        # PCIe groups of the devices that the new devices should be near to, in their order.
         self._groups = list(dict.fromkeys(devices[at].pcie_group for at, _ in near))
 
     def devices(self) -> Given | HostRefusal:
@@ -180,8 +187,7 @@ class _Choice:
         if request.type == GPU and not request.is_shared and not request.near:
             return self._whole_gpus(suited)
         want, most = request.count, request.count
-        # One device for each group is tried; one for all groups is only required if the request
-        # says so.
+        # It tries to take one device for each group. This is required only if the request says so.
         if request.per_group:
             most = max(most, len(self._groups))
         if request.near_required:
@@ -196,7 +202,7 @@ class _Choice:
         return chosen
 
     def _all(self) -> Given | HostRefusal:
-        """Returns every device that meets the conditions, if each has enough left."""
+        """Returns all devices that meet the conditions, if each has enough free."""
         chosen = self._with_functions(self._allowed, len(self._allowed))
         short = len(chosen) < len(self._allowed) or not chosen
         if short or not all(self._suits(at) for at in self._allowed):
@@ -204,11 +210,11 @@ class _Choice:
         return chosen
 
     def suited(self) -> list[int]:
-        """Returns the devices that have enough left."""
+        """Returns the positions of the devices that have enough free."""
         return [at for at in self._allowed if self._suits(at)]
 
     def _suits(self, position: int) -> bool:
-        # A dimension that the device does not have counts as 0, so the device does not fit.
+        # If the device lacks a dimension, it has 0 of it, so it does not fit.
         if not fits(dict(self._request.amounts), self._ledger.free(position)):
             return False
         device = self._layout.devices[position]
@@ -230,7 +236,7 @@ class _Choice:
         return [(at, ()) for at in chosen] if chosen else self._out_of_scope(suited)
 
     def _scopes(self, suited: Iterable[int]) -> tuple[int, ...]:
-        """Returns the sets of GPUs out of which all must come, in order of id."""
+        """Returns sets of GPUs, in order of id. All GPUs of the slot must come from one of them."""
         scope = self._request.scope
         if not scope:
             return (bits_of(suited),)
@@ -239,13 +245,13 @@ class _Choice:
             device = self._layout.devices[at]
             node = device.numa_node
             key = ("", node) if scope == "numa" else (device.pcie_group, node)
-            # Where it is attached must be known to be the same.
+            # GPUs with an unknown place belong to no set.
             if node is not None and (scope == "numa" or device.pcie_group):
                 groups[key] = groups.get(key, 0) | 1 << at
         return tuple(groups[key] for key in sorted(groups, key=str))
 
     def partition(self, suited: list[int]) -> list[int] | None:
-        """Returns the best partition that is entirely free; None: there is none."""
+        """Returns the best partition of which all GPUs are free; None: there is none."""
         request, layout = self._request, self._layout
         gpus = {layout.devices[at].minor: at for at in layout.of_type.get(GPU, ())}
         free = {layout.devices[at].minor for at in suited}
@@ -256,7 +262,7 @@ class _Choice:
             key=lambda each: -each.score,
         )
         for partition in size:
-            # Once a tier has a partition that is free, lower tiers do not count.
+            # If a partition with a higher score is free, partitions with lower scores are ignored.
             if feasible and partition.score != tier:
                 break
             if request.best_partition and partition.score != size[0].score:
@@ -271,7 +277,9 @@ class _Choice:
         return [gpus[minor] for minor in best.minors]
 
     def _left_over(self, untouched: set[int]) -> int:
-        """Returns the weight of the partitions that stay untouched, for sizes from `count`."""
+        """Returns the weight of the partitions that stay untouched. Only sizes of at least `count`
+        are considered.
+        """
         score = 0
         for size, weight in _PACK_WEIGHTS.items():
             of_size = [each for each in self._layout.host.partitions if len(each.minors) == size]
@@ -285,19 +293,20 @@ class _Choice:
         return score
 
     def _by_nearness(self, suited: list[int]) -> list[int]:
-        """Returns devices in the order in which they are tried."""
+        """Returns the devices in the order in which they are tried."""
         devices = self._layout.devices
         ordered = sorted(suited, key=lambda at: (-self._score(at), self._loss(at), at))
         if not self._groups:
             return ordered
-        # The best of each group, then the second best of each, and so on; then all others.
+        # First the best device of each group, then the second best of each, and so on. All other
+        # devices follow.
         in_group: dict[str, int] = {}
-        turns = {}
+        rank_in_group = {}
         for at in ordered:
             group = devices[at].pcie_group
-            turns[at] = in_group[group] = in_group.get(group, 0) + 1
+            rank_in_group[at] = in_group[group] = in_group.get(group, 0) + 1
         near = [at for at in ordered if devices[at].pcie_group in self._groups]
-        near.sort(key=lambda at: (turns[at], -self._score(at), at))
+        near.sort(key=lambda at: (rank_in_group[at], -self._score(at), at))
         return near + [at for at in ordered if devices[at].pcie_group not in self._groups]
 
     def _score(self, position: int) -> int:
@@ -311,7 +320,9 @@ class _Choice:
         )
 
     def _loss(self, position: int) -> int:
-        """Returns how many devices beside this one are untouched, so that it breaks up sets."""
+        """Returns how many untouched GPUs are on the same NUMA node as this untouched GPU. If it is
+        used, these sets of GPUs become smaller.
+        """
         devices = self._layout.devices
         if self._request.type != GPU or not self._ledger.is_untouched(position):
             return 0
@@ -325,7 +336,9 @@ class _Choice:
         )
 
     def _with_functions(self, positions: Iterable[int], most: int) -> Given:
-        """Returns the first `most` devices, with a virtual function of each if it needs one."""
+        """Returns the first `most` devices. If the request needs virtual functions, each comes with
+        a free one, and devices without one are skipped.
+        """
         chosen: Given = []
         for at in positions:
             if len(chosen) == most:
@@ -354,7 +367,7 @@ class _Choice:
         return HostRefusal(
             DeviceBlocker.DEVICES_NOT_NEAR,
             f"the request requires {request.type} devices at the PCIe groups of its {request.near}"
-            f" devices, and {missing} of {len(self._groups)} groups have none free",
+            f" devices, but {missing} of {len(self._groups)} groups have no free one",
             (("groups", len(self._groups)), ("missing", missing)),
         )
 
@@ -368,12 +381,12 @@ class _Choice:
             shown = ", ".join(map(str, sizes))
             return HostRefusal(
                 DeviceBlocker.PARTITION_UNSUPPORTED,
-                f"the host gives out partitions of {shown} GPUs, not of {count}",
+                f"the host has partitions of {shown} GPUs, but not of {count}",
                 (("asked", count),),
             )
         return HostRefusal(
             DeviceBlocker.PARTITION_IN_USE,
-            f"no partition of {count} GPUs is entirely free",
+            f"no partition of {count} GPUs is completely free",
             (("asked", count),),
         )
 
@@ -383,15 +396,15 @@ class _Choice:
         most = max((group.bit_count() for group in self._scopes(suited)), default=0)
         return HostRefusal(
             DeviceBlocker.DEVICES_SPREAD,
-            f"the request requires {request.count} GPUs at one {place}, and at most {most} of the"
-            f" {len(suited)} that are free are at the same one",
+            f"the request requires {request.count} GPUs at one {place}, but at most {most} of the"
+            f" {len(suited)} free GPUs are at the same {place}",
             (("asked", request.count), ("most", most)),
         )
 
 
 def completed(amounts: Amounts, total: Amounts) -> dict[str, int]:
-    """Returns amounts of a GPU with its memory both in bytes and as a ratio. What is given in both
-    stays as it is.
+    """Returns amounts of a GPU with the memory both in bytes and as a ratio. If `amounts` has both,
+    they stay unchanged.
     """
     found, whole = dict(amounts), total.get(GPU_MEMORY, 0)
     if whole and GPU_MEMORY_RATIO in found and GPU_MEMORY not in found:

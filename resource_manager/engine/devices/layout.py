@@ -1,7 +1,7 @@
-"""The devices of a host in a form that placement computes with. It never changes.
+"""Describes the devices of a host in the form that placement uses. A layout never changes.
 
-Devices are numbered by position, ascending by type and minor. A set of GPUs is an integer whose bit
-n stands for the device at position n.
+Each device has a position; positions are in the order of type and minor. A set of GPUs is an
+integer whose bit n stands for the device at position n.
 """
 
 from __future__ import annotations
@@ -25,29 +25,31 @@ from finegrain.devices.device import (
 from finegrain.devices.request import DeviceRequest
 
 Quality = tuple[int, int]
-"""How well the GPUs of a set are connected: the worst pair, and the sum of all pairs."""
-
-SETS_COMPARED_MAX: Final = 2_000
-"""Up to this many sets of GPUs are compared one by one. Beyond it, each GPU is the start of one set
-that grows by the best connected GPU.
+"""How well the GPUs of a set are connected: the value of the worst pair, and the sum of all
+pairs.
 """
 
-_LANE: Final = 1_000  # one NVLink counts more than any path without it
+SETS_COMPARED_MAX: Final = 2_000
+"""If there are at most this many sets of GPUs, all of them are compared. If there are more, one set
+is built for each GPU: the set starts with this GPU, and the best connected GPU is added repeatedly.
+"""
+
+_LANE: Final = 1_000  # one NVLink counts more than any path without NVLink
 _PATHS: Final = {"PIX": 50, "PXB": 40, "PHB": 30, "NODE": 20, "SYS": 10}
-_SIZES_KEPT: Final = (8, 4, 2)  # of sets that a choice should leave well connected
+_SIZES_KEPT: Final = (8, 4, 2)  # sizes of sets that should remain well connected for later requests
 _LAYOUTS_KNOWN: Final = 1_024
-_REQUESTS_KNOWN: Final = 64  # per host
+_REQUESTS_KNOWN: Final = 64  # cached requests per host
 
 
 class DeviceLayout:
     """The devices of one host.
 
     Attributes:
-        host: as it was announced.
-        devices: by position.
-        of_type: positions by type, ascending by minor.
-        position: of a device, by type and UUID.
-        totals: capacity by position, then by dimension.
+        host: the devices as the executor announced them.
+        devices: the devices by position.
+        of_type: the positions of the devices of each type, in order of minors.
+        position: the position of a device, by type and UUID.
+        totals: the capacity of each device, by position and dimension.
     """
 
     def __init__(self, host: HostDevices) -> None:
@@ -79,19 +81,20 @@ class DeviceLayout:
     def best_set(
         self, free: int, count: int, groups: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
-        """Returns the positions of the `count` best connected GPUs; none if no group has as many.
+        """Returns the positions of the `count` best connected GPUs; empty: no group has as many.
 
-        Among sets that are equally well connected, it takes the one that leaves the best connected
-        sets of 8, 4 and 2 GPUs to others, then the one with the lowest minors. So a single GPU is
-        taken where others are in use already.
+        Among equally well connected sets, it takes the one after which the remaining GPUs contain
+        the best connected sets of 8, 4 and 2 GPUs. Among equal ones, it takes the one with the
+        lowest minors. So a single GPU is taken near GPUs that are already in use.
 
         Example: GPUs 0 to 3 are on one NUMA node, 4 to 7 on another one, and 1 is in use. A request
         for one GPU gets 0, so that 4 to 7 stay together. A request for two gets 2 and 3.
 
         Args:
             free: the GPUs that can be chosen.
-            count: how many.
-            groups: parts of `free`; all must come from one of them. None: from anywhere.
+            count: number of GPUs.
+            groups: parts of `free`. All GPUs must come from one of these parts. None: from any GPUs
+                of `free`.
         """
         if groups is None:
             groups = (free,)
@@ -106,7 +109,7 @@ class DeviceLayout:
         return known
 
     def best_sets(self, free: int, count: int) -> list[int]:
-        """Returns all sets of `count` GPUs than which none is better connected."""
+        """Returns all best connected sets of `count` GPUs."""
         return self._best_sets((free,), count)
 
     def _best_sets(self, groups: tuple[int, ...], count: int) -> list[int]:
@@ -133,10 +136,12 @@ class DeviceLayout:
         return sorted({self._grown(start, positions, count) for start in positions})
 
     def _grown(self, start: int, positions: tuple[int, ...], count: int) -> int:
-        """Returns the set that starts with one GPU and grows by the best connected one."""
+        """Returns a set that starts with one GPU, to which the best connected GPU is added
+        repeatedly.
+        """
         chosen = [start]
         while len(chosen) < count:
-            # Compared like whole sets: first by the worst pair, then by the sum.
+            # The comparison is that of whole sets: first the worst pair, then the sum.
             values = [(self._connection(chosen, at), -at) for at in positions if at not in chosen]
             chosen.append(-max(values)[1])
         return bits_of(chosen)
@@ -146,7 +151,7 @@ class DeviceLayout:
         return min(values), sum(values)
 
     def loss(self, left: int) -> tuple[tuple[int, int], ...]:
-        """Returns how badly connected the best sets are that are left; less is better."""
+        """Returns how badly the best remaining sets are connected; lower is better."""
         count = left.bit_count()
         found = []
         for size in _SIZES_KEPT:
@@ -158,7 +163,7 @@ class DeviceLayout:
         return tuple(found)
 
     def _best_quality(self, gpus: int, count: int) -> Quality:
-        """Returns how well the best set of a number of GPUs is connected."""
+        """Returns how well the best connected set of `count` GPUs is connected."""
         key = (gpus, count)
         known = self._qualities.get(key)
         if known is None:
@@ -166,7 +171,7 @@ class DeviceLayout:
         return known
 
     def _values_of_pairs(self) -> dict[tuple[int, int], int]:
-        """Returns the value of each pair of GPUs (positions, ascending)."""
+        """Returns the value of each pair of GPUs. A pair has the positions in ascending order."""
         gpus = self.of_type.get(GPU, ())
         links = {}
         for link in self.host.links:
@@ -182,7 +187,9 @@ class DeviceLayout:
         return values
 
     def _nearness(self, one: int, other: int) -> int:
-        """Returns the value of the path between two GPUs, by where they are attached."""
+        """Returns the value of the path between two GPUs, computed from their PCIe groups and NUMA
+        nodes.
+        """
         first, second = self.devices[one], self.devices[other]
         if first.pcie_group and first.pcie_group == second.pcie_group:
             return _PATHS["PIX"]
@@ -192,7 +199,7 @@ class DeviceLayout:
 
 
 def positions_in(devices: int) -> tuple[int, ...]:
-    """Returns the positions in a set, ascending."""
+    """Returns the positions in a set, in ascending order."""
     found = []
     while devices:
         lowest = devices & -devices
@@ -203,13 +210,14 @@ def positions_in(devices: int) -> tuple[int, ...]:
 
 @lru_cache(_LAYOUTS_KNOWN)
 def layout_of(topology: str) -> DeviceLayout:
-    """Returns the devices of a host that slots can have; equal hosts share one object.
+    """Returns the layout of the devices of a host that slots can have. Equal hosts share one
+    object.
 
     Args:
         topology: HostTopology of the registration, as JSON text. Devices without capacity are left
-            out: executors of earlier versions report GPUs, but cannot give them to slots.
+            out, because executors of earlier versions report GPUs but cannot give them to slots.
     """
-    # Most hosts have no devices, and their topology need not be parsed.
+    # Most hosts have no devices. Their topology need not be parsed.
     if '"capacity"' not in topology:
         return NO_LAYOUT
     data = json.loads(topology)
@@ -246,7 +254,9 @@ def _layout_of_host(host: HostDevices) -> DeviceLayout:
 
 
 def _device(data: Mapping[str, Any]) -> Device:
-    """Reads one device. JSON of messages has 64-bit numbers as text, and no zeros."""
+    """Reads one device. In the JSON form of messages, 64-bit numbers are strings, and zeros are
+    left out.
+    """
     node = data.get("numa_node_id", 0)
     return Device(
         type=data["kind"],
@@ -278,7 +288,7 @@ NO_LAYOUT = DeviceLayout(HostDevices())
 
 
 def bits_of(positions: Iterable[int]) -> int:
-    """Returns the set of some positions."""
+    """Returns the set that contains some positions."""
     found = 0
     for at in positions:
         found |= 1 << at

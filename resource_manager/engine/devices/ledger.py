@@ -1,4 +1,6 @@
-"""The ledger of one host's devices: what there is, what slots have of it, and what is free."""
+"""The ledger of the devices of one host: their capacity, the shares of slots, and the free
+amounts.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,16 @@ _NOTHING: dict[str, int] = {}
 class DeviceLedger:
     """The devices of one host, and the shares that slots have of them.
 
-    A device that is no longer announced keeps its shares: they count again when it comes back.
+    A device that is no longer announced keeps its shares. They count again when the device is
+    announced again.
 
     Attributes:
-        layout: the devices.
-        unusable: why a device gets no new work, by type and UUID.
-        foreign: devices among these that work, but that others use.
-        used: what slots have, by type and UUID, then by dimension.
-        functions: bus ids of virtual functions that slots have.
-        tolerated: devices of which slots have more than there is since the device became smaller.
+        layout: the layout of the devices.
+        unusable: devices that get no new slots, by type and UUID, with the reason.
+        foreign: the devices among these that work, but that pods or processes outside slots use.
+        used: the amounts that slots have, by type and UUID, then by dimension.
+        functions: bus ids of the virtual functions that slots have.
+        tolerated: devices that became smaller, so that slots have more than the capacity.
     """
 
     __slots__ = (
@@ -46,17 +49,18 @@ class DeviceLedger:
         self.functions: frozenset[str] = frozenset()
         self.tolerated: frozenset[DeviceKey] = frozenset()
         self._free: list[dict[str, int]] = []
-        self._gpu_parts: tuple[int, ...] | None = None  # None: not computed since the last change
+        self._gpu_parts: tuple[int, ...] | None = None  # None: must be computed again
         self._derive()
 
     def set_unusable(
         self, unusable: Mapping[DeviceKey, str], foreign: frozenset[DeviceKey] = frozenset()
     ) -> bool:
-        """Sets which devices get no new work. Slots keep what they have.
+        """Sets which devices get no new slots. Slots keep what they have.
 
         Args:
-            unusable: why, by device.
-            foreign: devices among these that work, but that others use.
+            unusable: the reason for each such device.
+            foreign: the devices among these that work, but that pods or processes outside slots
+                use.
 
         Returns:
             False if nothing changed.
@@ -68,19 +72,21 @@ class DeviceLedger:
         return True
 
     def free(self, position: int) -> Mapping[str, int]:
-        """Returns what is free of a device by dimension; empty if it gets no new work."""
+        """Returns the free amounts of a device, by dimension; empty if it gets no new slots."""
         return self._free[position]
 
     def left(self, position: int) -> dict[str, int]:
-        """Returns what slots do not have of a device, even if it gets no new work."""
+        """Returns the amounts of a device that no slot has, even if it gets no new slots."""
         device = self.layout.devices[position]
         used = self.used.get((device.type, device.uuid), _NOTHING)
-        # At least 0: a device that has become smaller may have given more than it has.
+        # At least 0, because slots may have more than the capacity of a device that became smaller.
         totals = self.layout.totals[position]
         return {name: max(total - used.get(name, 0), 0) for name, total in totals.items()}
 
     def gpu_parts(self) -> tuple[int, ...]:
-        """Returns what is free of each GPU, in hundredths; the dimension with least left counts."""
+        """Returns the free part of each GPU, in hundredths. The dimension with the smallest free
+        part counts.
+        """
         if self._gpu_parts is None:
             totals = self.layout.totals
             self._gpu_parts = tuple(
@@ -98,12 +104,14 @@ class DeviceLedger:
         return self._gpu_parts
 
     def problem(self, position: int) -> str:
-        """Returns why a device gets no new work; empty: it does."""
+        """Returns why a device gets no new slots; empty: it may get some."""
         device = self.layout.devices[position]
         return self.unusable.get((device.type, device.uuid), "")
 
     def is_foreign(self, position: int) -> bool:
-        """Returns True if a device gets no new work only because others use it."""
+        """Returns True if a device gets no new slots only because pods or processes outside slots
+        use it.
+        """
         device = self.layout.devices[position]
         return (device.type, device.uuid) in self.foreign
 
@@ -121,7 +129,7 @@ class DeviceLedger:
         self._change(shares, -1)
 
     def scratch(self) -> DeviceLedger:
-        """Returns a copy, for trying things out."""
+        """Returns a copy that the caller may change, for example to try a choice."""
         copy = DeviceLedger.__new__(DeviceLedger)
         copy.layout, copy.unusable, copy.functions = self.layout, self.unusable, self.functions
         copy.tolerated, copy.foreign = self.tolerated, self.foreign
@@ -131,15 +139,19 @@ class DeviceLedger:
         return copy
 
     def empty(self) -> DeviceLedger:
-        """Returns a ledger of the same devices without slots, in which all get new work."""
+        """Returns a ledger of the same devices without slots, in which all devices may get
+        slots.
+        """
         return DeviceLedger(self.layout)
 
     def tolerate(self) -> None:
-        """Accepts that slots have more of a device than there is: it has become smaller since."""
+        """Accepts that slots have more than the capacity of devices that have become smaller."""
         self.tolerated = self._overcommitted()
 
     def problems(self) -> list[str]:
-        """Returns a sentence for each device of which slots have more than there is."""
+        """Returns a sentence for each device of which slots have more than the capacity, unless
+        this is tolerated.
+        """
         return [
             f"slots have {self.used[key]} of {key[0]} {key[1]}"
             f" and it has {self.layout.totals[self.layout.position[key]]}"
@@ -169,7 +181,7 @@ class DeviceLedger:
                 ids = frozenset(share.functions)
                 self.functions = self.functions | ids if sign > 0 else self.functions - ids
             position = self.layout.position.get(key)
-            # A device that vanished has no position, and nothing of it can be given out.
+            # A device that vanished has no position, and no free amounts.
             if position is not None:
                 self._free[position] = self._free_now(position)
                 self._gpu_parts = None

@@ -1,16 +1,16 @@
-"""What parts of a GPU are worth to later requests: the rank of devices and hosts is made from it.
+"""Defines how valuable parts of a GPU are for later requests. Hosts are ranked by these values.
 
-The value of a part is a number from 0 to 1000, by its size in hundredths of a GPU. A whole GPU has
-the value 1000. A placement *strands* value if the rest of a GPU is worth less than the GPU was
-before, minus what the slot got.
+The value of a part is a number from 0 to 1000 that depends on its size in hundredths of a GPU. A
+whole GPU has the value 1000. A placement *strands* value if the GPU loses more value than the slot
+gets.
 
-Without knowledge of the requests, the value of a part is its size to the power of 1.5. So the rest
-of a GPU is worth less than its size: it serves fewer requests. A share then strands least where
-least is left.
+Nothing is known about later requests, so the value of a part is its size to the power of 1.5. So a
+part of a GPU has less value than its size suggests, because it serves fewer requests. A share then
+strands least on the GPU with the smallest sufficient free part.
 
-Example: half of a GPU is worth 353. A slot that needs 30 hundredths could get them from a GPU with
-50 left, whose rest is then worth 89, or from a whole GPU, whose rest is worth 585. The first one
-loses 264, the second one 415.
+Example: half of a GPU has the value 353. A slot needs 30 hundredths. On a GPU with 50 hundredths
+free, the rest has the value 89, so this GPU loses 264. On a whole GPU, the rest has the value 585,
+so this GPU loses 415. So the first one is better.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from finegrain.devices.device import WHOLE
 WHOLE_VALUE: Final = 1_000
 
 PartValues = tuple[int, ...]
-"""The value of a part, by its size from 0 to 100 hundredths; never falling."""
+"""The value of a part, by its size from 0 to 100 hundredths. Values never decrease with the
+size.
+"""
 
-# Computed with integers: the same on every machine.
+# Computed with integers, so that the values are the same on every machine.
 DEFAULT_VALUES: Final[PartValues] = tuple(isqrt(size**3) for size in range(WHOLE + 1))
 
 
 def loss(values: Sequence[int], left: int, part: int) -> int:
-    """Returns how much value a GPU loses.
+    """Returns how much value a GPU loses if a slot gets a part of it.
 
     Args:
-        values: by size.
-        left: what is left of the GPU, in hundredths.
-        part: what a slot gets of it, at most `left`.
+        values: the value of parts by size.
+        left: the free part of the GPU, in hundredths.
+        part: the part that the slot gets, at most `left`.
     """
     return values[left] - values[left - part]

@@ -1,4 +1,6 @@
-"""Why a host cannot give a slot its devices: a code, numbers, and a sentence for people."""
+"""Makes the refusals of hosts that cannot give a slot its devices: a code, numbers, and a sentence
+for people.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,25 @@ from resource_manager.engine.model.host_refusal import HostBlocker, HostRefusal
 
 
 class DeviceBlocker(HostBlocker):
-    """The reason of a refusal. Those of the first group stay while request and host are the same.
-    Those of the second may pass when other slots end or devices recover.
+    """The reason of a refusal. Reasons of the first group stay while request and host are the same.
+    Reasons of the second group may disappear when other slots end or devices recover.
     """
 
-    NO_SUCH_DEVICE = "NO_SUCH_DEVICE"  # the host has none of the type, or none that is accepted
-    DEVICE_TOO_SMALL = "DEVICE_TOO_SMALL"  # too few would do even if they were free
+    # the host has no devices of the type that meet the conditions
+    NO_SUCH_DEVICE = "NO_SUCH_DEVICE"
+    # too few devices are large enough, even if they were free
+    DEVICE_TOO_SMALL = "DEVICE_TOO_SMALL"
     PARTITION_UNSUPPORTED = "PARTITION_UNSUPPORTED"  # no partition has this number of GPUs
 
-    DEVICE_NOT_ENOUGH = "DEVICE_NOT_ENOUGH"  # too few have enough left
-    DEVICE_UNUSABLE = "DEVICE_UNUSABLE"  # too few get new work: unhealthy or cordoned
-    FOREIGN_USE = "FOREIGN_USE"  # too few get new work, because others use them
-    DEVICES_NOT_NEAR = "DEVICES_NOT_NEAR"  # not at the PCIe groups of the slot's other devices
-    DEVICES_SPREAD = "DEVICES_SPREAD"  # not at one NUMA node or PCIe group
-    PARTITION_IN_USE = "PARTITION_IN_USE"  # no partition is entirely free
+    DEVICE_NOT_ENOUGH = "DEVICE_NOT_ENOUGH"  # too few devices have enough free
+    # too few devices get new slots; others are unhealthy or cordoned
+    DEVICE_UNUSABLE = "DEVICE_UNUSABLE"
+    # too few devices get new slots, because pods or processes outside slots use them
+    FOREIGN_USE = "FOREIGN_USE"
+    # no free devices at the PCIe groups of the slot's other devices
+    DEVICES_NOT_NEAR = "DEVICES_NOT_NEAR"
+    DEVICES_SPREAD = "DEVICES_SPREAD"  # the free devices are not at one NUMA node or PCIe group
+    PARTITION_IN_USE = "PARTITION_IN_USE"  # no partition is completely free
 
     @property
     def lasting(self) -> bool:
@@ -50,13 +57,14 @@ def shortage(
     allowed: Sequence[int],
     suited: Sequence[int],
 ) -> HostRefusal:
-    """Returns why too few devices have enough left, with the device that comes nearest.
+    """Returns why too few devices have enough free. The text names the device that is nearest to
+    fitting.
 
     Args:
-        ledger: of the host.
-        request: the devices.
-        allowed: positions of those that meet its conditions.
-        suited: positions of those that have enough left.
+        ledger: the device ledger of the host.
+        request: the requested devices.
+        allowed: positions of the devices that meet the conditions of the request.
+        suited: positions of the devices that have enough free.
     """
     layout = ledger.layout
     need = f"needs {_asked(request)}"
@@ -81,7 +89,7 @@ def shortage(
         name = _scarcest(amounts, layout.totals[at])
         text = f"{layout.devices[at].name} has {_amount(name, layout.totals[at].get(name, 0))}"
         if not name:
-            text = f"{layout.devices[at].name} can only be given whole"
+            text = f"{layout.devices[at].name} can only be used whole"
         return HostRefusal(DeviceBlocker.DEVICE_TOO_SMALL, f"{need}, and {text}", numbers)
     usable = [at for at in large if not ledger.problem(at)]
     if len(usable) < request.count:
@@ -89,12 +97,12 @@ def shortage(
         is_foreign = ledger.is_foreign(bad)
         return HostRefusal(
             DeviceBlocker.FOREIGN_USE if is_foreign else DeviceBlocker.DEVICE_UNUSABLE,
-            f"{need}, and {len(usable)} get new work"
+            f"{need}, and {len(usable)} may get new slots"
             f" ({layout.devices[bad].name}: {ledger.problem(bad)})",
             numbers,
         )
     short = [at for at in usable if at not in suited]
-    # Enough devices have the amounts, so what is missing is a virtual function.
+    # Enough devices have the amounts, so virtual functions are missing.
     if not short or len(suited) >= request.count:
         text = f"{need} with a free virtual function each"
         return HostRefusal(DeviceBlocker.DEVICE_NOT_ENOUGH, f"{text}, and too few have one")
@@ -105,7 +113,7 @@ def shortage(
     there, total = (_number(name, each.get(name, 0)) for each in (free, layout.totals[at]))
     return HostRefusal(
         DeviceBlocker.DEVICE_NOT_ENOUGH,
-        f"{need}, and {len(suited)} of {len(usable)} have that free;"
+        f"{need}, and {len(suited)} of {len(usable)} have this free;"
         f" {layout.devices[at].name} is nearest, short by {_amount(name, lack)}"
         f" (free {there}, total {total})",
         (*numbers, ("short by", lack)),
@@ -113,7 +121,9 @@ def shortage(
 
 
 def _covered(amounts: Mapping[str, int], has: Mapping[str, int]) -> int:
-    """Returns how much of what is asked for a device has, in millionths of the scarcest amount."""
+    """Returns which part of the requested amounts a device has, in millionths. The amount with the
+    smallest part counts.
+    """
     return min(
         (min(has.get(name, 0), amount) * 1_000_000 // amount for name, amount in amounts.items()),
         default=0,
@@ -121,7 +131,9 @@ def _covered(amounts: Mapping[str, int], has: Mapping[str, int]) -> int:
 
 
 def _scarcest(amounts: Mapping[str, int], has: Mapping[str, int]) -> str:
-    """Returns the dimension of which a device has least; empty: it has enough of all."""
+    """Returns the dimension of which a device has the smallest part of the requested amount; empty:
+    it has enough of all.
+    """
     short = [name for name, amount in amounts.items() if has.get(name, 0) < amount]
     return min(short, key=lambda name: has.get(name, 0) * 1_000_000 // amounts[name], default="")
 
@@ -137,8 +149,8 @@ def _asked(request: DeviceRequest) -> str:
 
 
 def _levels(layout: DeviceLayout, request: DeviceRequest) -> str:
-    """Returns how the host enforces what the request requires to be enforced; "" if it requires
-    nothing.
+    """Describes how other devices of the host enforce the dimensions for which the request requires
+    a level of enforcement; empty if it requires none.
     """
     if not request.isolation:
         return ""

@@ -1,11 +1,12 @@
-"""Chooses the whole GPUs of several slots on one host together, as those of a gang.
+"""Chooses the whole GPUs of several slots on one host together, for example those of a gang.
 
-First comes the best connected set for all slots, then its best division among them. Slots that
-choose in turn may end up far apart: each takes its own best set.
+First it chooses the best connected set for all slots, then the best division of this set among
+them. If the slots chose one after the other, they could be far from each other, because each slot
+would take its own best set.
 
-Example: GPUs 0 to 3 are joined by NVLink, and so are 4 to 7. The widest links are those of 0 and 3,
-of 4 and 5, and of 1 and 2, in this order. In turn, two slots of two GPUs would get 0 and 3, and 4
-and 5. Together they get 0 to 3: one slot 0 and 3, the other one 1 and 2.
+Example: NVLink connects GPUs 0 to 3 with each other, and GPUs 4 to 7. The best links are between 0
+and 3, then 4 and 5, then 1 and 2. Two slots need two GPUs each. One after the other, they would get
+0 and 3, and 4 and 5. Together they get 0 to 3: one slot gets 0 and 3, the other one 1 and 2.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from resource_manager.engine.devices.layout import (
 from resource_manager.engine.devices.ledger import DeviceLedger
 
 Groups = tuple[int, ...]
-"""A set of GPUs for each slot."""
+"""One set of GPUs for each slot."""
 
 _GROUPS_KNOWN = 4_096
 
@@ -38,15 +39,16 @@ _GROUPS_KNOWN = 4_096
 def gpus_together(
     ledger: DeviceLedger, slots: Sequence[Sequence[DeviceRequest]]
 ) -> list[int | None] | None:
-    """Returns the GPUs that each slot may choose from, as sets; None instead of a set: any.
+    """Returns for each slot the set of GPUs that it may choose from; None instead of a set: any
+    GPUs.
 
     Args:
-        ledger: of the host.
-        slots: the devices that each slot needs.
+        ledger: the device ledger of the host.
+        slots: the device requests of each slot.
 
     Returns:
-        None if there is nothing to choose together: fewer than two slots need whole GPUs, they
-        accept different ones, or there are too few.
+        None if there is nothing to choose together: fewer than two slots need whole GPUs, the slots
+        accept different GPUs, or too few are free.
     """
     wholes = {
         at: request
@@ -63,7 +65,7 @@ def gpus_together(
         return None
     groups: Groups
     if ledger.layout.host.partitions:
-        # Each slot chooses its own partition within the one for all.
+        # Each slot chooses its own partition within the partition for all slots.
         partition = best_partition(ledger, whole)
         if not partition:
             return None
@@ -78,15 +80,15 @@ def gpus_together(
 def best_groups(layout: DeviceLayout, free: int, counts: tuple[int, ...]) -> Groups:
     """Returns disjoint sets of GPUs, one for each count.
 
-    The set of all of them is as well connected as possible; then the single sets are; then it
-    leaves the best connected sets to others.
+    The criteria are, in this order: the union of the sets is as well connected as possible, each
+    set is as well connected as possible, and the remaining GPUs contain the best connected sets.
 
     Args:
-        layout: of the host.
+        layout: the device layout of the host.
         free: the GPUs that can be chosen, at least as many as all counts together.
-        counts: numbers of GPUs.
+        counts: the number of GPUs of each set.
     """
-    # The largest first: equal ones are beside each other, so that none is tried twice.
+    # The largest counts come first. Equal counts are adjacent, so that no division is tried twice.
     order = sorted(range(len(counts)), key=lambda at: -counts[at])
     sizes = tuple(counts[at] for at in order)
     sets = layout.best_sets(free, sum(counts))
@@ -118,8 +120,8 @@ def _best_division(
 
 
 def _divisions(gpus: int, sizes: tuple[int, ...], before: int | None = None) -> Iterator[Groups]:
-    """Yields all ways to divide a set into sets of these sizes. Of two equal sizes, the first set
-    has the lower first GPU.
+    """Yields all ways to divide a set into sets of these sizes. Of two sets with equal sizes, the
+    first one has the lower first GPU.
     """
     if not sizes:
         yield ()
@@ -135,13 +137,13 @@ def _divisions(gpus: int, sizes: tuple[int, ...], before: int | None = None) -> 
 
 
 def _division_count(sizes: tuple[int, ...]) -> int:
-    """Returns how many ways there are to divide a set into sets of these sizes."""
+    """Returns the number of ways to divide a set into sets of these sizes."""
     equal = prod(factorial(number) for number in Counter(sizes).values())
     return factorial(sum(sizes)) // (prod(map(factorial, sizes)) * equal)
 
 
 def _quality(layout: DeviceLayout, groups: Groups) -> Quality:
-    """Returns the worst pair within a set, and the sum of all pairs within sets."""
+    """Returns the value of the worst pair within a set, and the sum over all pairs within sets."""
     qualities = [layout.quality(each) for each in groups if each.bit_count() > 1]
     worst = min((each[0] for each in qualities), default=0)
     return worst, sum(each[1] for each in qualities)

@@ -17,7 +17,7 @@ from resource_manager.engine.hosts.allowed_cpus import (
     CLUSTER,
     announced_by,
     cordons_for,
-    set_for,
+    policy_for,
 )
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.entities import NO_CPU_STATE, CpuState, HostSetting
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 def adopt_settings(state: State, host: Host) -> None:
     """Applies changed settings of the host, or of the cluster, to the host."""
-    host.operator_policy = set_for(state.host_settings, host.host_id)
-    host.cluster_policy = set_for(state.host_settings, CLUSTER)
+    host.operator_policy = policy_for(state.host_settings, host.host_id)
+    host.cluster_policy = policy_for(state.host_settings, CLUSTER)
     host.cordons = cordons_for(state.host_settings, host.host_id)
     settle_host(state, host)
 

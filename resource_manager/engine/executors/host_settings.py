@@ -26,7 +26,7 @@ from resource_manager.engine.hosts.allowed_cpus import (
     CLUSTER,
     announced_by,
     host_cpus,
-    set_for,
+    policy_for,
     unannounced,
 )
 from resource_manager.engine.hosts.host import Host
@@ -116,8 +116,8 @@ def policy_of(
     if host is not None:
         return host.present.policy
     # For the cluster itself, its settings must not count as a host's own settings as well.
-    own = NOTHING_SET if executor_id == CLUSTER else set_for(host_settings, executor_id)
-    return unannounced(own, set_for(host_settings, CLUSTER))
+    own = NOTHING_SET if executor_id == CLUSTER else policy_for(host_settings, executor_id)
+    return unannounced(own, policy_for(host_settings, CLUSTER))
 
 
 def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:

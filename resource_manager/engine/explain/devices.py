@@ -1,4 +1,6 @@
-"""Builds the list of devices: what each has, which slots have it, and why it gets no new work."""
+"""Builds the list of devices: the capacity of each device, the slots that use it, and why it gets
+no new slots.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from resource_manager.engine.state import State
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """What one slot has of a device."""
+    """The share of a device that one slot has."""
 
     slot: Slot
     share: DeviceShare
@@ -27,12 +29,12 @@ class DeviceView:
     """One device.
 
     Attributes:
-        problem: why it gets no new work; empty: it does.
-        allocated: what slots have of it, by dimension.
-        available: what further slots could have; empty if it gets no new work.
-        uses: the slots that have it.
-        condition: as its executor last reported it; None: as it was announced.
-        usage: measured use; None: its driver reports none.
+        problem: why the device gets no new slots; empty: it may get some.
+        allocated: amounts that slots have of it, by dimension.
+        available: amounts that new slots could have; empty if the device gets no new slots.
+        uses: the slots that use it, with their shares.
+        condition: the condition that its executor reported last; None: none since the registration.
+        usage: the measured usage; None: the driver reports none.
     """
 
     device: Device
@@ -58,13 +60,13 @@ class ExecutorDevices:
 def list_devices(
     state: State, *, executor_id: str = "", after: str = "", limit: int
 ) -> Page[ExecutorDevices, str]:
-    """Returns executors that have devices, in order of id.
+    """Returns the executors that have devices, in order of id.
 
     Args:
-        state: the state.
+        state: the engine's state.
         executor_id: only this executor; empty: all.
-        after: id of the last executor of the page before.
-        limit: most executors to return.
+        after: id of the last executor of the previous page.
+        limit: the largest number of executors to return.
 
     Raises:
         NotFound: no such executor.

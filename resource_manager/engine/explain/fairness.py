@@ -1,9 +1,9 @@
-"""Explains why a job is not served yet, by its rank in each level of the fairness tree.
+"""Explains why a job is not served yet: shows its rank in each level of the fairness tree.
 
 To find the next request, the scheduler starts at the root of the tree. At each group it chooses one
 child with queued requests, until it reaches a job. The path to one job has one step per level. Each
-step shows the rank of the path's flow among its siblings, the compared numbers, and the flows that
-come first. The numbers are those that the scheduler uses (`fairness/flows.py`).
+step shows the rank of the flow on the path among its siblings, the compared numbers, and the flows
+that come before it. The scheduler uses the same numbers (`fairness/flows.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from resource_manager.engine.model.settings import Measure
 from resource_manager.engine.state import State
 
 AHEAD_MAX = 5
-"""How many of the flows that come first are named in each step."""
+"""How many of the flows that come before are named in each step."""
 
 UNITS: Mapping[Measure, str] = {
     "dominant": "share-seconds",
@@ -35,7 +35,7 @@ UNITS: Mapping[Measure, str] = {
 _DIGITS_MAX = 7
 
 _SMALL = 0.05
-"""Amounts of usage below this are shown as none."""
+"""Amounts of usage below this are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,13 @@ class ComparedFlow:
         name: name of a group, or id of a job.
         job_name: display name of the job; empty for a group.
         service: decayed usage, in cost times seconds.
-        raised: amount that was added to its usage when it became active, in the same unit.
+        raised: the amount that was added to its usage when it became active, in the same unit.
         lookahead: expected further usage of its running slots, in the same unit.
-        weight: divides the sum of service, raised and lookahead.
-        tally: virtual time, the result of that division; the lowest is served first.
-        minimum_reached: the part of its guaranteed minimum that it has, in millionths; None: it has
-            all of it, or it has no minimum.
+        weight: the divisor of the sum of service, raised and lookahead.
+        tally: the result of this division, which is the flow's virtual time. The flow with the
+            lowest is served first.
+        minimum_reached: the part of its guaranteed minimum that it has, in millionths; None: the
+            minimum is reached, or there is none.
     """
 
     name: str
@@ -85,8 +86,8 @@ class Step:
         group: the parent group of the siblings; empty: the top of the tree.
         flow: the flow on the path to the job.
         position: rank of `flow`; 1 is served next.
-        backlogged: how many of the siblings, with `flow`, have queued requests.
-        ahead: at most `AHEAD_MAX` flows that come before `flow`, the next one first.
+        backlogged: how many of the siblings have queued requests, including `flow`.
+        ahead: at most `AHEAD_MAX` flows that come before `flow`, the one that is served next first.
         summary: the step in one sentence.
     """
 
@@ -112,7 +113,7 @@ def steps(
     job = tree.jobs.get(job_id)
     if job is None:
         return ()
-    # From the root down to the job, so that each pair is a parent and its child.
+    # Reversed, so that each pair is a parent and its child.
     path = [job, *job.ancestors()][::-1]
     return tuple(_step(tree, parent, flow, jobs, UNITS[measure]) for parent, flow in pairwise(path))
 
@@ -121,11 +122,11 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
     """Compares a flow with its siblings that have queued requests."""
     own = tree.sort_key(flow)
     children = parent.children.by_id.values() if parent.children is not None else ()
-    # Flows without queued requests take no part in the choice.
+    # The scheduler ignores flows without queued requests.
     others = [(tree.sort_key(each), each) for each in children if each.waiting and each is not flow]
     before = [each for each in others if each[0] < own]
     first = heapq.nsmallest(AHEAD_MAX, before, key=lambda each: each[0])
-    # `>=`: a flow with an equal key counts as coming after this one.
+    # `>=`, so that a flow with an equal key counts as coming after this one.
     next_after = min(
         (each for each in others if each[0] >= own), default=None, key=lambda each: each[0]
     )
@@ -164,7 +165,7 @@ def _compared(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> ComparedFl
         tally=parts.key,
         running=flow.running,
         waiting=flow.waiting,
-        # Rounded down: a minimum that is almost reached must not be shown as reached.
+        # Rounded down, so that a minimum that is almost reached is not shown as reached.
         minimum_reached=int(reached * 1_000_000) if reached < 1 else None,
     )
 
@@ -201,7 +202,7 @@ def _own_text(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
     """Describes the virtual time of a flow, with its usage and weight."""
     if flow.minimum_reached is not None:
         return f"it has {_percent(flow.minimum_reached)} of its guaranteed minimum"
-    # Use just enough digits to show that the two numbers differ.
+    # Uses the fewest digits that show that the two numbers differ.
     digits = _digits(flow.tally, other.tally) if other is not None else 1
     parts = [f"{flow.service:.{digits}f} so far"]
     if flow.raised > _SMALL:
@@ -247,7 +248,7 @@ def _slots(count: int) -> str:
 def advise_threads(
     state: State, job_id: str, target_ms: int, quantile: float, now_ms: int
 ) -> Advice:
-    """Recommends a number of threads for a job's work; see `fairness/advice.py`.
+    """Recommends how many threads a job should use for its work; see `fairness/advice.py`.
 
     An ended job gets advice until it is deleted.
 

@@ -1,9 +1,9 @@
-"""Explains why a gang waits: how many members fit together now, where they fit, and which change
-would let all fit.
+"""Explains why a gang waits: how many members fit together now, where they fit, and with which
+change all of them would fit.
 
-It uses the search that also places gangs (`placement/gangs.py`), here for as many members as fit.
-If members differ and not all fit, it tries them largest first and smallest first, and shows the
-better result.
+It uses the same search that places gangs (`placement/gangs.py`), but accepts a part of the members.
+If members differ and not all fit, the search tries them largest first and smallest first, and the
+better result is shown.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from resource_manager.engine.queue.gangs import MemberRequest, WaitingGang, Wher
 from resource_manager.engine.state import State
 
 SPOTS_MAX = 5
-"""How many places (executors or label values) are shown, best first."""
+"""How many places (executors or label values) are shown at most, the best first."""
 
 SPOTS_SEARCHED_MAX = 200
-"""How many executors or label values are searched. Those with room for most members of the smallest
-size are searched first.
+"""How many executors or label values are searched at most. Places with room for most members of the
+smallest size are searched first.
 """
 
 SEARCHES_MAX = 2_000
-"""Limit on places times kinds of members, because each kind is searched for in each place. The
-engine handles no event during the search. Example: with 100 kinds, 20 places are searched.
+"""Limit on the number of places times the number of kinds of members, because each kind is searched
+for in each place. The limit exists because the engine handles no events during the search. Example:
+with 100 kinds, 20 places are searched.
 """
 
 
@@ -73,14 +74,15 @@ def explain_gang(state: State, request: Request) -> GangExplanation | None:
 def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) -> Iterator[None]:
     """Makes capacity reserved for this gang count as free inside the `with` block.
 
-    Hosts that changed since the indexes were refreshed are left out. An update of their index here
-    would hide their growth in free capacity from the next cycle.
+    Hosts that changed since the last refresh of the indexes are left out. If their index were
+    updated here, the next cycle would not notice that they have more free capacity.
     """
     names = reservation.hosts if reservation is not None else ()
     hosts = [all_hosts[name] for name in names if name not in all_hosts.touched]
     # All values are saved before the first one is changed, so that `finally` can restore each.
     holds = [host.reserved for host in hosts]
-    # `finally` also runs after an error: the scheduling cycle must find the hosts unchanged.
+    # `finally` also runs after an error, because the scheduling cycle must find the hosts
+    # unchanged.
     try:
         for host in hosts:
             host.reserved = None
@@ -102,7 +104,7 @@ def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
         # The search has booked capacity tentatively in the shared indexes. This releases it.
         search.drop()
     deadline_time_ms = None
-    # The deadline is computed from wall time, because people cannot use a monotonic time.
+    # The deadline is shown to people, so it is wall clock time.
     if gang.spec.timeout_ms is not None:
         deadline_time_ms = gang.waiting_since_time_ms + gang.spec.timeout_ms
     return GangExplanation(
@@ -126,13 +128,15 @@ def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
         case GangPlacement.ANYWHERE | GangPlacement.SPREAD:
             found = [GangSpot("", search.most_within())]
         case GangPlacement.SAME_EXECUTOR:
-            # Only the executors with room for most of the smallest members are searched, because
-            # each search is costly.
-            roomy = heapq.nlargest(most, search.roomy(), key=lambda each: each[1])
-            found = [GangSpot(name, search.most_on(name)) for name, _ in roomy]
+            # Each search is costly, so only the executors with room for most members of the
+            # smallest size are searched.
+            hosts_with_room = heapq.nlargest(
+                most, search.hosts_with_room(), key=lambda each: each[1]
+            )
+            found = [GangSpot(name, search.most_on(name)) for name, _ in hosts_with_room]
         case GangPlacement.SAME_LABEL:
             room = Counter[str]()
-            for name, fitting in search.roomy():
+            for name, fitting in search.hosts_with_room():
                 if (value := hosts[name].labels.get(spec.label)) is not None:
                     room[value] += fitting
             found = [
@@ -145,8 +149,8 @@ def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
 
 
 def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) -> str:
-    """Describes a gang that waits for another reason than free capacity; empty: it waits for
-    that.
+    """Describes why a gang waits, if the reason is not missing capacity; empty: capacity is
+    missing.
     """
     # The reasons are checked in the same order as in the scheduling cycle.
     if not waiting.tried:
@@ -155,12 +159,14 @@ def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) 
     if verdict is Feasibility.NEVER:
         return "could not be placed as a whole even if all known executors were empty"
     if verdict is Feasibility.OFFLINE:
-        return "only with executors that are lost, draining or unreachable could it be placed"
+        return "could be placed only with executors that are lost, draining or unreachable"
     members = len(waiting.members)
-    # A quota is the reason only if all members would fit.
+    # A quota is the reason only if all members fit.
     if spots and spots[0].placeable == members and state.quotas.gang_block(waiting) is not None:
         where = _where(waiting.kind.where, spots)
-        return f"all {members} members fit now{where}; the maximum of a resource group stops them"
+        return (
+            f"all {members} members fit now{where}, but the maximum of a resource group blocks them"
+        )
     return ""
 
 
@@ -186,7 +192,7 @@ def _summary(
     at = _where(where, spots)
     parts = [f"{placeable} of {members} members fit now{at}" if placeable else "none fits now"]
     if placeable == members:
-        parts = [f"all {members} members fit now{at}; it is tried with the next decision"]
+        parts = [f"all {members} members fit now{at}; the next scheduling cycle tries it"]
     else:
         if unknown:
             parts.append(
@@ -196,7 +202,7 @@ def _summary(
     if any(member.elsewhere for member in member_requests):
         parts.append("executors that still hold older slots of its members are left out")
     if any(hosts[name].refuses(each) for name in hosts.refusing for each in member_requests):
-        parts.append("an executor that refused an equal slot lately is asked again later")
+        parts.append("an executor that refused an equal slot recently is tried again later")
     return "; ".join(parts)
 
 
@@ -209,7 +215,7 @@ def _where(where: Where, spots: Sequence[GangSpot]) -> str:
         case GangPlacement.SAME_LABEL:
             return f" with {where.label}={spots[0].name}, the best value"
         case GangPlacement.SPREAD:
-            return ", each on an executor of its own"
+            return ", each on a separate executor"
         case GangPlacement.ANYWHERE:
             return ""
 
@@ -220,7 +226,7 @@ def _remedies(
     member_requests: Sequence[MemberRequest],
     spots: Sequence[GangSpot],
 ) -> list[str]:
-    """Names changes with which all members would fit."""
+    """Describes changes with which all members would fit."""
     missing = sum(each.count for each in member_requests) - (spots[0].placeable if spots else 0)
     found = []
     match where.placement:
@@ -242,11 +248,11 @@ def _remedies(
 def _with_preferred_policies(
     hosts: Hosts, where: Where, member_requests: Sequence[MemberRequest]
 ) -> list[str]:
-    """Names one required policy. If it were only preferred for all members, all would fit now."""
+    """Names one required policy such that all members would fit now if it were only preferred."""
     required = [
         required_policies(member.cpus[0]) for member in member_requests if member.cpus is not None
     ]
-    # Policies are tried one at a time, so that the first one found is a smallest change.
+    # Policies are tried one at a time, so that the result is a smallest change.
     for name in dict.fromkeys(name for names in required for name in names):
         if (
             seek(hosts, where, [_with_preferred(member, name) for member in member_requests])
@@ -270,7 +276,7 @@ def _label_text(where: Where, spots: Sequence[GangSpot]) -> str:
 def _lack(
     hosts: Hosts, member_requests: Sequence[MemberRequest], spots: Sequence[GangSpot]
 ) -> list[str]:
-    """Names the capacity that the best executor lacks for all members."""
+    """Describes the capacity that the best executor lacks to have all members."""
     if not spots:
         return []
     host = hosts[spots[0].name]
@@ -279,7 +285,7 @@ def _lack(
         booked = host.booking_for(member)
         for name, amount in booked.items():
             needed[name] = needed.get(name, 0) + amount * member.count
-    # Comparing sums is enough, because the caller knows that not all members fit.
+    # It is sufficient to compare sums, because the caller knows that not all members fit.
     missing = shortfall(needed, host.free())
     texts = [f"{amount} more {name}" for name, amount in missing.items()]
     slots = sum(member.count for member in member_requests) - host.slots_left()
@@ -288,5 +294,5 @@ def _lack(
         return [f"fits if {host.host_id} has {' and '.join(texts)}"]
     # All amounts are free, so the choice of cpus must be the reason.
     if any(host.needs_topology(member) for member in member_requests):
-        return [f"{host.host_id} has the amounts, but not on cpus and NUMA nodes that suit all"]
+        return [f"{host.host_id} has the amounts, but no cpus and NUMA nodes that suit all members"]
     return []

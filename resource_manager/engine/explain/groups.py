@@ -1,4 +1,4 @@
-"""Builds the views of resource groups and of the usage of jobs."""
+"""Builds the views of resource groups, and of the usage of jobs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class FlowView:
     """The usage of a flow.
 
     Attributes:
-        share_now: the part, from 0 to 1, that its slots have in the usage rate of all slots.
+        share_now: the usage rate of its slots divided by that of all slots, from 0 to 1.
         service: its decayed usage, in cost times seconds.
-        tally: its virtual time, by which it is compared with its siblings.
+        tally: its virtual time. The scheduler compares siblings by it.
         oldest_wait_time_ms: when its oldest queued request began to wait (wall clock); None: it has
             no queued request.
     """
@@ -33,9 +33,9 @@ class GroupView:
     """A group with its usage. All numbers include the groups below it.
 
     Attributes:
-        share_entitled: its share by weight, from 0 to 1, among groups with queued or running work;
-            0 if it has no such work.
-        jobs: how many live jobs it has.
+        share_entitled: its share by weight, from 0 to 1, among the groups that have queued or
+            running work; 0 if it has no such work.
+        jobs: the number of its jobs that have not ended.
     """
 
     group: Group
@@ -48,7 +48,7 @@ class GroupView:
 
 
 IDLE = FlowView(0.0, 0.0, 0.0, None)
-"""The state of a job that has ended."""
+"""The usage of a job that has ended."""
 
 
 def group_views(
@@ -56,13 +56,14 @@ def group_views(
 ) -> list[GroupView]:
     """Returns all groups, parents before children, siblings sorted by name.
 
-    The cost grows with the number of groups and not of jobs, of which there may be 100,000.
+    The cost is linear in the number of groups. It does not depend on the number of jobs, because
+    there may be 100,000.
 
     Args:
         tree: the fairness tree, advanced to the current time.
         groups: all groups, by name.
-        waiting_since: for each group whose own jobs have queued requests, when the oldest of them
-            began to wait (wall clock).
+        waiting_since: by group, when the oldest queued request of the group's own jobs began to
+            wait (wall clock).
     """
     ordered = in_order(groups)
     jobs = {group.name: len(_children(tree.groups[group.name])) for group in ordered}
@@ -70,7 +71,7 @@ def group_views(
     # From the lowest groups up, so that each sum is complete before it is added to its parent.
     for group in reversed(ordered):
         if above := group.parent:
-            # minus 1, because the group was counted as one of the children (jobs) of `above`
+            # minus 1, because `jobs[above]` counted this group as one of its children
             jobs[above] += jobs[group.name] - 1
             since_ms = oldest.get(group.name)
             if since_ms is not None:
@@ -92,7 +93,7 @@ def group_views(
 
 
 def job_flow(tree: FlowTree, job_id: str, oldest_wait_time_ms: int | None) -> FlowView:
-    """Returns the state of a job; `IDLE` if it has ended.
+    """Returns the usage of a job; `IDLE` if it has ended.
 
     Args:
         tree: the fairness tree, advanced to the current time.
@@ -116,12 +117,13 @@ def entitlements(tree: FlowTree) -> dict[str, float]:
     while left:
         flow = left.pop()
         if flow.id not in with_parts:
-            continue  # has only jobs as children, and there may be very many
+            continue  # it has only jobs as children, and there may be very many
         children = _children(flow).values()
         # The parent's share is divided among the children that have work.
         total = sum(child.weight for child in children if _has_work(child))
         for child in children:
-            if child.children is not None and _has_work(child):  # jobs have no entitlement here
+            # only groups have an entitlement here
+            if child.children is not None and _has_work(child):
                 found[child.id] = found[flow.id] * child.weight / total
                 left.append(child)
     return found

@@ -17,14 +17,15 @@ from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 _DENSE = 4
-"""Most arrival numbers per stored request for which each number is looked up. Above that, most
-lookups would find nothing, so all requests are scanned instead."""
+"""If there are at most this many arrival numbers per stored request, each number is looked up. If
+there are more, most lookups would find nothing, so all requests are scanned instead.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestInterval:
     """One request, or `count` consecutive members of a range in the same state. `request` is the
-    first of them.
+    first member.
     """
 
     request: Request
@@ -88,11 +89,11 @@ def _merged(
 def _others(
     requests: Requests, ranges: RangeLedger, numbers: Numbers, after: int
 ) -> Iterator[Request]:
-    """Yields requests that belong to no range."""
+    """Yields the requests that are not members of ranges."""
     spans = list(_spans_between(ranges, numbers, after))
     # Deleted requests leave gaps in the numbers. With many gaps, a scan of all requests is cheaper.
     if sum(map(len, spans)) <= _DENSE * len(requests.by_arrival):
-        for span in spans:  # few gaps: looking up each number is cheaper than a scan
+        for span in spans:  # there are few gaps, so to look up each number is cheaper than a scan
             for number in span:
                 if (request := requests.by_arrival.get(number)) is not None:
                     yield request
@@ -103,7 +104,7 @@ def _others(
 
 
 def _spans_between(ranges: RangeLedger, numbers: Numbers, after: int) -> Iterator[range]:
-    """Yields the spans of arrival numbers that belong to no range."""
+    """Yields the spans of arrival numbers between ranges."""
     first = after + 1
     for part in ranges.parts(after):
         if part.row.arrival_number > first:

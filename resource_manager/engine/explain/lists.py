@@ -48,7 +48,9 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Item, _Key]):
-    """Some entries, and the key to pass as `after` for the next page; None: there are no more."""
+    """Some entries, and the key to pass as `after` for the next page; None: this is the last
+    page.
+    """
 
     items: list[_Item]
     next_key: _Key | None
@@ -56,7 +58,7 @@ class Page(Generic[_Item, _Key]):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorView:
-    """An executor with its sums.
+    """An executor with the sums of its slots.
 
     Attributes:
         total: capacity that can be booked. It is less than the registered capacity while cpus are
@@ -75,8 +77,9 @@ class ExecutorView:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot with the address of its executor, why a resize of it waits, and the conditions of its
-    devices that are not healthy or that others use.
+    """A slot with the address of its executor and the reason why its resize waits.
+    `device_conditions` has the devices of the slot that are not healthy or that programs outside
+    slots use.
     """
 
     slot: Slot
@@ -90,9 +93,9 @@ class RequestView:
     """A request with the reason for its state, its slot if any, and its gang.
 
     Attributes:
-        count: above 1: number of consecutive members of a range in the same state; `request` is the
-            first of them.
-        range_id: id of the range; empty for a request that is no member of a range.
+        count: number of consecutive members of a range in the same state; `request` is the first of
+            them. 1 for a single request.
+        range_id: id of the range; empty for a request that is not a member of a range.
     """
 
     request: Request
@@ -106,7 +109,7 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job with its sums. Slots that are being freed count until they are deleted."""
+    """A job with the sums of its slots. Slots that are being freed count until they are deleted."""
 
     job: Job
     pending_requests: int
@@ -204,7 +207,7 @@ def list_requests(
         NotFound: no such job.
     """
     wanted = frozenset(states) or frozenset(RequestState) - ENDED_REQUEST_STATES
-    # A generator: requests are read only while the page is built.
+    # A generator, so that requests are read only while the page is built.
     candidates, prefixes = _requests_after(state, job_id, after), None
     if allocation_ids:
         # Known ids are looked up. If one is unknown, all are prefixes, and all requests are
@@ -234,7 +237,7 @@ def _by_id(
 ) -> Iterator[RequestInterval]:
     if job_id:
         known_job(jobs, job_id)
-    # A dict by arrival number, so that an id that was named twice appears once.
+    # A dict by arrival number, so that an id that the caller gave twice appears once.
     found = {request.arrival_number: request for request in requests}
     for number in sorted(found):
         if number > after and job_id in ("", found[number].job_id):
@@ -247,8 +250,8 @@ def _cut(
     """Splits an interval into its members if the prefixes may match only some of them."""
     for interval in found:
         name = interval.request.allocation_id
-        # The ids of members differ only after the last dot. A prefix that ends before that matches
-        # all members or none, so one entry is enough.
+        # The ids of members differ only after the last dot. A prefix that ends before this dot
+        # matches all members or none, so one entry is sufficient.
         if interval.count > 1 and prefixes.tell_apart(name[: name.rfind(".") + 1]):
             yield from members_of(requests, interval)
         else:
@@ -262,7 +265,7 @@ def list_jobs(
 
     Args:
         state: the engine's state.
-        include_ended: also jobs that have ended and are not deleted yet.
+        include_ended: True: also returns jobs that have ended and are not deleted yet.
         after: the key after which to start.
         limit: how many entries to return at most.
     """
@@ -281,26 +284,26 @@ def list_jobs(
 def job_view(state: State, job: Job) -> JobView:
     """Returns one job with its sums, at a cost that does not depend on the number of its slots."""
     flow = state.flows.jobs.get(job.job_id)
-    if flow is None:  # it has ended, and has no slots
+    if flow is None:  # the job has ended, and has no slots
         return JobView(job, 0, 0, {})
-    # The tree counts slots that wait to grow as waiting, too.
+    # The tree also counts slots that wait to grow, so these are subtracted.
     items = state.queue.non_batchables.of_job(job.job_id)
     growing = sum(item.kind is Kind.RESIZE for item in items)
     return JobView(job, flow.waiting - growing, flow.running, dict(flow.used))
 
 
 def slot_view(state: State, slot: Slot) -> SlotView:
-    """Returns one slot with what lists show beside it."""
+    """Returns the view of one slot."""
     host = state.hosts[slot.executor_id]
     address, conditions = host.executor.registration.address, host.conditions_of(slot)
     if slot.wanted is None:
         return SlotView(slot, address, device_conditions=conditions)
-    # The last explanation is about the resize that still waits.
+    # The last explanation is about the waiting resize.
     return SlotView(slot, address, explain_resizes(state, slot)[-1].summary, conditions)
 
 
 def request_view(state: State, request: Request, count: int = 1) -> RequestView:
-    """Returns one request with its reason and its slot.
+    """Returns the view of one request.
 
     Args:
         state: the engine's state.
@@ -314,8 +317,8 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
     return RequestView(
         request=request,
         job_name=state.jobs[request.job_id].name,
-        # The stored reason is about the last state change. For a pending request, the reason why it
-        # waits is computed.
+        # The stored reason is about the last state change. If the request is pending, the reason
+        # why it waits is computed instead.
         reason=pending_reason(state, request) or request.reason,
         slot=slot_view(state, slot) if slot is not None else None,
         gang=gang.spec if gang is not None else None,
@@ -338,11 +341,11 @@ def _view_of(host: Host) -> ExecutorView:
 def _slots_after(
     state: State, executor_id: str, job_id: str, after: tuple[str, str, int]
 ) -> Iterator[Slot]:
-    """Yields slots after a key, ordered by executor, allocation id and generation; of a job with
-    many slots also those of other jobs on the same hosts.
+    """Yields slots after a key, ordered by executor, allocation id and generation. If the job has
+    many slots, it also yields slots of other jobs.
     """
     keys = known_job(state.jobs, job_id).slot_keys if job_id else ()
-    # To sort few slots is cheaper than to read all hosts. To sort many takes too long.
+    # To sort a few slots is cheaper than to read all hosts. To sort very many would take too long.
     if job_id and len(keys) <= SCANNED_MAX:
         of_job = (state.slots[key] for key in keys)
         yield from sorted(

@@ -1,7 +1,7 @@
 """Counts how many more slots of a scheduling class fit now, on each executor and in total.
 
-The numbers are those of the placer: it would place this number of slots if nothing else were queued
-and no maximum of a group applied. Capacity that is reserved, for whichever request, does not count.
+The placer would place this number of slots if no other requests were queued and no maximum of a
+group applied. Reserved capacity does not count, even if it is reserved for this request.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from resource_manager.engine.queue.gangs import MemberRequest
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 MOST = 1 << 31
-"""Slots that are asked for on a host where amounts decide: more than any has room for."""
+"""Number of slots to try on a host where amounts decide. It is more than any host has room for."""
 
 CHOSEN_MAX = 2_000
-"""Slots for which cpus, NUMA nodes or devices are chosen, in all. Each takes some 50 us, and the
-resource manager decides nothing meanwhile.
+"""Limit on the number of slots, over all hosts, for which cpus, NUMA nodes or devices are chosen.
+Each takes about 50 us, and the resource manager decides nothing in this time.
 """
 
 
@@ -31,7 +31,7 @@ class MoreFit:
 
     Attributes:
         by_host: number of slots by executor, without zeros.
-        is_complete: all executors were counted; if not, more may fit.
+        is_complete: True if all executors were counted. Otherwise more slots may fit.
     """
 
     by_host: dict[str, int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class MoreFit:
 
     @property
     def total(self) -> int:
-        """On all executors that were counted."""
+        """Number of slots on all executors that were counted."""
         return sum(self.by_host.values())
 
 
@@ -47,7 +47,7 @@ def count_more(hosts: Hosts, among: Iterable[Host], wanted: SchedulingClass) -> 
     """Returns how many more slots of a class fit now.
 
     Args:
-        hosts: all hosts; their indexes must be fresh.
+        hosts: all hosts; their indexes must be up to date.
         among: the hosts to count.
         wanted: the class.
     """
@@ -58,20 +58,21 @@ def count_more(hosts: Hosts, among: Iterable[Host], wanted: SchedulingClass) -> 
     try:
         for host in among:
             needs_topology = host.needs_topology(wanted)
-            # The placer leaves such hosts to the owner: amounts do not tell what it needs.
+            # The placer does not use such a host for others, because it is unknown which cpus the
+            # owner of the reservation needs.
             if needs_topology and host.reserved is not None:
                 continue
             if needs_topology and (checks >= COSTLY_CHECKS_MAX or not left):
                 found.is_complete = False
                 break
-            # The answer is 0 without a check where amounts do not fit.
+            # If the amounts do not fit, the result is 0 and cpus are not checked.
             room = placer.room(members, host.host_id, left if needs_topology else MOST)
             if room:
                 found.by_host[host.host_id] = room
             if room and needs_topology:
                 checks += 1
                 left -= room
-                # The host may have room for more than was asked.
+                # If the limit is reached, the host may have room for more.
                 found.is_complete = left > 0
     finally:
         placer.drop()

@@ -26,14 +26,16 @@ from resource_manager.engine.scaling.texts import class_text, counted, gang_text
 from resource_manager.engine.state import State
 
 _UNPLANNED_MAX = 100
-"""How many scheduling classes, and how many gangs, without a plan are listed one by one."""
+"""At most this many scheduling classes, and as many gangs, without a plan are listed one by one."""
 
-_STOPPED = "the maximum of a resource group admits no more"
+_BLOCKED_BY_MAXIMUM = "the maximum of a resource group allows no more"
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeView:
-    """An executor shape. `executors` has the number of its executors by state, in lower case."""
+    """An executor shape. `executors` has the number of its executors by state; names of states are
+    in lower case.
+    """
 
     shape: ExecutorShape
     executors: dict[str, int]
@@ -79,7 +81,7 @@ def providers_view(state: State) -> ProvidersView:
         ],
         minimum=settings.total_min,
         maximum=settings.total_max,
-        # Without providers there is no maximum to compare with, so nothing is summed up.
+        # Without providers no maximum exists, so the sum is not needed.
         present=state.provision_moves.counted() if settings or state.provisions else {},
         idle_timeout_ms=settings.idle_timeout_ms if settings else 0,
         unplanned=list(_unplanned(state)) if settings else [],
@@ -87,8 +89,8 @@ def providers_view(state: State) -> ProvidersView:
 
 
 def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
-    """Returns the content of each executor in the last plan, without requests that have left the
-    queue.
+    """Returns the planned requests of each executor in the last plan, without requests that have
+    left the queue.
 
     The plan is up to a second old. It has only numbers of requests per scheduling class. The
     requests that are still queued are assigned to the executors in the order of the plan. Example:
@@ -99,12 +101,13 @@ def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
     for name, content in elastic.plan.on.items():
         found = still[name] = Content()
         for shape, count in content.classes.items():
-            # Queued requests of this class that no earlier executor of the plan has taken.
+            # Queued requests of this class that are not assigned to an earlier executor of the
+            # plan.
             waiting = left.get(shape, shape.waiting)
             left[shape] = max(0, waiting - count)
             if waiting:
                 found.classes[shape] = min(count, waiting)
-        # Gangs that were placed since are left out.
+        # Gangs that were placed since the last plan are left out.
         found.members.update(
             (key, count) for key, count in content.members.items() if key[0] in gangs.waiting
         )
@@ -114,7 +117,7 @@ def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
 def _provided_view(
     gangs: GangLedger, started: Instant, provision: Provision, content: Content
 ) -> ProvidedView:
-    """Describes one provisioned executor; `content` is what is planned on it."""
+    """Describes one provisioned executor; `content` has the requests that are planned on it."""
     planned = counted(content.classes)
     planned += [
         f"{count} of {gang_text(gangs, gang_id)}" for gang_id, count in content.gangs.items()
@@ -142,7 +145,8 @@ def planned_on(queue: WaitingQueue, elastic: Elastic, request: Request) -> str:
         return ""
     if gang_id := request.spec.gang_id:
         return next(iter(elastic.plan.planned_gang(gang_id)), "")
-    # All requests of a class are equal, so the plan has only numbers. The oldest are planned first.
+    # All requests of a class are equal, so the plan has only their number. The oldest ones are
+    # planned first.
     shape = queue.class_of(request.spec)
     return _places(queue, elastic, shape).get(request.arrival_number, "")
 
@@ -165,7 +169,7 @@ def waits_for(provisions: Mapping[str, Provision], started: Instant, executor_id
 
     Args:
         provisions: all provisions.
-        started: when this resource manager started, in monotonic and wall time; used to convert.
+        started: when this resource manager started, in monotonic and wall clock time.
         executor_id: the pending executor.
     """
     provision = provisions[executor_id]
@@ -187,14 +191,16 @@ def _clock(time_ms: int) -> str:
 
 
 def _places(queue: WaitingQueue, elastic: Elastic, shape: SchedulingClass) -> dict[int, str]:
-    """Returns where the oldest requests of a class are planned, by arrival number."""
+    """Returns the executor on which each of the oldest requests of a class is planned, by arrival
+    number.
+    """
     plan, moves = elastic.plan, queue.moves
     known = plan.places.get(shape)
     # Cached until the queue changes, because a list calls this for every request of a class.
     if known is None or known[0] != moves:
         planned = plan.planned(shape)
         names = [name for name, count in planned.items() for _ in range(count)]
-        # Not strict: requests that were placed after the plan was made are no longer in the class.
+        # Not strict, because requests that were placed after the plan are no longer in the class.
         places = dict(zip(shape.numbers(), names, strict=False))
         known = plan.places[shape] = (moves, places)
     return known[1]
@@ -219,7 +225,7 @@ def _shape_view(
 
 
 def _unplanned(state: State) -> list[str]:
-    """Lists requests and gangs without a plan, with reasons. Beyond the limit they are only
+    """Describes requests and gangs without a plan, with the reasons. Above the limit they are only
     counted.
     """
     plan = state.elastic.plan
@@ -240,16 +246,17 @@ def _unplanned(state: State) -> list[str]:
     # Requests, then gangs, that are not planned because of a quota.
     for shape, count in islice(plan.blocked.items(), _UNPLANNED_MAX):
         if number := min(count, shape.waiting):
-            found.append(f"{counted({shape: number})[0]}: {_STOPPED}")
+            found.append(f"{counted({shape: number})[0]}: {_BLOCKED_BY_MAXIMUM}")
     found += [
-        f"{gang_text(state.gangs, gang_id)}: {_STOPPED}"
+        f"{gang_text(state.gangs, gang_id)}: {_BLOCKED_BY_MAXIMUM}"
         for gang_id in plan.gangs_blocked[:_UNPLANNED_MAX]
         if gang_id in state.gangs.waiting
     ]
     # Gangs that cannot be planned as a whole.
     gangs = [gang_id for gang_id in plan.gangs_left if gang_id in state.gangs.waiting]
     found += [
-        f"{gang_text(state.gangs, gang_id)}: it cannot be whole with what may be asked for now"
+        f"{gang_text(state.gangs, gang_id)}: the executors that may be requested now cannot"
+        " serve it as a whole"
         for gang_id in gangs[:_UNPLANNED_MAX]
     ]
     if len(gangs) > _UNPLANNED_MAX:
@@ -260,7 +267,9 @@ def _unplanned(state: State) -> list[str]:
 def _why_not(
     provisions: dict[str, Provision], elastic: Elastic, wanted: SchedulingClass, room: Amounts
 ) -> str:
-    """Says why no executor is requested now, for each executor shape that could serve a class."""
+    """Describes why no executor is requested now, for each executor shape that could serve a
+    class.
+    """
     reasons: dict[str, None] = {}
     fit = Fit(wanted)
     for name, shape in elastic.shapes.items():
@@ -272,14 +281,14 @@ def _why_not(
         backoff = elastic.backoffs[name]
         # The cpus of a shape become known when the first executor of that shape registers.
         if refusal is not None:
-            lack = f"the last one of shape {name} that came had cpus and NUMA nodes that do not"
-            reasons[f"{lack} suit it: {refusal.text}"] = None
-        elif not elastic.ask_for(shape):
-            reasons[f"one of shape {name} alone would be above the maximum"] = None
+            registered = f"the last executor of shape {name} that registered"
+            reasons[f"{registered} has unsuitable cpus and NUMA nodes: {refusal.text}"] = None
+        elif not elastic.may_order(shape):
+            reasons[f"one executor of shape {name} alone would exceed the maximum"] = None
         elif backoff.failures:
-            reasons[f"shape {name} failed lately: {backoff.last_failure}"] = None
+            reasons[f"executors of shape {name} failed recently: {backoff.last_failure}"] = None
         elif shape.count_max and of_shape(provisions, name) >= shape.count_max:
-            reasons[f"there are as many of shape {name} as may be"] = None
+            reasons[f"shape {name} has its largest number of executors"] = None
         elif any(shape.total.get(each, 0) > left for each, left in room.items()):
             reasons["the maximum is reached"] = None
         else:

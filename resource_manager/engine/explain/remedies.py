@@ -1,8 +1,8 @@
 """Finds changes that would let a request fit now: a change of the request, or the end of a few
 slots.
 
-A change of the request is sought on hosts where a single constraint blocks it. Only the hosts that
-are nearest to fitting are tried.
+Changes of the request are searched only on hosts where a single constraint blocks it, and only on
+the nearest ones of these.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COSTLY_TRIES_MAX = 64
 """How many sets of slots are tried if each try must check a costly constraint."""
 
 DROPPED_TRIED_MAX = 100
-"""For how many slots of the found set it is checked whether they could stay."""
+"""For at most this many slots of the found set, it is checked whether they could stay."""
 
 _Found = tuple[int, str, Counterfactual]
 """Size of the change in millionths, host id, and the change."""
@@ -42,21 +42,21 @@ def counterfactuals(settings: EngineSettings, survey: Survey) -> list[Counterfac
     """
     found: list[_Found] = []
     for constraint, distances in survey.blocked_only_by.items():
-        # Only hosts where this constraint is the single obstacle. On other hosts its removal would
-        # not be enough.
+        # On these hosts this constraint is the only obstacle. On other hosts its removal would not
+        # be sufficient.
         for _, _, host_id in heapq.nsmallest(constraint.remedies_sought_on, distances):
             at = survey.view(host_id)
             for one in constraint.remedies(survey.fit.request, at, settings):
                 text = f"fits now on {host_id} {one.text}"
                 change = Counterfactual(host_id, one.at_most, text, one.relaxed)
                 found.append((one.size, host_id, change))
-    found.sort(key=lambda item: item[:2])  # by size and host; changes cannot be compared
+    found.sort(key=lambda item: item[:2])  # by size and host, because changes cannot be compared
     return [counterfactual for _, _, counterfactual in found[:COUNTERFACTUALS_MAX]]
 
 
 def blocking_slots(survey: Survey) -> list[Slot]:
-    """Returns a few slots whose end would let the request fit on the nearest executor that is large
-    enough.
+    """Returns a few slots such that the request would fit without them, on the nearest executor
+    that is large enough.
     """
     if survey.promising is None:
         return []
@@ -64,14 +64,14 @@ def blocking_slots(survey: Survey) -> list[Slot]:
     # The request fits there now, so nothing blocks it.
     if verdict.fits:
         return []
-    # Comparing amounts is cheap, so the tries are not limited. Choosing cpus for each try is
-    # costly.
+    # If only amounts are compared, the number of tries is not limited. If cpus must be chosen for
+    # each try, it is.
     tries_left = COSTLY_TRIES_MAX if survey.fit.has_costly_checks(verdict.host) else None
 
     def fits_without(ended: Sequence[Slot]) -> bool:
         nonlocal tries_left
         at = HostView.without(verdict.host, ended, owns_reservation=verdict.at.owns_reservation)
-        # Cheap checks first: most tries fail there.
+        # The cheap checks come first, because most tries fail there.
         if survey.fit.cheap_obstacles(at):
             return False
         if tries_left is None:
@@ -79,8 +79,8 @@ def blocking_slots(survey: Survey) -> list[Slot]:
         tries_left -= 1
         return tries_left >= 0 and not survey.fit.costly_obstacles(at)
 
-    # A bisection finds how many slots must end. Then slots that need not end are dropped one by
-    # one.
+    # A bisection finds how many slots must end. Then slots that can stay are removed from the list
+    # one by one.
     slots = verdict.host.slots.values()
     return slots_in_the_way(slots, verdict.missing(), fits_without)[:BLOCKING_SLOTS_MAX]
 
@@ -88,20 +88,21 @@ def blocking_slots(survey: Survey) -> list[Slot]:
 def slots_in_the_way(
     slots: Iterable[Slot], missing: Amounts, fits_without: Callable[[Sequence[Slot]], bool]
 ) -> list[Slot]:
-    """Returns a few slots whose end would be enough for the request; none if even the end of all
-    slots would not be enough.
+    """Returns a few slots whose end would be sufficient for the request. The list is empty if even
+    the end of all slots would not be sufficient.
 
     Args:
         slots: the slots that may end, all on one host.
-        missing: amounts that the request lacks there.
-        fits_without: returns True if the request would fit without the given slots. It is False for
-            an empty list.
+        missing: amounts that are missing on the host for the request.
+        fits_without: returns True if the request would fit without the given slots; False for an
+            empty list.
     """
     ordered = sorted(slots, key=lambda slot: _helpfulness(slot, missing))
-    # If even the end of all slots does not help, none of them is in the way.
+    # If the end of all slots does not help, no slot blocks the request.
     if not fits_without(ordered):
         return []
-    # The bisection assumes that if a set of slots is enough, any larger set is enough, too.
+    # The bisection assumes that if the end of some slots is sufficient, the end of more slots is,
+    # too.
     count = bisect_left(range(len(ordered)), True, 1, key=lambda n: fits_without(ordered[:n]))
     needed = ordered[:count]
     for slot in needed[:DROPPED_TRIED_MAX]:
@@ -115,7 +116,8 @@ def _helpfulness(slot: Slot, missing: Amounts) -> tuple[bool, int, int, int, str
     """Sort key: first slots that are being freed, then slots that have most of the missing amounts,
     then slots with most dedicated cpus or NUMA nodes.
     """
-    # Each amount counts in millionths of what is missing, so that cpu and memory can be added up.
+    # Each amount counts as a part of the missing amount, in millionths, so that cpu and memory can
+    # be added up.
     helps = sum(
         min(slot.booked.get(name, 0), lack) * MILLION // lack for name, lack in missing.items()
     )

@@ -1,7 +1,7 @@
-"""Explains why a request waits, and the smallest changes with which it would fit.
+"""Explains why a request waits, and finds the smallest changes with which it would fit.
 
 It uses the same checks as placement (`placement/fit.py`), so it agrees with the scheduler's
-decisions. An explanation describes one moment, and reserves nothing.
+decisions. An explanation describes one moment. It reserves nothing.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ EXECUTORS_DEFAULT = 20
 
 @dataclass(frozen=True, slots=True)
 class ExecutorVerdict:
-    """Whether a request fits on one executor, and what that executor lacks."""
+    """Whether a request fits on one executor, and what the executor lacks."""
 
     executor_id: str
     fits: bool
     blockers: tuple[str, ...]
     dimensions: tuple[Dimension, ...]
     message: str
-    cpu: HostRefusal | None = None  # why its cpus or NUMA nodes do not suit; None: they suit
-    more_fit: int = 0  # how many slots like this fit there now
+    # why its cpus, NUMA nodes or devices do not suit; None: they suit
+    cpu: HostRefusal | None = None
+    more_fit: int = 0  # how many equal slots fit there now
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +77,14 @@ class Explanation:
     blocked_by: list[Slot] = field(default_factory=list)
     resizes: list[ResizeExplanation] = field(default_factory=list)
     planned_on: str = ""  # an executor that was requested from a provider and has not registered
-    gang: GangExplanation | None = None  # for a member of a queued gang
+    gang: GangExplanation | None = None  # set for a member of a queued gang
     steps: tuple[Step, ...] = ()  # rank of the job in each level of the fairness tree, from the top
     limits: list[QuotaBlock] = field(default_factory=list)  # maxima that block the request
     reservation: ReservationView | None = None  # capacity reserved for the request
     # reservations of other owners on hosts where the request would fit otherwise
     held_for_others: list[ReservationView] = field(default_factory=list)
-    more_fit: int = 0  # how many more slots like this fit now, on all executors
-    more_may_fit: bool = False  # not all executors were counted
+    more_fit: int = 0  # how many more equal slots fit now, on all executors
+    more_may_fit: bool = False  # True if not all executors were counted
 
 
 def explain(
@@ -92,14 +93,19 @@ def explain(
     executor_id: str = "",
     max_executors: int = EXECUTORS_DEFAULT,
 ) -> Explanation:
-    """Explains the state of a request. It compares a queued request with all executors, or with
-    one.
+    """Explains the state of a request.
+
+    A queued request is compared with executors, to find out why it waits. For a request that has a
+    slot, the result has the unfinished resizes of the slot instead. In both cases it is counted how
+    many more equal slots fit on the executors now. For an ended request, only the state is
+    described.
 
     Args:
-        state: the engine's state; its indexes must be fresh.
-        allocation_id: the request.
-        executor_id: the only executor to compare with; empty: all.
-        max_executors: how many executors to list, nearest to fitting first.
+        state: the engine's state; its indexes must be up to date.
+        allocation_id: id of the request.
+        executor_id: considers only this executor; empty: all executors.
+        max_executors: how many executors to list for a queued request. Those that are nearest to
+            fitting come first.
 
     Raises:
         NotFound: no such request, or no such executor.
@@ -110,12 +116,12 @@ def explain(
         hosts = [known_host(state.hosts, executor_id)]
     hosts = list(hosts)
     view = request_view(state, request)
-    # A request that is not queued has no survey.
+    # Only a queued request is compared with each executor.
     if request.state is not RequestState.PENDING:
         slot = state.slots.of(request)
         resizes = explain_resizes(state, slot) if slot is not None else []
         number = state.journal.snapshot_number
-        settled = _settled(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
+        summary = _state_text(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
         reservation = reservation_of(state, request, slot)
         more = MoreFit()
         if request.state in (RequestState.ALLOCATING, RequestState.GRANTED):
@@ -123,7 +129,7 @@ def explain(
         return Explanation(
             view,
             view.reason,
-            settled,
+            summary,
             number,
             resizes=resizes,
             reservation=reservation,
@@ -132,13 +138,13 @@ def explain(
         )
     scheduling_class = state.queue.class_of(request.spec)
     reservation = reservation_of(state, request, None)
-    # Capacity that is reserved for the request itself is free for it.
+    # Capacity that is reserved for this request counts as free.
     reserved_hosts = (
         {one.executor_id for one in reservation.executors}
         if reservation is not None
         else frozenset[str]()
     )
-    # Compare the request with the hosts, and collect other possible reasons for its wait.
+    # Compare the request with the hosts, and collect other possible reasons why it waits.
     survey = Survey.of(hosts, scheduling_class, reserved_hosts)
     more = count_more(state.hosts, hosts, scheduling_class)
     reason = pending_reason(state, request)
@@ -148,13 +154,13 @@ def explain(
         waiting_block(state.queue, state.gangs, state.quotas, request),
         held_for_others(state, scheduling_class),
     )
-    # Texts of reasons that depend on the request; all other reasons have a fixed phrase.
+    # Texts of reasons that depend on the request. All other reasons have a fixed text.
     known = {
         Reason.WAITING_EXECUTOR: waits_for(state.provisions, state.started, planned)
         if planned
         else "",
         Reason.WAITING_GROUP_LIMIT: _quota_message(block) if block is not None else "",
-        Reason.WAITING_RESERVATION: _kept(others),
+        Reason.WAITING_RESERVATION: _reserved_text(others),
         Reason.WAITING_TOPOLOGY: _topology_text(survey),
     }
     notice = rejection_notice(state, request)
@@ -205,7 +211,7 @@ def _verdict(one: Verdict, more: MoreFit) -> ExecutorVerdict:
 
 
 def _verdict_message(one: Verdict) -> str:
-    """Says, for people, what one executor lacks. Obstacles that go away when slots end come
+    """Describes, for people, what one executor lacks. Obstacles that disappear when slots end come
     first.
     """
     if one.fits:
@@ -228,14 +234,14 @@ def _requests_ahead(gangs: GangLedger, queue: WaitingQueue, request: Request) ->
     )
 
 
-def _settled(view: RequestView, unconfirmed: int) -> str:
+def _state_text(view: RequestView, unconfirmed: int) -> str:
     """Describes a request that is not queued."""
     request = view.request
     match request.state:
         case RequestState.ALLOCATING:
             where = view.slot.slot.executor_id if view.slot else ""
             if view.slot and view.slot.slot.state is SlotState.ALLOCATED:
-                return f"placed on {where}, and waits for {unconfirmed} others of its gang"
+                return f"placed on {where}; waits for {unconfirmed} other slots of its gang"
             return f"placed on {where}, which has not confirmed yet"
         case RequestState.GRANTED:
             where = view.slot.slot.executor_id if view.slot else ""
@@ -251,30 +257,28 @@ def _quota_message(block: QuotaBlock) -> str:
     return f"group {group} has {has}, and it needs {amount_text(dimension, block.need)}"
 
 
-def _kept(others: list[ReservationView]) -> str:
+def _reserved_text(others: list[ReservationView]) -> str:
     names = ", ".join(f"gang {r.gang_id}" if r.gang_id else r.allocation_id for r in others)
     return f"there is room, but it is reserved for {names}, which waited too long"
 
 
 def _topology_text(survey: Survey) -> str:
-    """Says how many hosts have the amounts, and why the first one does not suit."""
+    """Describes how many hosts have the amounts, and why the first one does not suit."""
     by_cpus, by_devices = (survey.blocked_only_by.get(each, []) for each in (CPUS, DEVICES))
     blocked = [*by_cpus, *by_devices]
     if not blocked:
-        return "what is free does not suit on any executor"
+        return "the free capacity does not suit on any executor"
     count = len(blocked) + survey.unchecked
     some = "1 executor has the amounts" if count == 1 else f"{count} executors have the amounts"
     # The host with the lowest id is named, so that the same state gives the same text.
     one = survey.verdict(min(host_id for _, _, host_id in blocked))
-    what = "no devices" if not by_cpus else "not on cpus and NUMA nodes"
-    text = f"{some}, but {what} that suit"
+    what = "devices" if not by_cpus else "cpus and NUMA nodes"
+    text = f"{some}, but no suitable {what}"
     return f"{text} ({one.host.host_id}: {one.host_refusal.text})" if one.host_refusal else text
 
 
 def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) -> str:
-    """Describes why a request is queued; `known` has the texts of reasons that need more than a
-    phrase.
-    """
+    """Describes why a request is queued; `known` has the texts that depend on the request."""
     texts = known | {
         Reason.NOT_YET_CONSIDERED: "has just arrived and was not considered yet",
         Reason.WAITING_FRAGMENTED: "enough is free in sum, but on no single executor",
@@ -283,15 +287,15 @@ def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) 
         Reason.INFEASIBLE_NOW_OFFLINE: "only executors that are lost, draining or"
         " unreachable could host it",
         Reason.INFEASIBLE_NEVER: "no known executor could host it, even when empty",
-        Reason.WAITING_GANG: "it would fit, and its gang as a whole does not",
+        Reason.WAITING_GANG: "it would fit, but its gang as a whole does not",
     }
-    # From the most specific reason to the most general one.
+    # The most specific reason comes first.
     if reason in texts:
         text = texts[Reason(reason)]
     elif not survey.hosts:
         text = "no executor has registered yet"
     elif survey.refused:
-        text = "an executor with room refused an equal slot lately and is asked again later"
+        text = "an executor with room refused an equal slot recently and is tried again later"
     else:
         text = "not enough is free"
     usable = f"{survey.usable} of {len(survey.hosts)} executors usable"

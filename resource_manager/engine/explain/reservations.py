@@ -21,8 +21,8 @@ EXECUTORS_NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class ReservedExecutorView:
-    """Capacity that is reserved on one executor (`held`), and the part that is not free yet
-    (`missing`).
+    """The capacity that is reserved on one executor (`held`), and the part of it that is not free
+    yet (`missing`).
     """
 
     executor_id: str
@@ -56,20 +56,22 @@ def reservation_of(state: State, request: Request, slot: Slot | None) -> Reserva
     Args:
         state: the engine's state.
         request: the request.
-        slot: its slot, or None. With a slot, the reservation for the slot's waiting resize is
-            returned.
+        slot: the slot of the request. If it is given, the reservation for its waiting resize is
+            returned; None: the reservation for the request or its gang.
     """
     gang = state.gangs.of(request)
     number = request.arrival_number if gang is None else gang.arrival_number
     if slot is not None:
-        # 0 is no arrival number, so a slot without a waiting resize has no reservation.
+        # No request has arrival number 0, so nothing is found for a slot without a waiting resize.
         number = slot.wanted.arrival_number if slot.wanted is not None else 0
     each = state.reservations.by_number.get(number)
     return _view(state.jobs, state.hosts, state.started, each) if each is not None else None
 
 
 def held_for_others(state: State, scheduling_class: SchedulingClass) -> list[ReservationView]:
-    """Returns the reservations that keep a request of the class from hosts where it would fit."""
+    """Returns the reservations of other owners on hosts where a request of the class would fit
+    otherwise.
+    """
     return [
         _view(state.jobs, state.hosts, state.started, each)
         for each in blocking_reservations(state.hosts, state.reservations, scheduling_class)
@@ -104,7 +106,7 @@ def _view(
 def _summary(
     each: Reservation, job_name: str, executors: tuple[ReservedExecutorView, ...], passed_ms: int
 ) -> str:
-    since = f"since {_clock(each.since_time_ms)}, starving since {_clock(passed_ms)}"
+    since = f"since {_clock(each.since_time_ms)}, starved since {_clock(passed_ms)}"
     title = f"{each.owner.title} of job {job_name}"
     lacking = [one for one in executors if one.missing or one.missing_slots]
     if len(executors) == 1:

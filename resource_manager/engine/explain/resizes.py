@@ -1,7 +1,7 @@
-"""Explains why a resize waits, and which change would make it fit.
+"""Explains why a resize waits, and with which change it would fit.
 
-It uses the same checks as the code that orders resizes (`lifecycle/resizes.py`). An explanation
-describes one moment, and reserves nothing.
+It uses the same checks as the code that sends resizes to executors (`lifecycle/resizes.py`). An
+explanation describes one moment. It reserves nothing.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class ResizeExplanation:
     """Mirrors the message of the same name.
 
     Attributes:
-        ordered: true if the resize was sent to the executor, false if it waits.
-        dimensions: for each dimension that grows, the growth, the free amount on the executor, and
-            the executor's total.
+        ordered: True if the resize was sent to the executor; False if it still waits.
+        dimensions: for each dimension that grows: the growth, and the free and total amounts of the
+            executor.
+    summary: the state of the resize in one sentence.
     """
 
     resize: Resize
@@ -48,7 +49,9 @@ class ResizeExplanation:
 
 
 def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
-    """Explains the unfinished resizes of a slot: first the ordered one, then the waiting one."""
+    """Explains the unfinished resizes of a slot. The one that was sent to the executor comes first,
+    then the waiting one.
+    """
     host = state.hosts[slot.executor_id]
     found = []
     if slot.ordered is not None:
@@ -69,9 +72,9 @@ def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
 
 def _ordered(host: Host, slot: Slot) -> str:
     backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
-    if backoff is not None and backoff.reason == Reason.IN_PROGRESS and not _absence(host):
-        return f"{host.host_id} works on it ({backoff.message})"
-    return f"ordered at {host.host_id}, which has not confirmed yet{_absence(host)}"
+    if backoff is not None and backoff.reason == Reason.IN_PROGRESS and not _unavailable_text(host):
+        return f"{host.host_id} is carrying it out ({backoff.message})"
+    return f"sent to {host.host_id}, which has not confirmed it yet{_unavailable_text(host)}"
 
 
 def _waiting(
@@ -83,52 +86,52 @@ def _waiting(
     *,
     growth_needed: Amounts,
 ) -> str:
-    """Describes why the waiting resize of a slot is not ordered yet. The conditions are in the same
-    order as when a resize is ordered.
+    """Describes why a waiting resize was not sent to the executor yet. The checks are in the same
+    order as when a resize is sent.
     """
     if slot.state is not SlotState.ALLOCATED:
-        return "the slot is being taken down, or its executor is out of sight"
-    # Nothing else is checked while an order is in flight.
+        return "the slot is being taken down, or its state on the executor is unknown"
+    # While another resize is in flight, no other condition is checked.
     if slot.ordered is not None:
-        return f"waits for change {slot.ordered.number}, which is ordered"
+        return f"waits for change {slot.ordered.number}, which was sent to the executor"
     backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
     if backoff is not None and backoff.active:
-        return _reserved(backoff)
+        return _backoff_text(backoff)
     obstacles = {each.blocker: each for each in growth_obstacles(host, slot)}
     total, need = host.total, add(slot.booked, growth_needed)
     if Blocker.TOTAL_TOO_SMALL in obstacles:
         beyond = [name for name in growth_needed if need[name] > total.get(name, 0)]
         lacks = ", ".join(amount_text(name, need[name], total.get(name, 0)) for name in beyond)
         return f"{host.host_id} has become too small for it, even when empty ({lacks})"
-    # Before AMOUNTS, because an unavailable host also fails the check of amounts.
+    # Checked before AMOUNTS, because an unavailable host may fail the check of amounts as well.
     if any(each.constraint is AVAILABLE for each in obstacles.values()):
-        return f"nothing grows on {host.host_id} now{_absence(host)}"
+        return f"no slot can grow on {host.host_id} now{_unavailable_text(host)}"
     if any(each.constraint is AMOUNTS for each in obstacles.values()):
         return _lacking(host, slot, growth_needed)
     block = quotas.growth_block(slot.job_id, growth_needed)
     if block is not None:
         group, name = block.group_id.removeprefix(GROUP), block.dimension
         has = amount_text(name, block.used, block.maximum, of=" of at most ")
-        return f"group {group} has {has}, and it grows by {amount_text(name, block.need)}"
+        return f"group {group} has {has}, and the slot grows by {amount_text(name, block.need)}"
     found = resizes.assignment_for(host, slot)
     if isinstance(found, HostRefusal) and isinstance(found.blocker, DeviceBlocker):
         return f"{host.host_id}: {found.text}"
     if isinstance(found, HostRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
-    # The reservation is the reason only if all other checks have passed, so it is checked last.
+    # A reservation is the reason only if all other checks have passed, so it is checked last.
     if Blocker.HELD in obstacles:
         owner = reservations.on_host[host.host_id].owner.title
         return f"there is room on {host.host_id}, which is reserved for {owner}"
     return "has not been considered yet"
 
 
-def _reserved(backoff: ResizeBackoff) -> str:
+def _backoff_text(backoff: ResizeBackoff) -> str:
     if backoff.reason == Reason.BELOW_USE:
-        return f"{backoff.message}; it is tried again as soon as a short pause is over"
-    return f"the executor refused it ({backoff.message}), and is asked again later"
+        return f"{backoff.message}; it is tried again after a short pause"
+    return f"the executor refused it ({backoff.message}); it is tried again later"
 
 
-def _absence(host: Host) -> str:
+def _unavailable_text(host: Host) -> str:
     executor = host.executor
     if executor.state is not ExecutorState.ACTIVE:
         return f": it is {executor.state}"
@@ -143,7 +146,7 @@ def _lacking(host: Host, slot: Slot, growth_needed: Amounts) -> str:
     free = host.free()
     missing = shortfall(growth_needed, free)
     lacks = ", ".join(
-        f"it grows by {amount_text(name, growth_needed[name])},"
+        f"the slot grows by {amount_text(name, growth_needed[name])},"
         f" free {number_text(name, free.get(name, 0))}"
         for name in missing
     )
@@ -155,7 +158,7 @@ def _lacking(host: Host, slot: Slot, growth_needed: Amounts) -> str:
     def fits_without(ended: Sequence[Slot]) -> bool:
         return fits(growth_needed, add(free, total_of(other.booked for other in ended)))
 
-    # The end of the slot itself is no solution, so it is left out.
+    # The end of the slot itself does not help, so it is left out.
     others = (other for other in host.slots.values() if other is not slot)
     blocking = slots_in_the_way(others, missing, fits_without)
     names = [f"{other.allocation_id}/{other.generation}" for other in blocking]

@@ -1,7 +1,9 @@
-"""Compares a request with all hosts: how far each host is from fitting, and the sums of all hosts.
+"""Compares a request with all hosts: computes how far each host is from fitting, and sums over all
+hosts.
 
 A survey takes a few microseconds per host. Costly constraints are checked only on hosts that meet
-all other constraints, or fail on labels alone, and on at most `COSTLY_CHECKS_MAX` of them.
+all other constraints, or all except labels. At most `COSTLY_CHECKS_MAX` hosts are checked in this
+way.
 """
 
 from __future__ import annotations
@@ -18,15 +20,15 @@ from resource_manager.engine.placement.fit import AVAILABLE, LABELS, Fit, Verdic
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 COSTLY_CHECKS_MAX = 200
-"""On how many hosts costly constraints are checked. Hosts beyond this number count as not fitting.
-That is a safe guess: the request is still queued, so the scheduling cycle has found no host for it.
+"""On at most this many hosts costly constraints are checked. Other hosts count as not fitting. This
+is very likely right: the request is still queued, so the scheduling cycle has found no host for it.
 """
 
 _USABLE_IF = (AVAILABLE, LABELS)
 
 Distance = tuple[int, int, str]
 """How far a host is from fitting: the number of obstacles that would remain even if all slots there
-ended, the largest lack in millionths, and the executor's id. Smaller is nearer.
+ended, the largest lack in millionths, and the executor's id. Hosts with smaller values are nearer.
 """
 
 
@@ -46,13 +48,13 @@ class Survey:
     A host is usable if it is available and carries the required labels.
 
     Attributes:
-        fit: compares the class with one host.
+        fit: the constraints of the class.
         hosts: the hosts, by id.
         own: ids of hosts with capacity that is reserved for the request.
         distances: the distance of each host.
         usable: number of usable hosts.
         fitting: number of hosts where the request fits now.
-        refused: true if a usable host has lately refused an equal request.
+        refused: True if a usable host refused an equal request recently.
         promising: the nearest usable host that is large enough and not reserved for others; None if
             there is none.
         blocked_only_by: for each constraint, the hosts where it is the only obstacle.
@@ -85,7 +87,7 @@ class Survey:
         """
         survey = cls(Fit(scheduling_class), {host.host_id: host for host in hosts}, own)
         for host_id in survey.hosts:
-            survey._look(host_id)
+            survey._compare(host_id)
         return survey
 
     def view(self, host_id: str) -> HostView:
@@ -107,7 +109,7 @@ class Survey:
     def dimensions(self) -> list[DimensionSums]:
         """Returns the requested dimensions with the amounts of all usable hosts.
 
-        Hosts may book different amounts for the same request; then the smallest is returned.
+        Hosts may book different amounts for the same request. Then the smallest amount is returned.
         """
         merged: dict[str, DimensionSums] = {}
         for name, asked, free, total in chain.from_iterable(self._sums.values()):
@@ -118,12 +120,12 @@ class Survey:
                 )
         return list(merged.values())
 
-    def _look(self, host_id: str) -> None:
+    def _compare(self, host_id: str) -> None:
         at, fit = self.view(host_id), self.fit
         obstacles = fit.cheap_obstacles(at)
         is_known = True
-        # Costly checks are made only where there is no other obstacle. Labels are an exception, so
-        # that the explanation can tell whether the request would fit with other labels.
+        # Costly checks are made only if there is no other obstacle, or only missing labels. So the
+        # explanation can say whether the request would fit with other labels.
         if (not obstacles or obstacles[0].constraint is LABELS is obstacles[-1].constraint) and (
             fit.has_costly_checks(at.host)
         ):
@@ -133,7 +135,8 @@ class Survey:
                 obstacles += fit.costly_obstacles(at)
             else:
                 self.unchecked += 1
-        # An unchecked host gets the smallest lack, 1, so that it sorts after the hosts that fit.
+        # An unchecked host gets the lack 1, which is the smallest one, so that it is sorted after
+        # the hosts that fit.
         hard, lack, is_usable = 0, 0 if is_known else 1, True
         for each in obstacles:
             if not each.transient:
@@ -142,7 +145,7 @@ class Survey:
             lack = max(lack, each.lack)
         distance = hard, lack, host_id
         self.distances.append(distance)
-        # For an unchecked host it is unknown whether it fits and which constraint blocks it.
+        # For an unchecked host, it is unknown whether the request fits there.
         if is_known:
             if not obstacles:
                 self.fitting += 1
@@ -154,7 +157,7 @@ class Survey:
             return
         self.usable += 1
         self._add_up(at)
-        # The end of slots can help only on a host that is large enough and not reserved for others.
+        # The end of slots helps only on a host that is large enough and not reserved for others.
         if hard:
             self.refused = self.refused or any(o.blocker == Blocker.REFUSED for o in obstacles)
         elif not self.is_for_others(host_id) and (
@@ -164,7 +167,7 @@ class Survey:
 
     def _add_up(self, at: HostView) -> None:
         """Adds the amounts of a usable host. Hosts that book equal amounts for the request share
-        one list of sums.
+        one entry.
         """
         host, scheduling_class = at.host, self.fit.request
         own = host.default_booking if scheduling_class.profile is None else None

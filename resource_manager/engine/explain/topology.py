@@ -1,5 +1,5 @@
-"""Builds the view of one executor's cpus and NUMA nodes: the layout, the assignments of slots, and
-the settings.
+"""Builds the view of one executor's cpus and NUMA nodes, with the assignments of slots and the
+settings.
 
 The pools come from `finegrain/cpu_pools.py`, which the executor also uses to confine slots. The
 amounts of NUMA nodes are those that placement uses.
@@ -37,8 +37,9 @@ class TopologyView:
     """One executor's cpus and NUMA nodes.
 
     Attributes:
-        zones: one for each NUMA node; empty if the host does not report its cores.
-        lost_cpus: dedicated cpus that slots have lost: allocation id, generation, cpus.
+        zones: one entry for each NUMA node; empty if the host does not report its cores.
+        lost_cpus: dedicated cpus that slots can no longer use, as (allocation id, generation,
+            cpus).
     """
 
     executor: Executor
@@ -68,7 +69,7 @@ def topology_view(state: State, executor_id: str) -> TopologyView:
 
 
 def pools(host: Host) -> Pools:
-    """Returns the shared pools of a host: the cpus that are left beside dedicated cpus."""
+    """Returns the shared pools of a host: the cpus that are not dedicated to slots."""
     registration, seen = host.executor.registration, host.executor.cpu_state
     announced = announced_by(registration)
     pooled = Pooled.of(
@@ -85,7 +86,9 @@ def pools(host: Host) -> Pools:
 
 
 def zones(ledger: CpuLedger) -> list[Zone]:
-    """Returns the capacity, used and available amounts of each NUMA node, in order of ids."""
+    """Returns the capacity, the used amounts and the available amounts of each NUMA node, in order
+    of ids.
+    """
     found = []
     for at, node in enumerate(ledger.layout.nodes):
         extended = (EXTENDED_PREFIX + name for name, _ in node.extended)
@@ -96,7 +99,7 @@ def zones(ledger: CpuLedger) -> list[Zone]:
             Zone(
                 node.id,
                 _without_zeros({name: ledger.capacity(at, name) for name in names}),
-                # The ledger's used cpu is that of shared pools, so dedicated cpus are added.
+                # The ledger counts only the used cpu of shared pools, so dedicated cpus are added.
                 _without_zeros(used | {CPU_MILLI: used[CPU_MILLI] + pinned_milli}),
                 _without_zeros({name: ledger.available(at, name) for name in names}),
             )

@@ -1,7 +1,7 @@
-"""Finds why requests wait, and how long: the reason of one request, the number of requests per
-reason, and when the oldest queued request of a job or group was submitted.
+"""Finds out why requests wait, and for how long: the reason for one request, the number of requests
+by reason, and when the oldest queued request of a job or group was submitted.
 
-There may be 100,000 job queues, so only one arrival number is compared for each queue.
+There may be 100,000 job queues, so only one arrival number of each queue is compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from resource_manager.engine.state import State
 def pending_by_reason(state: State) -> Paused[dict[str, int]]:
     """Returns the number of queued requests by primary reason."""
     counts: dict[str, int] = {}
-    # Asked once, since there may be 10,000 classes.
+    # Computed once, because there may be 10,000 classes.
     limits = any(flow.maximum for flow in state.flows.groups.values())
     for at, scheduling_class in enumerate(state.queue.classes(), start=1):
         if at % PART == 0:
@@ -67,7 +67,7 @@ def pending_reason(state: State, request: Request) -> str:
     """Returns why a request waits; empty if it does not wait."""
     if request.state is not RequestState.PENDING:
         return ""
-    # Checked in the same order as in `pending_by_reason`, so that its counts match these reasons.
+    # The order is the same as in `pending_by_reason`, so that the counts match these reasons.
     if request.arrival_number > state.considered_arrival:
         return Reason.NOT_YET_CONSIDERED
     if waiting_block(state.queue, state.gangs, state.quotas, request) is not None:
@@ -82,7 +82,7 @@ def pending_reason(state: State, request: Request) -> str:
 def waiting_block(
     queue: WaitingQueue, gangs: GangLedger, quotas: QuotaChecks, request: Request
 ) -> QuotaBlock | None:
-    """Returns the maximum that blocks a queued request, or its gang; None if there is none.
+    """Returns the maximum that blocks a queued request or its gang; None: no maximum blocks it.
 
     Args:
         queue: the queue.
@@ -98,7 +98,7 @@ def waiting_block(
 
 def _blocked_by_quota(state: State, scheduling_class: SchedulingClass) -> Paused[int]:
     """Returns how many queued requests of a class are blocked by the maximum of a group."""
-    # by the group of the job: all jobs of a group have the same limits
+    # cached by group, because all jobs of a group have the same limits
     blocked: dict[Flow | None, bool] = {}
     count = 0
     for at, job_queue in enumerate(list(scheduling_class.job_queues.values()), start=1):
@@ -128,7 +128,8 @@ def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int
 
 
 def rejection_notice(state: State, request: Request) -> str:
-    """Says, for people, when a queued request will be rejected; empty if it will not be rejected.
+    """Describes, for people, when a queued request will be rejected; empty: it will not be
+    rejected.
 
     The indexes must be up to date.
     """
@@ -138,7 +139,7 @@ def rejection_notice(state: State, request: Request) -> str:
     states = {host.executor.state for host in state.hosts.values()}
     seconds = f"{clock.after_ms / 1_000:g} s"
     unless = "unless an executor that could host it registers first"
-    # The clock has not started, or it is stopped because no executor is active.
+    # The clock has not started, or is stopped because no executor is active.
     if clock.due_ms is None or ExecutorState.ACTIVE not in states:
         return f"it is rejected {seconds} after an executor has registered, {unless}"
     if ExecutorState.UNCONFIRMED in states:
@@ -156,7 +157,7 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
     first: dict[str, int] = {}
     for job_queue in _queues_of(state.queue, wanted):
         number, job_id = job_queue.numbers.first, job_queue.job_id
-        if number < first.get(job_id, number + 1):  # any number is below the default
+        if number < first.get(job_id, number + 1):  # each number is below the default
             first[job_id] = number
     for waiting in state.gangs.waiting.values():
         number, job_id = waiting.gang.arrival_number, waiting.gang.job_id
@@ -164,7 +165,7 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
             first[job_id] = number
     return {
         job_id: created_ms
-        # Requests are looked up only here: one for each job, not one for each queue.
+        # Requests are looked up only here, once for each job and not once for each queue.
         for job_id, number in first.items()
         if (created_ms := _created_ms(state.requests, state.ranges, number)) is not None
     }
@@ -173,14 +174,15 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
 def groups_waiting_since(state: State) -> Paused[dict[str, int]]:
     """Returns the submission time of the oldest queued request of each group.
 
-    Only the group's own jobs count, not jobs of groups below it. Times are as above.
+    Only the group's own jobs count, not the jobs of groups below it. Times are wall clock, in
+    milliseconds.
     """
     first: dict[str, int] = {}
-    jobs, looked_at = state.jobs, 0
+    jobs, visited = state.jobs, 0
     for scheduling_class in state.queue.classes():
         for job_id, job_queue in list(scheduling_class.job_queues.items()):
-            looked_at += 1
-            if looked_at % PART == 0:
+            visited += 1
+            if visited % PART == 0:
                 yield
             # The job may have ended, or its requests may have been placed, during a pause.
             if job_queue.numbers and (job := jobs.get(job_id)) is not None:
@@ -188,8 +190,8 @@ def groups_waiting_since(state: State) -> Paused[dict[str, int]]:
                 if number < first.get(job.group, number + 1):
                     first[job.group] = number
     for waiting in list(state.gangs.waiting.values()):
-        looked_at += 1
-        if looked_at % PART == 0:
+        visited += 1
+        if visited % PART == 0:
             yield
         if (job := jobs.get(waiting.gang.job_id)) is not None:
             number = waiting.gang.arrival_number
@@ -203,8 +205,8 @@ def groups_waiting_since(state: State) -> Paused[dict[str, int]]:
 
 
 def _queues_of(queue: WaitingQueue, job_ids: Collection[str]) -> Iterable[JobQueue]:
-    """Yields the queues of some jobs. In each class it iterates over the jobs or the queues,
-    whichever are fewer.
+    """Yields the queues of some jobs. For each class, it iterates over the jobs or over the queues
+    of the class, depending on which are fewer.
     """
     for scheduling_class in queue.classes():
         job_queues = scheduling_class.job_queues

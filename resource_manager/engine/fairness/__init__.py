@@ -1,1 +1,1 @@
-"""Fairness: the usage of groups and jobs, their quotas, and the flow that is served next."""
+"""Tracks the usage and quotas of groups and jobs, and finds the flow that is served next."""

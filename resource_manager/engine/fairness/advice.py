@@ -1,16 +1,16 @@
-"""Recommends how many threads a job's work should be split into. The advice is based on the
-durations of its finished threads.
+"""Recommends into how many threads the work of a job should be split, from the durations of its
+finished threads.
 
-A thread may take long for two reasons, and each needs another number of threads:
+A thread may take long for two reasons. Each reason leads to a different recommendation:
 
 - The thread has many units of work, like all other threads of the job. If the same work is split
-  evenly into k times as many threads, each takes 1/k of the time.
-- The thread has one unit of work that takes long. No number of threads divides that unit. But with
+  evenly into k times as many threads, each thread takes 1/k of the time.
+- The thread has one unit of work that takes long. More threads do not divide this unit. But with
   more threads, the long threads are a smaller part of all threads.
 
-Threads that took more than `LONG_FACTOR` times the median count as the second kind, as long as they
-are few (`LONG_SHARE_MAX`). A thread of about a second or less is mostly overhead (carving a slot,
-starting a process, reporting), so the advice avoids such short threads.
+Threads that took more than `LONG_FACTOR` times the median count as the second kind, if they are few
+(`LONG_SHARE_MAX`). A thread of about a second or less is mostly overhead (carving a slot, starting
+a process, reporting), so the advice avoids such short threads.
 
 The default target comes from the paper in docs/fairness-theory.md: almost all threads should take
 less than two minutes. Jobs typically need 200 to 1,000 threads for this.
@@ -28,7 +28,7 @@ from resource_manager.engine.model.durations import Durations
 TARGET_MS = 120_000
 QUANTILE = 0.95
 THREADS_MAX = 100_000
-"""Upper limit of a recommendation. Jobs with more threads are unusual."""
+"""The largest number that is recommended. Jobs with more threads are unusual."""
 
 TYPICAL_MIN, TYPICAL_MAX = 200, 1_000
 OBSERVED_FEW = 20
@@ -44,20 +44,20 @@ WORTH_MS = 10_000
 """Recommended mean duration if the threads of a job are too short."""
 
 ASSUMED = (
-    "assumed: the same work in all, split evenly; a thread lasts from being granted a slot until it"
-    " gives it back or hands it on"
+    "assumed: the same work in total, split evenly; a thread lasts from the grant of its slot until"
+    " the slot is given back or reused"
 )
-OUTWEIGHED = "what every thread costs (a slot, a process) would outweigh what more threads gain"
+OUTWEIGHED = "the cost of every thread (a slot, a process) would exceed the gain of more threads"
 ONE_THREAD = (
     "a job of one thread that cannot be split, such as an extract to one file, may stay as it is:"
-    " it holds one slot only"
+    " it uses only one slot"
 )
 ONE_UNIT = (
-    "if that is one long unit of work each, no number of threads divides it; the others flow"
-    " around it"
+    "if each of these has one long unit of work, more threads do not divide it; the other threads"
+    " use the other slots"
 )
 MANY_THREADS = (
-    f"that is more than the typical {TYPICAL_MIN} to {TYPICAL_MAX:,}: see that the work can be"
+    f"that is more than the typical {TYPICAL_MIN} to {TYPICAL_MAX:,}: check that the work can be"
     " split so finely"
 )
 
@@ -79,9 +79,9 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A recommendation, and what it is based on. Durations in milliseconds."""
+    """A recommendation, with the numbers that it is based on. Durations are in milliseconds."""
 
-    threads_recommended: int  # 0: too little is known
+    threads_recommended: int  # 0: no thread has finished yet
     threads_observed: int
     threads_running: int
     threads_waiting: int
@@ -98,12 +98,12 @@ def advise(observed: Observed, target_ms: int = TARGET_MS, quantile: float = QUA
     """Recommends a number of threads.
 
     Args:
-        observed: durations of finished threads, and the number of others.
+        observed: durations of finished threads, and the numbers of other threads.
         target_ms: the longest time that a thread should take; above 0.
         quantile: the fraction of threads that should meet the target; above 0, below 1.
     """
     found = observed.finished
-    wanted, remarks = 0, ["no thread of the job has finished yet: ask again when some have"]
+    wanted, remarks = 0, ["no thread of the job has finished yet: ask again later"]
     if found.count:
         work = _Work.of(observed, target_ms)
         wanted, remarks = _recommend(work, target_ms, quantile)
@@ -138,8 +138,8 @@ class _Work:
     def of(cls, observed: Observed, target_ms: int) -> _Work:
         found = observed.finished
         long, long_ms = found.beyond(max(target_ms, LONG_FACTOR * found.quantile_ms(0.5)))
-        # A few long threads may each have one long unit. If many are long, that is the normal
-        # length.
+        # A few long threads may each have one long unit. If many threads are long, this is their
+        # normal length.
         if long > max(1, LONG_SHARE_MAX * found.count) or long == found.count:
             long, long_ms = 0, 0.0  # too many to be exceptions
         # `long_ms` is a sum of rounded durations (buckets), so it may be above the exact total.
@@ -155,7 +155,7 @@ class _Work:
         """
         ordinary = self.finished.count - self.long
         scaled_ms = target_ms * threads / self.threads
-        # The scaled target may be above the duration of long threads, so the count is limited to
+        # The scaled target may be longer than long threads take, so the count is limited to
         # ordinary threads.
         within = min(self.finished.count_within(scaled_ms), ordinary) / ordinary
         # The same fraction of the unfinished threads is assumed to be long.
@@ -163,18 +163,16 @@ class _Work:
         return max(0.0, 1 - long / threads) * within
 
     def threads_lasting(self, mean_ms: int) -> int:
-        """Returns the number of threads with which an ordinary thread takes `mean_ms` on
-        average.
-        """
+        """Returns the number of threads for which an ordinary thread takes `mean_ms` on average."""
         return max(1, int(self.threads * self.ordinary_mean_ms / mean_ms))
 
 
 def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[str]]:
     now, share = work.threads, work.share_within(work.threads, target_ms)
-    remark = f"{_percent(share)} of those that finished kept to {_text(target_ms)}"
+    remark = f"{_percent(share)} of the finished threads met {_text(target_ms)}"
     if share >= quantile:
         return _enough_or_fewer(work, target_ms, quantile, remark)
-    # Beyond this number threads would mostly consist of overhead.
+    # With more threads than this, threads would mostly consist of overhead.
     most = min(THREADS_MAX, work.threads_lasting(OVERHEAD_MS))
     if most <= now:
         return now, [f"{remark}, but most are so short already that {OUTWEIGHED}"]
@@ -182,7 +180,7 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
     if wanted is None:
         reached = _percent(work.share_within(most, target_ms))
         return most, [f"{remark}; with {most} threads {reached} would; with more, {OUTWEIGHED}"]
-    # Rounded for people, but not above the number where overhead dominates.
+    # Rounded for people, but not above `most`, where overhead dominates.
     wanted = min(most, _rounded_up(wanted))
     reached = _percent(work.share_within(wanted, target_ms))
     times = f"{wanted / now:.3g} times as many threads"
@@ -197,15 +195,16 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
 def _enough_or_fewer(
     work: _Work, target_ms: int, quantile: float, remark: str
 ) -> tuple[int, list[str]]:
-    # Never fewer than typical, because it is unknown how many threads could run at the same time.
+    # Never recommends fewer than the typical number, because it is unknown how many threads can run
+    # at the same time.
     now, fewer = work.threads, max(TYPICAL_MIN, work.threads_lasting(WORTH_MS))
     remarks = [f"{remark}: no more threads are needed"]
     if work.ordinary_mean_ms >= OVERHEAD_MS or fewer >= now:
         return now, remarks
     wanted = _least(fewer, now, lambda threads: work.share_within(threads, target_ms) >= quantile)
     remarks.append(
-        f"they last {_text(work.ordinary_mean_ms)} on average, which is mostly what every thread"
-        " costs (a slot, a process): fewer, longer ones would waste less"
+        f"they last {_text(work.ordinary_mean_ms)} on average, which is mostly the cost of"
+        " every thread (a slot, a process): fewer and longer threads would waste less"
     )
     return min(now, _rounded_up(wanted or now)), remarks
 
@@ -222,7 +221,7 @@ def _about_long_ones(work: _Work, wanted: int, target_ms: int) -> list[str]:
     ]
     if whole > wanted:
         remarks.append(
-            f"if it is many units, some {whole} threads would bring those within the target, too"
+            f"if it is many units, about {whole} threads would bring these within the target, too"
         )
     return remarks
 
@@ -230,7 +229,7 @@ def _about_long_ones(work: _Work, wanted: int, target_ms: int) -> list[str]:
 def _doubts(observed: Observed) -> list[str]:
     found, doubts = observed.finished, []
     if found.count < OBSERVED_FEW:
-        doubts.append("few threads to go by: take it for rough")
+        doubts.append("few threads have finished: this is a rough estimate")
     if found.count < FINISHED_SHARE_MIN * observed.threads:
         doubts.append(
             f"only {found.count} of {observed.threads} threads have finished, and short ones finish"
@@ -243,10 +242,10 @@ def _doubts(observed: Observed) -> list[str]:
 
 
 def _least(low: int, high: int, enough: Callable[[int], bool]) -> int | None:
-    """Returns the smallest number from `low` to `high` that is enough; None if `high` is not
-    enough.
+    """Returns the smallest number from `low` to `high` for which `enough` is True; None if it is
+    False for `high`.
 
-    Bisection: if a number is enough, every larger number must be enough, too.
+    It uses bisection, so `enough` must be True for every number above one for which it is True.
     """
     if not enough(high):
         return None
@@ -257,7 +256,7 @@ def _least(low: int, high: int, enough: Callable[[int], bool]) -> int | None:
 
 
 def _rounded_up(threads: int) -> int:
-    """Rounds up to two significant digits, since 4,200 is better advice than 4,137."""
+    """Rounds up to two significant digits, because people prefer 4,200 to 4,137."""
     step = int(10 ** max(0, len(str(threads)) - 2))
     return math.ceil(threads / step) * step
 

@@ -1,10 +1,10 @@
-"""Compares jobs in fair order: how many slots the next job gets in one run, and whether a job has
-received its share.
+"""Computes how many slots the next job gets in one run, and whether a job has received its share.
 
 A job is served in *runs* of several slots, so that the choice need not be made for every slot. A
-run ends when another flow would come first at some level of the tree. It has at least one slot, or
-1/64 of the running slots of the flow at that level. So a job that waits alone is served in a single
-run. No flow gets ahead of a sibling by more than one slot, or that 1/64.
+run ends when another flow would come first at some level of the tree. But it has at least one slot,
+or 1/64 of the running slots of the flow at this level. So a job that waits alone is served in a
+single run. A flow gets at most one slot, or this 1/64, more than its share before a sibling is
+served.
 
 Example: with the two groups of the example in `flows.py`, a run of `medium` has ceil((160 - 120) /
 7.5) = 6 slots.
@@ -49,7 +49,8 @@ def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
 def order_key_of(tree: FlowTree, job: Flow) -> tuple[SortKey, ...]:
     """Returns the key by which jobs are ordered; the job with the smaller key comes first.
 
-    It has the sort keys of the job's ancestors, from the root down, and then that of the job.
+    The key has the sort keys of the job's ancestors, from the root down, and then the sort key of
+    the job.
     """
     path = [job, *job.ancestors()]
     return tuple(tree.sort_key(flow) for flow in reversed(path[:-1]))
@@ -58,24 +59,25 @@ def order_key_of(tree: FlowTree, job: Flow) -> tuple[SortKey, ...]:
 def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
     """Returns how many more slots the flow gets until it comes after `second`."""
     if flow.below_minimum:
-        # Flows below their minimum are compared by booked amounts, which do not follow from costs.
+        # Flows below their minimum are compared by booked amounts, which cannot be computed from
+        # costs.
         return 0
     step = tree.lookahead_s * cost * tree.clock.scale / flow.weight
     if not step:
-        return inf  # without lookahead only past usage counts, and new slots do not change it yet
+        return inf  # without lookahead only past usage counts, and new slots have none yet
     tau = tree.clock.tau
-    # Rounded up, because the last of these slots puts the flow behind the second one. The tolerance
-    # prevents that a rounding error adds one more slot.
+    # Rounded up, because the last of these slots makes the flow come after the second one. The
+    # tolerance prevents that a rounding error adds one more slot.
     return ceil((second.at(tau) - flow.at(tau)) / step - _ROUNDED)
 
 
 class SharesSince:
-    """Tells whether a job has received at most its share since a given time.
+    """Finds out whether a job has received at most its share since a given time.
 
-    At each level of the tree, a flow is compared with its siblings that were served since then and
-    still wait. Siblings that were not served are left out: their requests may be impossible to
-    place. Siblings that no longer wait are left out, too: they compete for nothing. Sums are cached
-    until the next placement.
+    At each level of the tree, a flow is compared with those siblings that were served since then
+    and still wait. Siblings that were not served are left out, because it may be impossible to
+    place their requests. Siblings that no longer wait are left out, because they do not compete.
+    Sums are cached until the next placement.
     """
 
     def __init__(self, tree: FlowTree) -> None:
@@ -97,16 +99,17 @@ class SharesSince:
             # The times are negated and ascending, so this selects the flows that were served at
             # `since_ms` or later.
             used, weight = sums[bisect_right(times, -since_ms)]
-            # Compares key with used / weight, without a division: with no such flows both sums are
-            # 0 and the check passes.
+            # Compares the key with used / weight, without a division. If there are no such flows,
+            # both sums are 0 and the check passes.
             if tree.key(flow) * weight > used * (1 + _ROUNDED):
                 return False
             flow = flow.parent
         return True
 
     def _served_below(self, parent: Flow) -> tuple[list[int], list[tuple[float, float]]]:
-        """Returns the negated times at which waiting children were last served, ascending (so the
-        latest comes first). For each n it also returns the sums of usage and weight of the first n.
+        """Returns the negated times at which waiting children were last served, in ascending order,
+        so that the latest time comes first. The second list has, for each n, the sums of usage and
+        weight of the first n children.
         """
         known = self._served.get(parent)
         if known is None:

@@ -1,10 +1,10 @@
-"""Warped time: a clock in which decaying amounts are straight lines.
+"""Defines warped time: a clock in which decaying amounts are straight lines.
 
-With a half-life H, usage from time u counts 2^-((t-u)/H) at time t. This factor changes all the
-time. So amounts are stored *scaled*: an amount received at time u is multiplied by
-g(u) = 2^((u-L)/H), where L is a fixed time, the landmark. The scaled amount divided by g(t) is the
-decayed amount. At a given time, g(t) is the same for all flows. So scaled amounts have the same
-order as decayed amounts.
+With a half-life H, usage from time u counts with the factor 2^-((t-u)/H) at time t. This factor
+changes all the time. So amounts are stored *scaled*: an amount that was received at time u is
+multiplied by g(u) = 2^((u-L)/H), where L is a fixed time, the landmark. The scaled amount divided
+by g(t) is the decayed amount. At a given time, g(t) is the same for all flows. So scaled amounts
+have the same order as decayed amounts.
 
 Usage at a fixed rate is then a straight line in tau(t) = H/ln2 * (g(t) - 1), because dtau/dt = g.
 (Forward decay: Cormode, Shkapenyuk, Srivastava, Xu: "Forward decay: a practical time decay model
@@ -30,25 +30,25 @@ HALF_LIVES_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class Rescaling:
-    """A move of the landmark. Scaled amounts must be multiplied by `factor`, and warped times
-    mapped by `tau`. The factor is a power of two, so nothing is rounded.
+    """A move of the landmark. All stored scaled amounts must be multiplied by `factor`, and all
+    warped times converted by `tau`. The factor is a power of two, so nothing is rounded.
     """
 
     factor: float
     offset: float  # H / ln 2
 
     def tau(self, tau: float) -> float:
-        """Returns a warped time as counted from the new landmark."""
+        """Converts a warped time, so that it counts from the new landmark."""
         return (tau + self.offset) * self.factor - self.offset
 
 
 class Clock:
-    """The current time in warped time. It never goes back.
+    """The current time, in warped time. It never decreases.
 
     Attributes:
         now_ms: monotonic milliseconds.
         tau: warped seconds since the landmark.
-        scale: g now; an amount received now times g is its scaled amount.
+        scale: the present value of g. An amount that is received now is multiplied by it.
         bend: dg/dtau, so that g = 1 + bend * tau.
     """
 

@@ -20,11 +20,11 @@ from resource_manager.engine.model.settings import Measure
 _SHARE_STEPS = float(1 << 40)
 _CORE_STEPS = float(1 << 20)
 """Costs are rounded to multiples of 1/2^40 (shares) or 1/2^20 (cores). So sums of costs are exact
-in floats, in any order: up to 8,192 whole clusters, or billions of cores.
+in floats, independent of the order: up to 8,192 whole clusters, or billions of cores.
 """
 
 _KNOWN_MAX = 1_024
-"""The most costs that are cached."""
+"""At most this many costs are cached."""
 
 
 class Costs:
@@ -42,8 +42,9 @@ class Costs:
         self.separate_pools = False
         self._counted: dict[str, Amounts] = {}
         self._memory_is_one = True
-        self._compared: Amounts = {}  # the total that shares are parts of
-        # Keyed by id(). The amounts are kept too, so that their id is not reused for other amounts.
+        self._compared: Amounts = {}  # the total by which booked amounts are divided
+        # Keyed by id(). The amounts are stored as well, so that their id is not used for other
+        # amounts.
         self._known: dict[int, tuple[Amounts, float]] = {}
 
     def count(self, executor_id: str, total: Amounts) -> None:
@@ -51,7 +52,7 @@ class Costs:
         before = self._counted.get(executor_id, {})
         if before == total:
             return
-        # Only the difference is added, so that a registration need not add up all executors.
+        # Only the difference is added, so that a registration does not sum over all executors.
         for name, amount in before.items():
             self.total[name] -= amount
         for name, amount in total.items():
@@ -65,17 +66,17 @@ class Costs:
         self.separate_pools = any(self.total.get(name) for name in MEMORY_PARTS)
         self._memory_is_one = bool(self.total.get(MEMORY_BYTES)) or not self.separate_pools
         self._compared = counted(self.total) if self._memory_is_one else self.total
-        # Shares are parts of the total, so all cached ones are outdated.
+        # All cached costs depend on the total, so they are outdated.
         self._known.clear()
 
     def of(self, booked: Amounts) -> float:
-        """Returns the cost per second of a slot that books this."""
+        """Returns the cost per second of a slot that books these amounts."""
         if self.measure == "slots":
             return 1.0
         if self.measure == "cpu":
             cpu_milli = booked.get(CPU_MILLI, 0) + booked.get(BEST_EFFORT_CPU_MILLI, 0)
             return round(cpu_milli / 1_000 * _CORE_STEPS) / _CORE_STEPS
-        known = self._known.get(id(booked))  # equal amounts mostly share one dict
+        known = self._known.get(id(booked))  # equal amounts usually share one dict
         if known is None:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
@@ -88,5 +89,5 @@ class Costs:
             booked = counted(booked)
         # A dimension is missing from the total if all executors that have it are lost.
         shares = [amount / total[name] for name, amount in booked.items() if total.get(name)]
-        # At least one step, because a slot without any counted amount must have a cost, too.
+        # At least one step, because even a slot without counted amounts must have a cost.
         return max(1.0, round(min(1.0, max(shares, default=0.0)) * _SHARE_STEPS)) / _SHARE_STEPS

@@ -1,14 +1,14 @@
 """The fairness tree: groups, with jobs as leaves, and the usage of each.
 
-A *flow* is a group or a job. The usage of a flow is the sum of two amounts. Its *service* is cost
-times seconds of all slots in its subtree, decayed. Its *raise* is added when it becomes active; see
-below. Among siblings, the flow with the lowest *virtual time* is served next:
+A *flow* is a group or a job. The usage of a flow is the sum of its *service* and its *raises*. The
+service is cost times seconds of all slots in its subtree, decayed. A raise is added when the flow
+becomes active (see below). Among siblings, the flow with the lowest *virtual time* is served next:
 
     virtual time = (service + raised + lookahead * rate) / weight
 
-`rate` is the cost per second of the slots that run now. The lookahead is a number of seconds:
-running slots count as if they had already run for that much longer. The code calls the virtual time
-`key`.
+`rate` is the cost per second of the running slots. The lookahead is a number of seconds: running
+slots count as if they had already run for this time in addition. In the code, the virtual time is
+called `key`.
 
 Example: all slots cost 1 per second, the lookahead is 30 s, and nothing decays.
 
@@ -17,11 +17,12 @@ Example: all slots cost 1 per second, the lookahead is 30 s, and nothing decays.
     medium   4        300    6                (300 + 30 * 6) / 4 = 120
 
 Group `medium` is served next. Each slot that it gets adds 30 / 4 = 7.5 to its virtual time. With
-six more slots that is 165, and `default` comes first. Then `default` gets one slot (190), `medium`
-the next four (195), and so on: capacity that becomes free in one burst is divided by weight.
+six more slots this is 165, so `default` comes first. Then `default` gets one slot (190), `medium`
+the next four (195), and so on. So capacity that becomes free at the same time is divided by weight.
 
-Nothing is updated while time passes. In warped time (`clock.py`) every virtual time is a straight
-line, and a kinetic tournament per group (`tournament.py`) finds the lowest of these lines.
+No value is updated only because time passes. In warped time (`clock.py`) every virtual time is a
+straight line, and one kinetic tournament per group (`tournament.py`) finds the lowest of these
+lines.
 
 Children below their guaranteed minimum come before their siblings. Among them, the one that has the
 smallest part of its minimum comes first.
@@ -48,7 +49,7 @@ GROUP = "group/"
 JOB = "job/"
 
 _KNOWN_MAX = 1_024
-"""The most amounts whose counted form is cached."""
+"""The counted form of at most this many amounts is cached."""
 
 
 class FlowTree:
@@ -61,15 +62,15 @@ class FlowTree:
         groups: by name.
         jobs: by id.
         changed: flows whose usage has changed since it was last stored. The code that stores a flow
-            removes it here and resets `Flow.changed`.
+            removes it from here and resets `Flow.changed`.
         urgent: flows that were raised, began to accrue or got another weight since they were last
-            stored. They are stored with the next batch, because a restart could not derive the time
-            of that change. The code that stores them clears this.
+            stored. They are stored with the next batch of events, because the time of this change
+            would be lost in a restart. The code that stores them clears this.
         accrued_while_down: flows that accrued usage while no resource manager was running, and were
-            not stored since. A change of their rate makes them urgent.
+            not stored since then. A change of their rate makes them urgent.
         placements: number of placements of all jobs since this process started.
-        freed_groups: ids of groups that use less than before or have new limits. Requests that
-            their quotas blocked may fit now. `QuotaChecks.unblock` clears this.
+        freed_groups: ids of groups that use less than before or have new limits, so that their
+            quotas may admit blocked requests. `QuotaChecks.unblock` clears this.
     """
 
     def __init__(self, fairness: Fairness, now_ms: int) -> None:
@@ -112,8 +113,8 @@ class FlowTree:
             limits: maximum and minimum.
 
         Raises:
-            KeyError: there is no such parent.
-            ValueError: the parent changes while requests of the group wait or slots of it run.
+            KeyError: no group has the name `parent`.
+            ValueError: the parent changes, but requests of the group wait or slots of it run.
         """
         below = self.groups[parent] if parent else self.root
         flow = self.groups.get(name)
@@ -124,7 +125,7 @@ class FlowTree:
         elif flow.parent is not below:
             self._leave(flow)
             self._join(flow, below)
-        # Usage up to now must be in `service` before it is scaled for the new weight.
+        # Usage up to now must be added to `service` before it is scaled for the new weight.
         flow.settle(self.clock.tau)
         if weight != flow.weight:
             # Scales service + raised by the ratio of the weights, so that usage / weight does not
@@ -133,7 +134,7 @@ class FlowTree:
             flow.weight = weight
             self.urgent[flow.id] = flow
         flow.maximum, flow.minimum = limits
-        # Its maximum may be higher now, so requests that it blocked are checked again.
+        # The maximum may be higher now, so requests that the group blocked are checked again.
         self.freed_groups[flow.id] = None
         self._mark(flow)
         return flow
@@ -142,7 +143,7 @@ class FlowTree:
         """Adds a job to a group.
 
         Raises:
-            KeyError: there is no such group.
+            KeyError: no group has the name `group`.
         """
         flow = self.jobs[job_id] = self._add(JOB + job_id, job_id, self.groups[group])
         return flow
@@ -175,7 +176,8 @@ class FlowTree:
             # The same as `Flow.settle`, inlined for speed.
             if flow.rate:
                 flow.service += flow.rate * (tau - flow.since)
-            # The flow begins to accrue. A restart could not derive this time, so it is stored soon.
+            # The flow begins to accrue. This time would be lost in a restart, so the flow is stored
+            # soon.
             if not flow.rate or (self.accrued_while_down and flow.id in self.accrued_while_down):
                 self.urgent[flow.id] = flow
             flow.since = tau
@@ -190,7 +192,7 @@ class FlowTree:
             for name, amount in amounts.items():
                 used[name] = used.get(name, 0) + amount * count
             self._mark(flow)
-            # The groups above the job count in the form of limits.
+            # Groups count amounts in the form of limits.
             if flow.children is None:
                 amounts = self._counted(booked)
             flow = parent
@@ -225,7 +227,8 @@ class FlowTree:
         """
         for flow in self._path(job_id):
             flow.settle(self.clock.tau)
-            # No rate so far: `resume_accruing` calls this, and the flow begins to accrue again.
+            # If the rate is 0, `resume_accruing` has called this, and the flow begins to accrue
+            # again.
             if not flow.rate or flow.id in self.accrued_while_down:
                 self.urgent[flow.id] = flow
             flow.rate -= cost
@@ -281,15 +284,16 @@ class FlowTree:
         if before != after:
             self.stop_accruing(job_id, before - after)
 
-    # Pending requests, and which flows take part in the order.
+    # Pending requests, and the flows that are active.
 
     def wait(self, job_id: str, number: int, count: int) -> None:
-        """Counts new pending requests. Each flow above them that had none before is raised.
+        """Counts new pending requests. Each flow on the path to the root that had no pending
+        requests before is raised.
 
         Args:
             job_id: the job.
-            number: arrival number of the first of them; breaks ties with siblings.
-            count: how many new pending requests there are.
+            number: arrival number of the first request. It breaks ties with siblings.
+            count: number of new pending requests.
         """
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
@@ -312,37 +316,35 @@ class FlowTree:
             flow = flow.parent
 
     def activate(self, job_id: str) -> None:
-        """Adds a job to the order of its siblings, because one of its queues has become active.
+        """Makes a job active, because one of its queues has become active.
 
-        A group is active while at least one of its children is active. So the change goes up the
-        tree only to the first group that was already active.
+        A group is active while at least one of its children is active. So the change stops at the
+        first group that was already active.
         """
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active += 1
             flow.moves += 1
-            # Its parent already counts it, or does not count it because it is paused.
+            # The parent already counts this flow, or does not count it because the flow is paused.
             if flow.active > 1 or flow.paused:
                 return
             self._mark(flow)
             flow = flow.parent
 
     def deactivate(self, job_id: str) -> None:
-        """Removes a job from the order of its siblings, because none of its queues is active."""
+        """Makes a job inactive, because none of its queues is active."""
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active -= 1
             flow.moves += 1
-            # Its parent still counts it, or did not count it because it is paused.
+            # The parent still counts this flow, or did not count it because the flow is paused.
             if flow.active or flow.paused:
                 return
             self._mark(flow)
             flow = flow.parent
 
     def pause(self, group: Flow) -> None:
-        """Removes a group from the order of its siblings until `resume`, even if children of it are
-        active.
-        """
+        """Skips a group until `resume`, even if children of it are active."""
         group.paused = True
         self._mark(group)
         # A parent counts active children that are not paused, so it did not count an inactive
@@ -355,7 +357,7 @@ class FlowTree:
             flow = None if flow.active or flow.paused else flow.parent
 
     def resume(self, group: Flow) -> None:
-        """Adds a paused group to the order of its siblings again."""
+        """Ends the pause of a group."""
         group.paused = False
         self._mark(group)
         flow = group.parent if group.active else None
@@ -417,8 +419,8 @@ class FlowTree:
     # Helpers.
 
     def _counted(self, booked: Amounts) -> dict[str, int]:
-        """Returns amounts in the form of `Flow.used`. The cache is keyed by the dict's id, because
-        equal slots mostly share one dict.
+        """Returns amounts in the form of `Flow.used` of groups. The cache is keyed by the id of the
+        dict, because equal slots usually share one dict.
         """
         known = self._known.get(id(booked))
         if known is None:
@@ -461,15 +463,16 @@ class FlowTree:
         flow.parent = None
 
     def _raise(self, flow: Flow) -> None:
-        """Raises a flow that begins to wait to the level of its siblings, so that it has no
-        advantage from the time without requests.
+        """Raises a flow that begins to wait to the level of its siblings, so that the time without
+        requests is no advantage.
         """
         parent = flow.parent
         if parent is None or parent.children is None:
             return
         siblings = parent.children
         first = siblings.least()
-        # The level has no lookahead, because the sibling has not used that amount yet.
+        # The level does not include the lookahead, because the sibling has not used this amount
+        # yet.
         if first is not None:
             level = (first.service_at(self.clock.tau) + first.raised) / first.weight
         else:
@@ -493,7 +496,8 @@ class FlowTree:
             flow.service *= rescaling.factor
             flow.raised *= rescaling.factor
             flow.since = rescaling.tau(flow.since)
-        # After all flows are rescaled, because the tournaments compute their lines from the flows.
+        # Done after all flows were rescaled, because the tournaments compute their lines from the
+        # flows.
         for flow in (self.root, *self.groups.values()):
             if flow.children is not None:
                 flow.children.rescale(rescaling)

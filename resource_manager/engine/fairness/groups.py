@@ -1,5 +1,5 @@
-"""The tree of resource groups: the default groups of a new cluster, the groups at a start, and
-functions that list groups above or below a group.
+"""Keeps the tree of resource groups: creates the groups of a new cluster, restores groups at a
+start, and lists the groups above or below a group.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import Group, Job, JobState
 
 DEFAULT_GROUP = "default"
-"""Group of jobs that name no group."""
+"""The group of jobs that do not name a group."""
 
 DELIVERED_COUNTER = "groups_delivered"
-"""Counter that is 1 after the delivered groups were created. Operators may have deleted some since.
+"""Counter that is 1 after the delivered groups were created. Operators may have deleted some of
+them later.
 """
 
 DELIVERED = (
@@ -23,7 +24,7 @@ DELIVERED = (
     ("high", 16.0, "Priority 30 (High)"),
     ("critical", 64.0, "Priority 40 (Critical)"),
 )
-"""Name, weight and description of the groups that a new cluster has."""
+"""Name, weight and description of the groups of a new cluster."""
 
 
 def adopt_groups(
@@ -37,16 +38,16 @@ def adopt_groups(
     """Returns the groups at a start, by name, parents before children.
 
     The delivered groups are created once, at the first start. The default group is created whenever
-    it is missing. A live job may have a group that is not stored, because earlier versions stored
-    only names of groups. Such a group is created at the top, with weight 1. New groups are added to
-    `changes`.
+    it is missing. The group of a live job may not be stored, because earlier versions stored only
+    names of groups. Such a group is created at the top level, with weight 1. New groups are added
+    to `changes`.
 
     Args:
         stored: the stored groups.
         jobs: all jobs. Only live jobs need a group.
         counters: the stored counters.
         changes: receives the rows that the next batch stores.
-        time_ms: now, by the wall clock.
+        time_ms: the current wall clock time.
     """
     groups = {group.name: group for group in stored}
 
@@ -57,7 +58,7 @@ def adopt_groups(
             changes.group(group)
 
     delivered = bool(counters.get(DELIVERED_COUNTER))
-    # Operators may have deleted delivered groups since. Only the default one must always exist.
+    # Operators may have deleted delivered groups later. Only the default group must always exist.
     for name, weight, description in DELIVERED[:1] if delivered else DELIVERED:
         make(name, weight, description)
     if not delivered:
@@ -66,7 +67,8 @@ def adopt_groups(
         if is_live(job):
             make(job.group)
     for group in groups.values():
-        if group.parent and group.parent not in groups:  # deleted by other means
+        # the parent was not deleted by an operator's call
+        if group.parent and group.parent not in groups:
             group.parent = ""
             changes.group(group)
     return {group.name: group for group in in_order(groups)}

@@ -1,8 +1,8 @@
 """Quotas: the maximum of a group, and whether its guaranteed minimum is reached.
 
 A quota counts the amounts that all slots in the group's subtree have booked. A slot counts from its
-placement until it is deleted, so also while it is being freed. A quota only limits new slots and
-growth; it never takes a slot away.
+placement until it is deleted, so also while it is being freed. A quota limits only new slots and
+growth. It never takes a slot away.
 
 Limits are given for "cpu_milli", "best_effort_cpu_milli", "memory_bytes" (all memory parts
 together) and "extended.NAME". A dimension without a maximum is unlimited. A maximum of 0 admits
@@ -33,7 +33,9 @@ UNBOUNDED = float("inf")
 
 
 class Bounded(Protocol):
-    """The attributes of a group that quota checks use. The flows of the fairness tree have them."""
+    """The attributes of a group that quota checks use. The flows of the fairness tree have these
+    attributes.
+    """
 
     @property
     def id(self) -> str:
@@ -71,7 +73,7 @@ def counted(amounts: Amounts) -> dict[str, int]:
     """Returns amounts in the form of limits: without zeros, and with all memory parts added up as
     "memory_bytes".
     """
-    # Most executors have a single memory pool, so there are no parts to add up.
+    # Most executors have a single memory pool. Then there are no parts to add up.
     if _PARTS.isdisjoint(amounts):
         return {name: amount for name, amount in amounts.items() if amount}
     found: dict[str, int] = {}
@@ -86,10 +88,9 @@ def room(groups: Iterable[Bounded], need: Amounts, most: int) -> int:
     """Returns how many times `need` may be added within the maximum of each of these groups.
 
     Args:
-        groups: the groups that contain the job, in any order; those without limits may be among
-            them.
-        need: amounts of one slot, in the form of `counted`. Only its dimensions are checked. So it
-            is admitted even if another dimension is already above its maximum.
+        groups: the groups that contain the job, in any order. Groups without limits have no effect.
+        need: amounts of one slot, in the form of `counted`. Only its dimensions are checked, so it
+            does not matter if another dimension is above its maximum.
         most: upper bound of the result.
     """
     for group in groups:
@@ -106,8 +107,8 @@ def room(groups: Iterable[Bounded], need: Amounts, most: int) -> int:
 def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
     """Returns the limit that blocks `need`; None if it is admitted.
 
-    If several limits block it, one that is smaller than `need` itself is preferred, because no slot
-    that ends can help. Otherwise it is the first one found.
+    If several limits block it, a limit that is smaller than `need` itself is returned first,
+    because the end of slots does not help against it. Otherwise it is the first limit found.
     """
     found: QuotaBlock | None = None
     for group in groups:
@@ -123,10 +124,12 @@ def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
 
 def fulfilment(used: Amounts, minimum: Amounts) -> float:
     """Returns the reached part of a guaranteed minimum: the largest ratio of used to guaranteed
-    amount over all dimensions. Below 1 the minimum is not reached. Infinite if there is no minimum.
+    amount over all dimensions. If it is below 1, the minimum is not reached. It is infinite if
+    there is no minimum.
 
-    Example: 2 of 4 cores and 0 of 8 GiB are used: 0.5. With the smallest ratio (0), a group whose
-    slots need no memory would always come first, because its guaranteed memory stays unused.
+    Example: if 2 of 4 cores and 0 of 8 GiB are used, it is 0.5. If the smallest ratio (here 0) were
+    used, a group whose slots need no memory would always come first, because its guaranteed memory
+    stays unused.
     """
     shares = [used.get(name, 0) / amount for name, amount in minimum.items() if amount]
     return max(shares, default=UNBOUNDED)
@@ -136,8 +139,8 @@ GroupT = TypeVar("GroupT", bound=Bounded)
 
 
 class QuotaLedger:
-    """Counts the slots that a scale-up plan has admitted per group. So the plan requests no
-    executors for slots that a maximum would block.
+    """Counts the amounts of the slots that a scale-up plan has admitted, by group. So the plan
+    requests no executors for slots that a maximum would block.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,10 @@
-"""Flows, and the order of the children of one group.
+"""Defines flows, and orders the children of one group.
 
-A group has two kinetic tournaments over its active children. One has the children below their
-guaranteed minimum, ordered by the reached part of the minimum; these children come first. The other
-one has all other children, ordered by virtual time (see `flows.py`). A child that changes is only
-marked *stale*. The tournaments are updated when the order is next read.
+A group has two kinetic tournaments over its active children. The first one has the children below
+their guaranteed minimum, ordered by the reached part of the minimum. These children come before all
+others. The second one has all other children, ordered by virtual time (see `flows.py`). A child
+that changes is only marked *stale*. The tournaments are updated when the order is read the next
+time.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from resource_manager.engine.fairness.quotas import fulfilment
 from resource_manager.engine.fairness.tournament import Entry, Tournament
 
 SortKey = tuple[bool, float, tuple[int, str]]
-"""The key that orders siblings; the smallest comes first. Its parts: whether the minimum is
-reached; the reached part of the minimum if it is not reached, else the virtual time; the arrival
-number with which the flow began to wait, and its id.
+"""The key that orders siblings. The flow with the smallest key comes first. Its parts are: True if
+the minimum is reached; the reached part of the minimum, or the virtual time if the minimum is
+reached; and the tie breaker of the flow.
 """
 
 
@@ -37,24 +38,25 @@ class Flow(Entry):
         name: the group's name, or the job's id.
         parent: the group above; None for the root.
         children: groups and jobs below a group; None for a job.
-        weight: its share relative to the shares of its siblings.
-        maximum: most that its slots may book, by dimension as in `quotas.counted`.
+        weight: its entitlement relative to its siblings.
+        maximum: the largest amounts that its slots may book, in the form of `quotas.counted`.
         minimum: guaranteed amounts, in the same form.
         service: service up to `since`, scaled.
         raised: sum of the amounts by which it was raised, scaled.
         since: warped time up to which `service` is counted.
         rate: cost per second of all slots of its subtree that accrue usage.
-        used: amounts that all slots of its subtree have booked, from placement to deletion; of a
-            group in the form of `quotas.counted`.
-        running: number of these slots.
+        used: amounts that all slots of its subtree have booked, from placement to deletion. For
+            groups, they are in the form of `quotas.counted`.
+        running: number of slots in its subtree.
         waiting: pending requests of its subtree, including slots that wait to grow.
-        active: for a job: 1 if it has an active queue, else 0. For a group: number of active
+        active: for a job: 1 if it has an active queue, otherwise 0. For a group: number of active
             children that are not paused.
         moves: increases whenever one of the counts above changes.
-        served_ms: when one of its slots was last placed or reused; None: not since the start.
+        served_ms: when one of its slots was last placed or reused; None: not since this process
+            started.
         stale: true if it changed after the last update of its parent's tournaments.
         below_minimum: true if it is in the tournament of children below their minimum.
-        paused: true if it is kept out of both tournaments, even if children of it are active.
+        paused: true if it must be in no tournament, even if children of it are active.
         changed: true if its usage has changed since it was last stored.
     """
 
@@ -124,10 +126,11 @@ class Siblings:
     """The children of a group, and which of them is served next.
 
     Attributes:
-        by_id: all children.
+        by_id: all children, by id.
         fair: active children that have reached their minimum, by virtual time.
         below_minimum: active children below their minimum, by the reached part of it.
-        last_served: usage per weight of the child that was served last, at that time; scaled.
+        last_served: the scaled usage per weight that the child which was served last had at that
+            time.
     """
 
     __slots__ = (
@@ -172,12 +175,12 @@ class Siblings:
         """
         if self._stale:
             self.freshen()
-        # Children below their minimum are left out: their order is not by usage.
+        # Children below their minimum are left out, because they are not ordered by usage.
         return self.fair.least(self._clock.tau) if self.fair.count else None
 
     def changed(self, flow: Flow) -> None:
         """Marks a flow as stale if it is in a tournament or must be added to one."""
-        # An inactive flow without a seat is in no tournament, and need not be added.
+        # An inactive flow without a seat is in no tournament, and must not be added to one.
         if not flow.stale and (flow.active or flow.seat >= 0):
             flow.stale = True
             self._stale.append(flow)
@@ -191,14 +194,14 @@ class Siblings:
             reached = fulfilment(flow.used, flow.minimum) if flow.minimum else inf
             below_minimum = reached < 1
             active = flow.active and not flow.paused
-            # It leaves its tournament if it is now inactive or belongs into the other one.
+            # The flow leaves its tournament if it is now inactive, or must be in the other one.
             if seated and (not active or below_minimum != flow.below_minimum):
                 (self.below_minimum if flow.below_minimum else self.fair).unseat(flow, tau)
                 seated = False
             if not active:
                 continue
             if below_minimum:
-                # The reached part changes with bookings and not with time, so the slope is 0.
+                # The reached part does not change with time, so the slope is 0.
                 flow.level, flow.slope = reached, 0.0
             else:
                 self._draw(flow)
@@ -213,7 +216,7 @@ class Siblings:
     def rescale(self, rescaling: Rescaling) -> None:
         """Applies a move of the clock's landmark. The caller has already rescaled the flows."""
         for flow in self.by_id.values():
-            # The line of a flow below its minimum is a ratio of amounts, which is not scaled.
+            # Flows below their minimum are compared by a ratio of amounts, which is not scaled.
             if flow.seat >= 0 and not flow.below_minimum:
                 self._draw(flow)
         self.last_served *= rescaling.factor
@@ -224,8 +227,8 @@ class Siblings:
     def _draw(self, flow: Flow) -> None:
         """Sets the line `level + slope * tau` of a flow's virtual time.
 
-        The scaled lookahead is `lookahead * rate * g`, where g = 1 + bend * tau (`clock.py`). So it
-        is a straight line in tau, too.
+        The scaled lookahead is `lookahead * rate * g`, with g = 1 + bend * tau (`clock.py`). So it
+        is a straight line in tau as well.
         """
         rate, lookahead = flow.rate, self._lookahead_s
         level = flow.service - rate * flow.since + flow.raised + lookahead * rate

@@ -1,11 +1,11 @@
 """Measures how long threads of work take, and adds these times to the durations of their job.
 
-A thread begins when a slot is granted. It ends when the job master gives the slot back or reuses it
-for the next request.
+A thread begins when its slot is granted. It ends when the job master gives the slot back, or reuses
+the slot for the next request.
 
-A thread is not counted if its slot ends in another way: lost, taken away, or kept until the job
-ends. It is also not counted if its begin is unknown. This is so for a slot that came back with a
-lost executor, and for a slot that was reused before a restart.
+A thread is not counted if its slot ends in another way: the slot is lost, taken away, or kept until
+the job ends. A thread is also not counted if its start is unknown. This is the case for a slot that
+a lost executor still had when it returned, and for a slot that was reused before a restart.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def end(job: Job, slot: Slot, now_ms: int) -> None:
     Args:
         job: the job, whose durations are updated.
         slot: the slot.
-        now_ms: now, monotonic.
+        now_ms: the current monotonic time.
     """
-    # The begin of the thread is unknown, so there is no duration to count.
+    # If the start of the thread is unknown, there is no duration to count.
     if slot.thread_since_ms is None:
         return
     if job.durations is None:
@@ -44,12 +44,12 @@ def end(job: Job, slot: Slot, now_ms: int) -> None:
 
 
 def note_reuse(job: Job, slot: Slot, now_ms: int) -> None:
-    """Records that the slot's thread has ended, and the next one begins in the slot.
+    """Records that the thread in the slot has ended, and that the next one begins in the same slot.
 
     Args:
         job: the job, whose durations are updated.
         slot: the slot.
-        now_ms: now, monotonic.
+        now_ms: the current monotonic time.
     """
     end(job, slot, now_ms)
     if job.durations is None:
@@ -66,14 +66,14 @@ def restore(
 ) -> None:
     """Restores durations and running threads after a restart.
 
-    A running thread counts from the time when its slot was carved, by wall time. If the wall clock
+    A running thread counts from the wall clock time at which its slot was carved. If the wall clock
     was set back, it counts from now.
 
     Args:
         jobs: all jobs, by id.
         slots: all slots.
         usage_records: the stored rows; rows of jobs contain the durations.
-        at: now.
+        at: the current time.
     """
     for record in usage_records:
         job = jobs.get(record.flow_id.removeprefix(JOB_FLOW))
@@ -96,7 +96,7 @@ def observed(job: Job, slots: Iterable[Slot], waiting: int, now_ms: int) -> Obse
         job: the job.
         slots: the slots that serve its requests.
         waiting: number of its pending requests.
-        now_ms: now, monotonic.
+        now_ms: the current monotonic time.
     """
     since_ms = [slot.thread_since_ms for slot in slots]
     oldest_ms = min((each for each in since_ms if each is not None), default=now_ms)

@@ -2,10 +2,10 @@
 
 A *kinetic tournament* (Basch, Guibas, Hershberger: "Data structures for mobile data", SODA 1997) is
 a binary tree over the entries. Each inner node stores its winner: the lower of its two children's
-winners. It also stores until when no winner in its subtree can change. A query before that time
-only reads the root. A later query judges again only the nodes whose time has passed; to judge a
-node is to compare its two children. If one line changes, the nodes above its leaf are judged, up to
-the first node where the entry neither was nor is the winner.
+winners. It also stores until when no winner in its subtree can change. A query before this time
+only reads the root. A later query judges again only the nodes whose time has passed. To judge a
+node means to compare its two children. If one line changes, the nodes above its leaf are judged, up
+to the first node where the entry neither was nor is the winner.
 
 Example: four lines in seats 0 to 3, judged at tau = 0.
 
@@ -30,7 +30,7 @@ _LEAVES_MIN = 2
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A line `level + slope * tau`. If lines are equal, the one with the smaller `tie` comes first.
+    """A line `level + slope * tau`. Among equal lines, the one with the smaller `tie` comes first.
 
     `seat` is the entry's leaf in its tournament; -1 if it is in no tournament. While an entry has a
     seat, the caller must call `Tournament.moved` after every change of its line or tie.
@@ -58,14 +58,15 @@ class Tournament(Generic[EntryT]):
         self.count = 0
         self._leaves = 0
         self._empty: list[int] = []  # seats, the lowest last
-        self._winner: list[EntryT | None] = []  # of nodes; 1 is the root, the leaves come last
+        # winner of each node; node 1 is the root, the leaves come last
+        self._winner: list[EntryT | None] = []
         self._until: list[float] = []
 
     def __len__(self) -> int:
         return self.count
 
     def seat(self, entry: EntryT, tau: float) -> None:
-        """Adds an entry, in O(log n). If all leaves are taken, the tree is doubled first."""
+        """Adds an entry, in O(log n). If no leaf is free, the size of the tree is doubled first."""
         if not self._empty:
             self._grow(tau)
         entry.seat = self._empty.pop()
@@ -101,8 +102,8 @@ class Tournament(Generic[EntryT]):
     def runner_up(self, tau: float) -> EntryT | None:
         """Returns the second lowest entry; None if there is no second one.
 
-        The second lowest entry has lost directly to the lowest one. So it is the winner of a
-        sibling node on the path from the root to the lowest entry's leaf.
+        The second lowest entry was compared directly with the lowest one at some node. So it is the
+        winner of a sibling of a node on the path from the lowest entry's leaf to the root.
         """
         first = self.least(tau)
         if first is None or self.count == 1:
@@ -111,7 +112,7 @@ class Tournament(Generic[EntryT]):
         least = inf
         winner, at = self._winner, self._leaves + first.seat
         while at > 1:
-            # The other child has the entry that lost to the winner here.
+            # The winner of the other child lost to the lowest entry at the parent.
             other = winner[at ^ 1]
             at >>= 1
             if other is None:
@@ -126,7 +127,7 @@ class Tournament(Generic[EntryT]):
         return [entry for entry in self._winner[self._leaves :] if entry is not None]
 
     def rebuild(self, tau: float) -> None:
-        """Judges all nodes, after all lines and the origin of times have changed."""
+        """Judges all nodes. Called after all lines and the origin of times have changed."""
         for node in range(self._leaves - 1, 0, -1):
             self._judge(node, tau)
 
@@ -149,8 +150,8 @@ class Tournament(Generic[EntryT]):
             before, until_before = winner[node], until[node]
             self._judge(node, tau)
             after = winner[node]
-            # If only the time has changed, the nodes above must still be judged, because they use
-            # it.
+            # If only the time of the node has changed, the nodes above must still be judged,
+            # because they use it.
             if after is before and after is not entry and until[node] == until_before:
                 return
             node >>= 1
@@ -166,8 +167,8 @@ class Tournament(Generic[EntryT]):
         self._judge(node, tau)
 
     def _judge(self, node: int, tau: float) -> None:
-        """Sets the winner of a node, and the time until which it is valid. That is when the two
-        lines cross, or when the winner of a child may change, whichever comes first.
+        """Sets the winner of a node, and the time until which it is valid. This is the time when
+        the two lines cross, or when the winner of a child may change, if that is earlier.
         """
         winner, untils = self._winner, self._until
         left = node + node
@@ -175,7 +176,7 @@ class Tournament(Generic[EntryT]):
         until, other = untils[left], untils[left + 1]
         if other < until:  # noqa: PLR1730 -- min() would cost more than all the rest
             until = other
-        # With a single entry no lines cross, so only a change below ends the validity.
+        # With only one entry no lines cross, so only a change below ends the validity.
         if one is None or two is None:
             winner[node] = one or two
             untils[node] = until

@@ -1,1 +1,3 @@
-"""The ledger of hosts: capacity, what slots have booked, and which cpus they hold."""
+"""The ledgers of hosts: the capacity of each host, the bookings of its slots, and the cpus that the
+slots hold.
+"""

@@ -1,8 +1,12 @@
-"""Which cpus of an executor slots can have, and what that leaves to be booked.
+"""Computes which cpus of an executor slots can use, and how much cpu can be booked there.
 
-Settings of a host come from several layers, with a fixed order. Reserved cpus, those of a kubelet
-and those that went offline are subtracted. Each cpu that is left can be booked with 1,000
-thousandths. So slots with dedicated cpus and all others together never book more cpu than there is.
+The settings of a host come from several layers in a fixed order: operator, configuration, kubelet,
+cluster. Reserved cpus, cpus of a kubelet and offline cpus are subtracted. Each remaining cpu can be
+booked with 1,000 thousandths. So all slots together, with and without dedicated cpus, never book
+more cpu than the host has.
+
+Example: an executor announces 8 cpus with a total of 8,000. The operator reserves cpu 0, and cpu 7
+is offline. Then 6,000 can be booked.
 """
 
 from __future__ import annotations
@@ -28,41 +32,45 @@ from resource_manager.engine.model.entities import (
 MILLI_PER_CPU = 1000
 
 _KNOWN_MAX = 4_096
-"""Cached announcements and combinations of layers; a cluster has few different ones."""
+"""Number of cached announcements, and of cached combinations of layers. A cluster has few different
+ones.
+"""
 
 
 CLUSTER = ""
-"""Used in place of an executor's id for the whole cluster."""
+"""Key of the settings for the whole cluster, in place of an executor's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What an executor announced of its cpus, as far as it matters here."""
+    """The parts of an executor's announcement about its cpus that this module needs."""
 
-    slot_cpus: CpuSet = EMPTY  # that its total counts
-    reserved_cpus: CpuSet = EMPTY  # reserved by its configuration, besides those
-    isolated_cpus: CpuSet = EMPTY  # in no shared pool, so that pools cannot offer them
+    slot_cpus: CpuSet = EMPTY  # cpus that its announced total counts
+    # cpus that its configuration reserves, in addition to `slot_cpus`
+    reserved_cpus: CpuSet = EMPTY
+    isolated_cpus: CpuSet = EMPTY  # cpus that are in no shared pool
     policy: HostPolicy = NOTHING_SET
 
     @property
     def best_effort_cpus(self) -> CpuSet:
-        """The cpus that the announced best-effort total is for."""
+        """The cpus that the announced best-effort total counts."""
         if self.policy.reserved_strict:
             return self.slot_cpus
-        # Cpus that are reserved and shared run best-effort slots, too, so the announced total has
-        # them.
+        # Best-effort slots also run on cpus that are reserved and shared, so the announced total
+        # counts these cpus.
         return self.slot_cpus | (self.reserved_cpus & (self.policy.reserved_cpus or EMPTY))
 
 
 @dataclass(frozen=True, slots=True)
 class HostCpus:
-    """What is in force for the cpus of one host at present.
+    """The settings of one host that are in force now, and the cpus and amounts that follow from
+    them.
 
     Attributes:
-        policy: its settings, from all layers.
-        unavailable: cpus for slots that are offline, or that a kubelet has given away.
-        taken: cpus for slots that cannot be dedicated to one: unavailable and reserved ones.
-        total: what can be booked there.
+        policy: the settings of the host, merged from all layers.
+        unavailable: announced cpus that are offline, or that a kubelet has given to its containers.
+        taken: announced cpus that cannot be dedicated to slots: unavailable and reserved ones.
+        total: the amounts that slots can book on the host.
     """
 
     policy: EffectivePolicy
@@ -74,20 +82,21 @@ class HostCpus:
 def host_cpus(
     registration: Registration, state: CpuState, operator: HostPolicy, cluster: HostPolicy
 ) -> HostCpus:
-    """Returns what is in force for the cpus of a host.
+    """Returns the settings, cpus and amounts of a host that are in force now.
 
     Args:
-        registration: what the executor announced.
-        state: what it sees of its cpus now.
-        operator: what operators have set for this host.
-        cluster: what they have set for the cluster.
+        registration: the registration of the executor, with its announcement.
+        state: the state of its cpus that the executor reported last.
+        operator: the settings that operators made for this host.
+        cluster: the settings that operators made for the whole cluster.
     """
     announced = announced_by(registration)
-    policy = _settled(operator, announced.policy, state.kubelet_policy, cluster)
+    policy = _merged_policy(operator, announced.policy, state.kubelet_policy, cluster)
     unavailable = (state.offline_cpus | state.kubelet_cpus) & announced.slot_cpus
-    # A cpu may be reserved by the operator and unknown to this host.
+    # The intersection is needed because operators may reserve cpus that this host does not have.
     taken = unavailable | (policy.reserved_cpus & announced.slot_cpus)
-    # Isolated cpus count for no amounts: only slots with dedicated cpus can have them.
+    # Isolated cpus do not count for the bookable amount, because only slots with dedicated cpus can
+    # use them.
     uncounted = taken | (announced.isolated_cpus & announced.slot_cpus)
     in_no_pool = union(
         (
@@ -97,18 +106,18 @@ def host_cpus(
             state.kubelet_cpus,
         )
     )
-    total = dict(registration.total)  # a copy: registrations are shared and must not change
+    total = dict(registration.total)  # a copy, because registrations are shared and must not change
     if uncounted:
         total = _total(total, announced.slot_cpus, uncounted)
     return HostCpus(policy, unavailable, taken, _with_best_effort(total, announced, in_no_pool))
 
 
 def announced_by(registration: Registration) -> Announced:
-    """Returns what an executor announced of its cpus; if it announced none, the cpus of its shared
-    pool.
+    """Returns the announcement of an executor about its cpus. If it announced no cpus, the cpus of
+    its shared pool are used.
     """
     announced = _announced(registration.host_cpus)
-    # Executors of older versions announce no cpus. Their shared pool is the best that is known.
+    # Executors of older versions announce no cpus, but they report their shared pool.
     if announced.slot_cpus or not registration.shared_cpus:
         return announced
     return Announced(
@@ -117,8 +126,10 @@ def announced_by(registration: Registration) -> Announced:
 
 
 def unannounced(operator: HostPolicy, cluster: HostPolicy) -> EffectivePolicy:
-    """Returns the settings that follow from operators' settings alone, for any host."""
-    return _settled(operator, NOTHING_SET, NOTHING_SET, cluster)
+    """Returns the settings of a host that has announced none: those of operators and the
+    defaults.
+    """
+    return _merged_policy(operator, NOTHING_SET, NOTHING_SET, cluster)
 
 
 @lru_cache(_KNOWN_MAX)
@@ -133,7 +144,7 @@ def _announced(text: str) -> Announced:
 
 
 @lru_cache(_KNOWN_MAX)
-def _settled(
+def _merged_policy(
     operator: HostPolicy, configured: HostPolicy, kubelet: HostPolicy, cluster: HostPolicy
 ) -> EffectivePolicy:
     return settle(
@@ -147,46 +158,49 @@ def _settled(
 
 
 def _total(announced: Amounts, cpus: CpuSet, taken: CpuSet) -> dict[str, int]:
-    """Returns what is left of what was announced.
+    """Returns the announced amounts without the taken cpus.
 
-    If that was less than the cpus could give (a quota, or a configured share), taken cpus reduce
-    the difference first. For example, 8 cpus announced as 6,000 with 3 taken leave 5,000.
+    An executor may announce less cpu than its cpus have, because of a quota or a configured share.
+    Taken cpus then first use up this difference. For example, an executor announces 6,000 for 8
+    cpus, and 3 cpus are taken. The other 5 cpus have 5,000, so 5,000 can be booked.
     """
     total = dict(announced)
-    # What the cpus could give beyond the announced total is lost first, at no cost to slots.
+    # `spare` is the cpu beyond the announced total. It is lost first, because slots cannot book it
+    # anyway.
     spare = max(0, MILLI_PER_CPU * len(cpus) - total.get(CPU_MILLI, 0))
     lost = max(0, MILLI_PER_CPU * len(taken) - spare)
     total[CPU_MILLI] = max(0, total.get(CPU_MILLI, 0) - lost)
-    # Zeros are left out, so that equal totals compare as equal.
+    # Zeros are left out, so that equal totals are equal as dicts.
     return {name: amount for name, amount in total.items() if amount}
 
 
 def _with_best_effort(
     total: dict[str, int], announced: Announced, in_no_pool: CpuSet
 ) -> dict[str, int]:
-    """Returns the total with the best-effort cpu that the pool can still run.
+    """Returns the total with its best-effort cpu reduced to what the best-effort pool can still
+    provide.
 
-    It shrinks in proportion to the pool, since the executor's configuration decides how much the
-    pool offers per cpu. Cpus that are reserved and shared stay in the pool, no matter which layer
-    reserved them.
+    The amount decreases in proportion to the size of the pool, because the executor's configuration
+    decides how much best-effort cpu each cpu offers. Cpus that are reserved and shared stay in the
+    pool. It does not matter which layer reserved them.
     """
     offered = announced.best_effort_cpus
-    # Only cpus of the offer count: the others gave nothing to the announced total.
+    # Only cpus that the announced total counts are subtracted.
     lacks = offered & in_no_pool
     if lacks and BEST_EFFORT_CPU_MILLI in total:
-        # Rounded down: a total that is too large could not be enforced.
+        # Rounded down, because the host could not provide a total that is too large.
         left = total[BEST_EFFORT_CPU_MILLI] * len(offered - lacks) // len(offered)
         total = total | {BEST_EFFORT_CPU_MILLI: left}
     return {name: amount for name, amount in total.items() if amount}
 
 
 def cordons_for(settings: Mapping[str, HostSetting], executor_id: str) -> tuple[Cordon, ...]:
-    """Returns the devices of an executor that operators have cordoned."""
+    """Returns the cordons that operators set on devices of an executor."""
     setting = settings.get(executor_id)
     return setting.cordons if setting is not None else ()
 
 
-def set_for(settings: Mapping[str, HostSetting], executor_id: str) -> HostPolicy:
-    """Returns what operators have set for an executor, or for the cluster."""
+def policy_for(settings: Mapping[str, HostSetting], executor_id: str) -> HostPolicy:
+    """Returns the settings that operators made for an executor, or for the cluster (`CLUSTER`)."""
     setting = settings.get(executor_id)
     return setting.policy if setting is not None else NOTHING_SET

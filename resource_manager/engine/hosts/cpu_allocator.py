@@ -1,11 +1,13 @@
-"""Assigns the cpus of one host: records which slots have them, and chooses those of a new slot.
+"""Assigns the cpus of one host: records which slots have which cpus, and chooses the cpus of a new
+slot.
 
-Chosen assignments are cached until the host's cpus change, because a check for room is followed by
-the placement itself. The caller checks amounts and the number of slots before (`Host.free`).
+Assignments are cached until the host's cpus change: the check for room computes them, and the
+placement that follows uses them again. Before that, the caller checks amounts and the number of
+slots (`Host.free`).
 
-Enough free amounts do not guarantee that a *topology-constrained* request fits, because its cpus
-must also lie in suitable places. On hosts that align all slots to NUMA nodes (`aligning`), this is
-true of all requests.
+A *topology-constrained* request may not fit even if enough amounts are free, because it needs cpus
+on suitable cores and NUMA nodes. On hosts that align all slots to NUMA nodes (`aligning`), this
+applies to all requests.
 """
 
 from __future__ import annotations
@@ -54,22 +56,22 @@ properties share one object.
 """
 
 ANSWERS_MAX = 16
-"""Most requests per host whose results are cached."""
+"""Largest number of requests per host whose results are cached."""
 
-NOT_ANNOUNCED = "{}"
-"""The announcement of an executor whose version does not know dedicated cpus."""
+NO_ANNOUNCEMENT = "{}"
+"""The announcement of an executor whose version does not support dedicated cpus."""
 
 _KINDS_KNOWN = 4_096
 
 NO_TOPOLOGY = HostRefusal(
     CpuBlocker.NO_CPU_TOPOLOGY,
-    "the host does not tell its cores and NUMA nodes",
+    "the host does not report its cores and NUMA nodes",
 )
 
 
 class ResourceRequest(Protocol):
-    """The properties of a request that a host reads. A scheduling class has them, and a
-    `MemberRequest` of a gang.
+    """The properties of a request that a host reads. Scheduling classes and requests of gangs
+    (`MemberRequest`) implement it.
     """
 
     @property
@@ -78,19 +80,19 @@ class ResourceRequest(Protocol):
 
     @property
     def labels(self) -> Labels:
-        """Labels that it requires of a host."""
+        """Labels that the host must carry."""
 
     @property
     def cpus(self) -> CpuKey | None:
-        """CPU policy and limit; None: none."""
+        """CPU policy and cpu limit; None: the request has neither."""
 
     @property
     def best_effort(self) -> bool:
-        """True if it books best-effort cpu."""
+        """True if the slot books best-effort cpu."""
 
     @property
     def topology_constrained(self) -> bool:
-        """True if amounts alone can never decide whether a host can serve it."""
+        """True if amounts alone do not decide on any host whether the request fits."""
 
     @property
     def key(self) -> SchedulingKey:
@@ -98,20 +100,20 @@ class ResourceRequest(Protocol):
 
 
 @dataclass(slots=True)
-class Answer:
-    """The cpus that equal slots get one after the other, and why no further slot fits, if that is
-    known.
+class CachedAnswer:
+    """The assignments of equal slots that are placed one after the other. `refusal` says why no
+    further slot fits; None: this is unknown.
     """
 
     given: list[CpuAssignment]
     refusal: HostRefusal | None
 
 
-Answers = tuple[int, dict[CpuRequest, Answer]]
-"""The version of the ledger of cpus, and the answers that are valid for it, by request."""
+AnswerCache = tuple[int, dict[CpuRequest, CachedAnswer]]
+"""The version of the cpu ledger, and the results that are valid for this version, by request."""
 
 
-def no_answers() -> Answers:
+def no_answers() -> AnswerCache:
     """Returns an empty cache."""
     return -1, {}
 
@@ -122,13 +124,13 @@ class CpuAllocator:
 
     Attributes:
         executor: the executor.
-        present: settings and capacity that are in force now.
-        cordons: devices on which operators have stopped new work.
+        present: the settings and the capacity that are in force now.
+        cordons: devices on which operators have stopped new slots.
         slots: all slots of the host.
-        cpus: the ledger of cpus, with every slot; None: the host does not report its cores.
+        cpus: the cpu ledger, with all slots; None: the host does not report its cores.
         cpu_kind: see `CpuKind`; None if `cpus` is None.
-        aligning: all slots are topology-constrained there.
-        answers: the cache.
+        aligning: True if the host aligns all slots to NUMA nodes.
+        answers: the cache of assignments.
     """
 
     executor: Executor
@@ -138,24 +140,24 @@ class CpuAllocator:
     cpus: CpuLedger | None = field(init=False, default=None)
     cpu_kind: CpuKind | None = field(init=False, default=None)
     aligning: bool = field(init=False, default=False)
-    answers: Answers = field(init=False, default_factory=no_answers)
+    answers: AnswerCache = field(init=False, default_factory=no_answers)
 
     if TYPE_CHECKING:
 
         def booking_for(self, request: ResourceRequest) -> dict[str, int]: ...
 
-    # What there is.
+    # The host's cpus and settings.
 
     def adopt_topology(self) -> None:
-        """Makes a new ledger of cpus from the registration and adds all slots. Slots keep their
-        cpus, even if the host no longer has these.
+        """Makes a new cpu ledger from the registration and adds all slots. Slots keep their cpus,
+        even if the host no longer has these cpus.
         """
         registration = self.executor.registration
         layout = _layout(registration)
-        # The cached answers are of the old ledger, whose version numbers may occur again.
+        # The new ledger may reach the same version numbers, so results of the old one are dropped.
         self.answers = no_answers()
         if layout is None:
-            # Its slots are placed by amounts alone.
+            # Slots are placed on this host by amounts alone.
             self.cpus, self.cpu_kind, self.aligning = None, None, False
             return
         own = registration.total.get(BEST_EFFORT_CPU_MILLI)
@@ -169,17 +171,19 @@ class CpuAllocator:
         for key, slot in self.slots.items():
             self.cpus.add(key, cpus_booked(slot))
         self.follow_settings()
-        # Slots that the host has become too small for stay, and must not count as a bug.
+        # The host may have become too small for its slots. They stay, and this must not count as an
+        # inconsistency.
         self.cpus.tolerate()
 
     def follow_settings(self) -> bool:
-        """Takes in the settings in force, and which cpus are unavailable.
+        """Applies the settings in force, and the reported state of cpus and devices, to the cpu
+        ledger.
 
         Returns:
-            True if that changes what slots can get.
+            True if this changes what slots can get.
         """
         ledger, seen = self.cpus, self.executor.cpu_state
-        if ledger is None:  # no cores are known, so nothing follows from settings
+        if ledger is None:  # the cores are unknown, so settings have no effect
             return False
         version = ledger.version
         ledger.set_policy(self.present.policy)
@@ -188,7 +192,8 @@ class CpuAllocator:
         offline, kubelet = seen.offline_cpus & known, seen.kubelet_cpus & known
         ledger.set_unavailable(offline=offline, kubelet=kubelet, kubelet_memory=seen.kubelet_memory)
         problems = {(each.type, each.uuid): each.problem for each in ledger.devices.layout.devices}
-        # What the executor sees now replaces what it announced when it registered.
+        # A condition that the executor has reported since its registration replaces the announced
+        # one.
         now = {(each.type, each.uuid): each for each in self.executor.device_conditions}
         problems |= {key: each.obstacle for key, each in now.items() if key in problems}
         cordoned = {
@@ -200,13 +205,15 @@ class CpuAllocator:
         ledger.set_unusable_devices(unusable, frozenset(foreign) - cordoned.keys())
         self.aligning = ledger.policy.alignment.aligns and not ledger.time_shared
         kind = HostKind.of(ledger)
-        # Kinds are compared often, in caches of what fits; one shared object makes that cheap.
+        # Kinds are often compared as keys of caches. A shared object makes this cheap.
         if kind != self.cpu_kind:
             self.cpu_kind = _shared(kind)
         return ledger.version != version
 
     def conditions_of(self, slot: Slot) -> tuple[DeviceCondition, ...]:
-        """Returns the conditions of a slot's devices that are not healthy, or that others use."""
+        """Returns the conditions of those devices of a slot that are not healthy, or that programs
+        outside slots use.
+        """
         if not self.executor.device_conditions or slot.assignment is None:
             return ()
         has = {(each.type, each.uuid) for each in slot.assignment.devices}
@@ -216,76 +223,85 @@ class CpuAllocator:
             if (each.type, each.uuid) in has and each.obstacle
         )
 
-    # What slots can get.
+    # Assignments for new slots.
 
     def unmet(self, request: ResourceRequest) -> int:
-        """Returns how many preferred policies the slot would miss here, given that it fits."""
+        """Returns how many preferred policies a slot for the request would miss here. The slot must
+        fit.
+        """
         found = self.assign(request)
         return len(found.notes) if isinstance(found, CpuAssignment) else 0
 
     @property
     def lacks_best_effort_pool(self) -> bool:
-        """True if best-effort slots would have no cpu to run on, whatever is left to book."""
+        """True if the best-effort pool has no cpu, so that no best-effort slot can run here."""
         return self.cpus is not None and not self.cpus.best_effort_cpus
 
     def needs_topology(self, request: ResourceRequest) -> bool:
-        """Returns True if amounts do not decide whether the slot fits here; ask `suits` then."""
+        """Returns True if amounts alone do not decide whether the request fits here. The caller
+        must then call `suits`.
+        """
         return self.aligning or request.topology_constrained
 
     def assign(self, request: ResourceRequest) -> CpuAssignment | HostRefusal:
-        """Returns the cpus and NUMA nodes that one such slot would get here now, or why there are
-        none.
+        """Returns the cpus and NUMA nodes that a slot for the request would get here now, or why it
+        does not fit.
 
-        The caller must check amounts, number of slots, and whether the host may be used.
+        The caller must check the amounts, the number of slots, and whether the host may be used.
         """
         if self.cpus is None:
             return assign(None, self._cpu_request(request))
-        # The answer for one slot is also the first one of a longer answer.
+        # A cached result for several slots begins with the assignment of one slot.
         answer = self._cached_answer(self.cpus, request, 1)
         if answer.given:
             return answer.given[0]
         return answer.refusal or NO_TOPOLOGY
 
     def assign_many(self, request: ResourceRequest, count: int) -> list[CpuAssignment]:
-        """Returns what up to `count` such slots would get, one after the other; fewer if cpus or
-        NUMA nodes fit no more. The caller must check the rest, as for `assign`.
+        """Returns the assignments of up to `count` slots for the request, placed one after the
+        other. There are fewer if cpus or NUMA nodes do not suffice. The caller must check the same
+        as for `assign`.
         """
         if self.cpus is None:
             found = assign(None, self._cpu_request(request))
-            # Without known cores nothing is used up, so all slots get the same.
+            # If the cores are unknown, all slots get the same assignment.
             return [] if isinstance(found, HostRefusal) else [found] * count
         return self._cached_answer(self.cpus, request, count).given[:count]
 
     def suits(self, request: ResourceRequest, count: int = 1) -> bool:
-        """Returns True if the host's cpus and NUMA nodes fit `count` such slots. Always True if
-        amounts decide.
+        """Returns True if the host's cpus and NUMA nodes suffice for `count` slots of the request.
+        Always True if amounts alone decide.
         """
         if not self.needs_topology(request):
             return True
         return len(self.assign_many(request, count)) == count
 
     def never_suits(self, request: ResourceRequest) -> HostRefusal | None:
-        """Returns why the host would not fit one such slot even when empty; None: it would."""
+        """Returns why a slot for the request would not fit even on the empty host; None: it would
+        fit.
+        """
         if not self.needs_topology(request):
             return None
         return fits_empty(self.cpus, self._cpu_request(request))
 
     def score(self, request: ResourceRequest) -> int:
-        """Returns how well this host fits the slot, which has room here; higher is better."""
+        """Returns how well this host suits a slot for the request; higher is better."""
         found = self.assign(request)
-        # A refusal ranks last but is no error: the caller asks about many hosts.
+        # A refusal gets the lowest score. It is not an error, because the caller compares many
+        # hosts.
         if self.cpus is None or isinstance(found, HostRefusal):
             return 0
         return score(self.cpus, self._cpu_request(request), found)
 
     def assignments(self, request: ResourceRequest, count: int) -> list[CpuAssignment | None]:
-        """Returns what `count` slots get that are placed here now.
+        """Returns the assignments of `count` slots that are placed here now.
 
         Raises:
-            InvariantBroken: there is not enough for them; the caller must check that before.
+            InvariantBroken: the cpus do not suffice for all slots. The caller must check this
+                before.
         """
         if self.needs_topology(request):
-            # The pass has asked before, so this is usually a cached answer.
+            # The placement pass has checked this before, so the result is usually cached.
             found = self.assign_many(request, count)
             if len(found) < count:
                 raise InvariantBroken(
@@ -302,8 +318,9 @@ class CpuAllocator:
     def assignments_together(
         self, members: Sequence[tuple[ResourceRequest, int]]
     ) -> list[CpuAssignment] | None:
-        """Returns what members of a gang get here whose GPUs are chosen together, in this order;
-        each request comes with its number. None: ask `assignments` for one after the other.
+        """Returns the assignments of members of a gang whose GPUs are chosen together, in the order
+        of `members`. Each request comes with its number of members. None: the GPUs are not chosen
+        together, and the caller must use `assignments`.
         """
         has_devices = any(each.profile is not None and each.profile.devices for each, _ in members)
         if self.cpus is None or not has_devices:
@@ -311,17 +328,20 @@ class CpuAllocator:
         requests = [self._cpu_request(each) for each, count in members for _ in range(count)]
         return assign_together(self.cpus, requests)
 
-    def _cached_answer(self, ledger: CpuLedger, request: ResourceRequest, count: int) -> Answer:
+    def _cached_answer(
+        self, ledger: CpuLedger, request: ResourceRequest, count: int
+    ) -> CachedAnswer:
         version, known = self.answers
         if version != ledger.version:
             known = {}
             self.answers = ledger.version, known
         cpu_request = self._cpu_request(request)
         answer = known.get(cpu_request)
-        # A shorter cached answer is enough if it ends in a refusal: no more slots fit then.
+        # A cached result for fewer slots is sufficient if it ends with a refusal, because no more
+        # slots fit then.
         if answer is None or (len(answer.given) < count and answer.refusal is None):
-            # All at once: the cache only serves the few requests that are tried one after the
-            # other.
+            # The whole cache is cleared. It needs to hold only the few requests that are being
+            # tried.
             if answer is None and len(known) >= ANSWERS_MAX:
                 known.clear()
             answer = known[cpu_request] = _answer(ledger, cpu_request, count)
@@ -332,7 +352,7 @@ class CpuAllocator:
 
 
 def cpu_request_of(request: ResourceRequest, booked: Amounts) -> CpuRequest:
-    """Returns what a slot needs of a host's cpus, NUMA nodes and devices.
+    """Returns the needs of a slot for a host's cpus, NUMA nodes and devices.
 
     Args:
         request: the request.
@@ -344,8 +364,8 @@ def cpu_request_of(request: ResourceRequest, booked: Amounts) -> CpuRequest:
 
 
 def cpus_booked(slot: Slot) -> CpuAssignment | None:
-    """Returns what a slot holds of its host's cpus. While a resize is in flight, that is what
-    either size needs.
+    """Returns the assignment that a slot holds on its host. While a resize is in flight, it covers
+    both sizes.
     """
     ordered = slot.ordered.assignment if slot.ordered is not None else None
     if slot.assignment is None or ordered is None:
@@ -353,25 +373,25 @@ def cpus_booked(slot: Slot) -> CpuAssignment | None:
     return together(slot.assignment, ordered)
 
 
-def _answer(ledger: CpuLedger, cpu_request: CpuRequest, count: int) -> Answer:
-    # A single slot needs no copy of the ledger.
+def _answer(ledger: CpuLedger, cpu_request: CpuRequest, count: int) -> CachedAnswer:
+    # For one slot, no copy of the ledger is needed.
     found = (
         [assign(ledger, cpu_request)]
         if count == 1
         else assign_many(ledger, repeat(cpu_request, count))
     )
     given = [each for each in found if isinstance(each, CpuAssignment)]
-    # Only the last one can be a refusal.
+    # Only the last result can be a refusal.
     last = found[-1] if found else None
-    return Answer(given, last if isinstance(last, HostRefusal) else None)
+    return CachedAnswer(given, last if isinstance(last, HostRefusal) else None)
 
 
 def _layout(registration: Registration) -> CpuLayout | None:
-    if registration.host_cpus == NOT_ANNOUNCED:  # it would not understand an assignment
+    if registration.host_cpus == NO_ANNOUNCEMENT:  # the executor would not understand an assignment
         return None
     try:
         return layout_of(registration.topology, registration.host_cpus)
-    except (InvalidArgument, ValueError):  # what a host cannot report cannot be given to slots
+    except (InvalidArgument, ValueError):  # cpus that are reported wrongly cannot be given to slots
         return None
 
 
@@ -382,7 +402,7 @@ def _shared(kind: CpuKind) -> CpuKind:
 
 
 def _in_pools(request: ResourceRequest) -> CpuAssignment:
-    """Returns the assignment on hosts without known cores: the pool of the class."""
+    """Returns the assignment on hosts with unknown cores: the shared pool of the QoS class."""
     return _of_class((request.cpus or (PLAIN, 0))[0].qos)
 
 

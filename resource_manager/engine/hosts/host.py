@@ -1,15 +1,15 @@
-"""The ledger of one executor: its slots and bookings, its last report, and the commands that it
-must get.
+"""The ledger of one executor: its slots and bookings, its last report, and the commands that must
+be sent to it.
 
-Free capacity is computed from two amounts in each dimension; the smaller one counts. The first is
-the total less all bookings in this ledger. The second is the amount that the executor reported as
-available, less the bookings that this report does not contain yet. So a report that was sent before
-an allocation arrived does not make the allocated capacity free again. And when an executor refuses
-an allocation, its report takes effect at once.
+The free capacity is the smaller one of two amounts, in each dimension. The first is the total minus
+all bookings in this ledger. The second is the amount that the executor reported as available, minus
+the bookings that this report does not contain yet. So a report that was sent before an allocation
+arrived does not make the allocated capacity free again. If an executor refuses an allocation, its
+report takes effect at once.
 
 Example: the total is 8 cpus, and slots have booked 3. The last report shows 6 available cpus,
-because it does not contain 1 of the 3 yet. So min(8 - 3, 6 - 1) = 5 cpus are free. If a process
-outside slots uses cpus and the report shows only 4, min(5, 4 - 1) = 3 cpus are free.
+because it does not contain 1 of these 3 cpus yet. So min(8 - 3, 6 - 1) = 5 cpus are free. If a
+process outside slots uses cpus and the report shows only 4, min(5, 4 - 1) = 3 cpus are free.
 """
 
 from __future__ import annotations
@@ -63,52 +63,53 @@ from resource_manager.engine.model.scheduling_key import (
 )
 
 UNLIMITED = AMOUNT_MAX
-"""Used for "no limit" where a number is needed."""
+"""Stands for "no limit" where a number is needed."""
 
 KNOWN = "known/"
-"""Prefix of index columns for the capacity of a host when empty, whatever its state."""
+"""Prefix of index columns for the capacity that a host has when empty. Hosts in all states have
+these columns.
+"""
 
 ONLINE = "online/"
-"""Prefix of index columns for the capacity of a host when empty. Only hosts that are not lost,
-draining or unreachable have these columns.
-"""
+"""Prefix of the same index columns that lost, draining and unreachable hosts do not have."""
 
 
 @dataclass(slots=True, eq=False)
 class Host(CpuAllocator):
-    """An executor, with everything that the resource manager derives about it.
+    """An executor, with everything that the resource manager knows about it.
 
     Attributes:
         host_id: the executor's id.
-        operator_policy: what operators have set for this host at runtime.
-        cluster_policy: what they have set for all hosts.
-        total: amounts that can be booked, including those that are booked.
-        lost_cpus: by slot, those of its dedicated cpus that are no longer usable.
+        operator_policy: settings that operators made for this host at runtime.
+        cluster_policy: settings that operators made for all hosts.
+        total: amounts that can be booked, including those that already are.
+        lost_cpus: by slot, its dedicated cpus that are no longer usable.
         separate_pools: the host has a separate memory pool for each memory part.
-        default_booking: what a default slot books.
-        labels: of the executor.
+        default_booking: the amounts that a default slot books.
+        labels: the labels of the executor.
         default_need: `default_booking` in the units of the index.
         dimensions: `total` in the units of the index, without zeros.
-        booked: what all slots have booked.
-        unreported: part of `booked` that the last report does not contain.
-        reported: slots in the last report, by state.
+        booked: the sum of the bookings of all slots.
+        unreported: the part of `booked` that the last report does not contain.
+        reported: the state of each slot in the last report.
         unowned: slots in the last report that this ledger does not have.
         contained_command: number of the last command that the last report contains.
-        in_flight: the command that was sent and not answered yet.
-        to_allocate: slots to order with the next commands.
-        to_free: slots to take down with the next commands.
-        to_resize: slots to resize with the next commands.
-        resize_backoffs: refused resizes, before they are tried again.
-        resized_last: the last command that did not free slots was a resize.
-        frees_failed: failed attempts to take slots down.
-        frees_paused_until_ms: no slots are taken down before this (monotonic).
-        refusals: scheduling classes that the executor refused.
-        reach: whether it can be dialled.
-        shrunk: its slots have booked more than it has now.
-        reserved: capacity that is kept for the owner of a reservation.
-        described: the registration that the index columns were derived from; None: outdated.
+        in_flight: the command that was sent and is not answered yet.
+        to_allocate: slots that the next commands must allocate.
+        to_free: slots that the next commands must free.
+        to_resize: slots that the next commands must resize.
+        resize_backoffs: resizes that the executor refused, and that are tried again later.
+        resized_last: True if the last command that did not free slots was a resize.
+        frees_failed: number of consecutive failed attempts to free slots.
+        frees_paused_until_ms: no FreeSlots command is sent before this time (monotonic clock).
+        refusals: the scheduling classes that the executor refused.
+        reach: whether the resource manager can connect to the executor.
+        shrunk: True if its slots have booked more than it has now.
+        reserved: capacity that is kept for the owner of a reservation; None: nothing is reserved.
+        described: the registration from which the index columns were computed; None: they are
+            outdated.
         columns_known: index columns that do not depend on bookings.
-        columns_online: the same for a host that is online.
+        columns_online: the same columns for a host that is online.
     """
 
     host_id: str = field(init=False)
@@ -154,9 +155,9 @@ class Host(CpuAllocator):
 
         Args:
             executor: the executor.
-            operator_policy: what operators have set for this host.
-            cluster_policy: what they have set for all hosts.
-            cordons: devices on which they have stopped new work.
+            operator_policy: settings that operators made for this host.
+            cluster_policy: settings that operators made for all hosts.
+            cordons: devices on which operators have stopped new slots.
         """
         host = cls(executor, operator_policy, cluster_policy)
         host.host_id = executor.registration.executor_id
@@ -172,23 +173,25 @@ class Host(CpuAllocator):
 
     @property
     def online(self) -> bool:
-        """True if new slots may be placed here, now or once it has registered."""
+        """True if new slots may be placed here now, or as soon as the executor has registered
+        again.
+        """
         lost = self.executor.state is ExecutorState.LOST
         return not (lost or self.executor.draining or self.reach.unreachable)
 
     def adopt_registration(self) -> None:
-        """Derives everything that depends on the registration, including the bookings of present
+        """Computes everything that depends on the registration, including the bookings of present
         slots.
         """
         registration = self.executor.registration
         self.separate_pools = has_separate_pools(registration.total)
         self.labels = dict(registration.labels)
         self._adopt_cpus(self._cpus_now())
-        # After `_adopt_cpus`: the ledger of cpus reads the settings in force.
+        # Called after `_adopt_cpus`, because the cpu ledger reads the settings in force.
         self.adopt_topology()
         self.default_booking = self.booking_of(registration.default_profile)
         self.default_need = in_grains(self.default_booking)
-        # Recomputed in full: the host's memory pools may have changed, and with them each booking.
+        # All bookings are computed again, because they depend on the host's memory pools.
         self.booked = {}
         for slot in self.slots.values():
             slot.booked = self._booking_of_slot(slot)
@@ -197,7 +200,7 @@ class Host(CpuAllocator):
         self.notice_shrinking()
 
     def settle_cpus(self) -> bool:
-        """Adopts changed settings and the cpu state that the executor reported.
+        """Applies changed settings, and the state of cpus that the executor reported.
 
         Returns:
             False if nothing changes for slots.
@@ -224,15 +227,15 @@ class Host(CpuAllocator):
     def notice_shrinking(self) -> None:
         """Updates `shrunk`: whether slots have booked more than the host has."""
         registration = self.executor.registration
-        # Slots keep what they have, so a smaller host may have booked more than its total. The
-        # invariants accept that only while `shrunk` is set.
+        # Slots keep what they have. So after a host has become smaller, its bookings may exceed the
+        # total. The invariants accept this only while `shrunk` is set.
         self.shrunk = any(
             amount > self.total.get(name, 0) for name, amount in self.booked.items()
         ) or bool(registration.slots_max and len(self.slots) > registration.slots_max)
 
     def start_conversation(self) -> None:
-        """Drops queued commands, the command in flight and all reports, because the executor has
-        registered. Slots stay booked.
+        """Drops queued commands, the command in flight and all reports. Called when the executor
+        has registered. Slots stay booked.
         """
         self.reported = {}
         self.unowned = ()
@@ -244,18 +247,18 @@ class Host(CpuAllocator):
         self.frees_failed = 0
         self.frees_paused_until_ms = 0
         self.refusals.clear()
-        # Command numbers of the old session mean nothing in the new one.
+        # Command numbers of the old session are not valid in the new one.
         for slot in self.slots.values():
             slot.placed_with_command = 0
-        # Everything that is booked counts as not reported until the first report is adopted.
+        # All bookings count as unreported until the first report.
         self.count_unreported()
 
     def booking_of(self, profile: ResourceProfile, *, best_effort: bool = False) -> dict[str, int]:
-        """Returns what a slot of this profile books here."""
+        """Returns the amounts that a slot of this profile books here."""
         return shared_booking(profile, self.separate_pools, best_effort)
 
     def booking_for(self, request: ResourceRequest) -> dict[str, int]:
-        """Returns what a slot for this request books here."""
+        """Returns the amounts that a slot for this request books here."""
         # The fast path for the common case: no CPU policy.
         if request.cpus is None:
             return (
@@ -267,7 +270,7 @@ class Host(CpuAllocator):
         return self.booking_of(profile, best_effort=request.best_effort)
 
     def book(self, booked: Amounts, count: int) -> None:
-        """Counts `count` new slots, which no report contains yet."""
+        """Adds the bookings of `count` new slots. No report contains them yet."""
         for name, amount in booked.items():
             more = amount * count
             self.booked[name] = self.booked.get(name, 0) + more
@@ -287,15 +290,15 @@ class Host(CpuAllocator):
         self.lost_cpus.pop(key, None)
 
     def set_size(self, slot: Slot, profile: ResourceProfile, ordered: Resize | None) -> None:
-        """Recomputes the booking of a slot, after its size or the resize in flight has changed.
+        """Sets the size of a slot and its resize in flight, and computes its booking again.
 
         Args:
             slot: the slot.
-            profile: its confirmed size.
+            profile: the confirmed size of the slot.
             ordered: the resize in flight; None: there is none.
         """
         key = (slot.allocation_id, slot.generation)
-        # First subtracts the old booking from both sums, then changes the slot.
+        # The old booking is subtracted from both sums before the slot is changed.
         decrease(self.booked, slot.booked)
         decrease(self.unreported, self.unreported_of(key, slot))
         slot.profile, slot.ordered = profile, ordered
@@ -306,8 +309,8 @@ class Host(CpuAllocator):
             self.cpus.replace(key, cpus_booked(slot))
 
     def _booking_of_slot(self, slot: Slot) -> Amounts:
-        """Returns what a slot books. While a resize is in flight, that is the larger one of both
-        sizes.
+        """Returns the amounts that a slot books. While a resize is in flight, these are the larger
+        ones of both sizes.
         """
         booked = self._booking_of_size(slot)
         if slot.ordered is None:
@@ -317,24 +320,25 @@ class Host(CpuAllocator):
         return larger_of(booked, self.without_vanished(ordered, assignment))
 
     def _booking_of_size(self, slot: Slot) -> dict[str, int]:
-        """Returns what the confirmed size of a slot books."""
+        """Returns the amounts that a slot of its confirmed size books."""
         booked = self.booking_of(slot.profile, best_effort=slot.best_effort)
         return self.without_vanished(booked, slot.assignment)
 
     def without_vanished(
         self, booked: dict[str, int], assignment: CpuAssignment | None
     ) -> dict[str, int]:
-        """Returns a booking without devices that the host no longer has: its total lacks them, too,
-        so they must not count against those that are left.
+        """Returns a booking without devices that the host no longer has. The host's total no longer
+        counts these devices either.
         """
         if self.cpus is None or assignment is None or not assignment.devices:
             return booked
         known = self.cpus.devices.layout.position
-        gone = [each for each in assignment.devices if (each.type, each.uuid) not in known]
-        if not gone:
+        vanished = [each for each in assignment.devices if (each.type, each.uuid) not in known]
+        if not vanished:
             return booked
-        lost = total_of_devices(gone)
-        # Of the memory, a share has both amounts, and the slot books the one that it requested.
+        lost = total_of_devices(vanished)
+        # A share has the memory of a device both in bytes and in percent. The slot books only the
+        # one that it requested.
         return {
             name: left
             for name, amount in booked.items()
@@ -345,13 +349,14 @@ class Host(CpuAllocator):
         """Recomputes `unreported` for all slots."""
         self.unreported = {}
         for key, slot in self.slots.items():
-            # A reported slot counts only with what its resize in flight adds.
+            # A reported slot counts only with the growth of its resize in flight.
             if key not in self.reported or slot.ordered is not None:
                 increase(self.unreported, self.unreported_of(key, slot))
 
     def unreported_of(self, key: SlotKey, slot: Slot) -> Amounts:
-        """Returns the part of a slot's booking that the last report does not contain: all of it, or
-        what a resize in flight adds. (A report shows the confirmed size of a slot.)
+        """Returns the part of a slot's booking that the last report does not contain. For a slot
+        that is not in the report, it is the whole booking. For another slot, it is the growth of
+        its resize in flight, because a report shows the confirmed size.
         """
         if key not in self.reported:
             return slot.booked
@@ -362,35 +367,36 @@ class Host(CpuAllocator):
     def contains(self, slot: Slot) -> bool:
         """Returns True if the last report would show the slot if it existed."""
         key = (slot.allocation_id, slot.generation)
-        if key in self.to_allocate:  # the order was not sent, so no report can show it
+        # the slot was not sent to the executor yet, so no report can show it
+        if key in self.to_allocate:
             return False
         command = self.in_flight
         if command is not None and command.number == slot.placed_with_command:
-            return False  # whether the slot exists is known only after the answer
+            return False  # it is unknown until the answer whether the slot exists
         return slot.placed_with_command <= self.contained_command
 
     def free(self, *, even_without_pool: bool = False) -> dict[str, int]:
-        """Returns the free amounts, as if the host were eligible. All of them are above zero.
+        """Returns the free amounts, even if the host is not eligible. Amounts of 0 are left out.
 
         Args:
             even_without_pool: include best-effort cpu even if no cpu is in the best-effort pool.
         """
         booked, unreported = self.booked, self.unreported
-        # None: nothing was reported since the registration.
+        # None: the executor has not reported since it registered.
         available = self.executor.reported_available
         free = {}
         for name, total in self.total.items():
             left = total - booked.get(name, 0)
             if available is not None:
-                # Bookings that the report does not contain yet are subtracted. Otherwise this
-                # capacity would be given to two slots.
-                said = available.get(name, 0) - unreported.get(name, 0)
-                if said < left:  # noqa: PLR1730 -- min() would take as long as all the rest
-                    left = said
+                # Bookings that the report does not contain yet are subtracted. Otherwise two slots
+                # could get the same capacity.
+                reported_free = available.get(name, 0) - unreported.get(name, 0)
+                if reported_free < left:  # noqa: PLR1730 -- min() would take as long as all the rest
+                    left = reported_free
             if left > 0:
                 free[name] = left
-        # No cpu is in the best-effort pool, so best-effort slots could not run, even if the total
-        # has best-effort cpu left.
+        # If the best-effort pool has no cpu, best-effort slots could not run, even if best-effort
+        # cpu is not booked.
         if not even_without_pool and self.lacks_best_effort_pool:
             free.pop(BEST_EFFORT_CPU_MILLI, None)
         return free
@@ -401,13 +407,13 @@ class Host(CpuAllocator):
         return max(0, limit - len(self.slots)) if limit else UNLIMITED
 
     def spare(self) -> dict[str, int]:
-        """Returns what is free and not reserved, for requests without a reservation here."""
+        """Returns the free amounts for requests without a reservation here."""
         if self.reserved is None:
             return self.free()
         return self.reserved.spare(self.free(), self.total, self.slots)
 
     def spare_slots(self) -> int:
-        """Returns how many more slots requests without a reservation here may have."""
+        """Returns how many more slots are possible here for requests without a reservation."""
         left = self.slots_left()
         if self.reserved is None or left == UNLIMITED:
             return left
@@ -421,8 +427,13 @@ class Host(CpuAllocator):
         return all(own.get(name) == value for name, value in labels)
 
     def default_slots(self, free: Amounts, slots: int) -> int:
-        """Returns how many default slots fit into `free` and `slots`."""
-        # An empty need would fit without limit.
+        """Returns how many default slots fit.
+
+        Args:
+            free: the free amounts.
+            slots: how many more slots the host may have.
+        """
+        # A default slot that needs nothing would fit without limit.
         if not self.default_need:
             return 0
         return min(
@@ -430,29 +441,30 @@ class Host(CpuAllocator):
         )
 
     def state_seen(self) -> StateSeen:
-        """Returns the last reported state, in a form that compares with a later one."""
+        """Returns the last reported state as a value that can be compared with a later one."""
         available = self.executor.reported_available or {}
         return frozenset(self.reported), tuple(sorted(available.items()))
 
     def refuses(self, request: ResourceRequest) -> bool:
-        """Returns True if the host refused such requests recently."""
+        """Returns True if the executor refused an equal request recently."""
         if not self.refusals:
             return False
         refusal = self.refusals.get(request.key)
         return refusal is not None and refusal.active
 
     def end_refusals(self, now_ms: int) -> bool:
-        """Ends refusals whose time is over, and those after which the reported state has changed.
+        """Ends the refusals that have expired, and those since which the reported state has
+        changed.
 
         Returns:
             True if it ended any.
         """
-        # The state is compared once for all refusals, since building it looks at all slots.
+        # The state is built once for all refusals, because this reads all slots.
         present = self.state_seen() if self.refusals else None
         ended = False
         for refusal in self.refusals.values():
             changed = refusal.state_seen is not None and refusal.state_seen != present
-            # Kept with its failures, so that the next refusal lasts longer.
+            # The refusal is kept with its number of failures, so that the next one lasts longer.
             if refusal.active and (refusal.until_ms <= now_ms or changed):
                 refusal.active = False
                 ended = True

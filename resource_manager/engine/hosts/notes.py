@@ -1,5 +1,6 @@
-"""Classes for what the ledger of a host stores besides slots: the command in flight, refusals,
-resizes to try again, reserved capacity, and whether the executor can be dialled.
+"""Values that the ledger of a host stores in addition to slots: the command in flight, refusals,
+resizes to try again, reserved capacity, and whether the resource manager can connect to the
+executor.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from resource_manager.engine.model.entities import Slot, SlotKey
 
 @dataclass(slots=True)
 class Command:
-    """The command in flight. `retry_at_ms` is set between a failed delivery and the next
+    """The command in flight. `retry_at_ms` is set after a failed delivery, until the next
     attempt.
     """
 
@@ -26,7 +27,7 @@ class Command:
 
     @property
     def number(self) -> int:
-        """Its command number."""
+        """The number of the command."""
         return self.effect.command_number
 
     @property
@@ -46,16 +47,16 @@ class Command:
 
 
 StateSeen = tuple[frozenset[SlotKey], tuple[tuple[str, int], ...]]
-"""Slots and available amounts of a reported state, to compare with a later one."""
+"""The slots and the available amounts of a reported state, to compare it with a later one."""
 
 
 @dataclass(slots=True)
 class Refusal:
-    """A host refused a scheduling class although its ledger had room.
+    """The refusal of a scheduling class by an executor whose ledger had room for it.
 
     While the refusal is active, the host is not chosen for the class. It ends at `until_ms`, or
-    when the reported state is no longer `state_seen` (None: only at `until_ms`). The number of
-    failures is kept until the host serves the class, so that the next refusal lasts longer.
+    earlier if the reported state differs from `state_seen` (None: only at `until_ms`). The number
+    of failures is kept until the host serves the class, so that the next refusal lasts longer.
     """
 
     failures: int
@@ -68,11 +69,11 @@ class Refusal:
 class ResizeBackoff:
     """A resize that the executor did not carry out, and that is tried again.
 
-    While it is active, the resize is not queued. It ends at `until_ms`, or when the reported state
-    is no longer `state_seen` (None: only at `until_ms`).
+    While it is active, the resize is not queued. It ends at `until_ms`, or earlier if the reported
+    state differs from `state_seen` (None: only at `until_ms`).
     """
 
-    number: int  # of the resize
+    number: int  # number of the resize
     failures: int
     until_ms: int
     reason: str
@@ -83,16 +84,15 @@ class ResizeBackoff:
 
 @dataclass(frozen=True, slots=True)
 class ReservedCapacity:
-    """Capacity that a host keeps for the owner of a reservation: the amounts that the owner will
-    book there, and a number of slots.
+    """Capacity that a host keeps for the owner of a reservation: amounts, and a number of slots.
 
-    The owner waits for the slots in `before`, which existed when the reservation was made.
-    Meanwhile others may use free capacity, as long as they and the owner together fit on the host.
-    That does not delay the owner, because it waits for the slots in `before` anyway.
+    The owner waits until slots in `before` have ended. These slots existed when the reservation was
+    made. In the meantime other requests may use free capacity if they and the owner together fit on
+    the host. This does not delay the owner, because it waits for the slots in `before` anyway.
 
-    Example: a host with 8 cpus reserves 4, and the slots in `before` have booked 6. Others may use
-    the 2 free cpus, since 2 + 4 <= 8. When slots in `before` free 2 more cpus, others may use
-    these, too, since 4 + 4 <= 8. All cpus that are freed later are kept for the owner.
+    Example: a host with 8 cpus reserves 4, and the slots in `before` have booked 6. Other requests
+    may use the 2 free cpus, because 2 + 4 <= 8. When slots in `before` free 2 more cpus, others may
+    use these, too, because 4 + 4 <= 8. All cpus that are freed later are kept for the owner.
 
     Attributes:
         amounts: reserved amounts.
@@ -107,7 +107,7 @@ class ReservedCapacity:
     barred: frozenset[str] = frozenset()
 
     def spare(self, free: Amounts, total: Amounts, slots: Mapping[SlotKey, Slot]) -> dict[str, int]:
-        """Returns what others may have of the free amounts; no zeros.
+        """Returns the part of the free amounts that others may use. Amounts of 0 are left out.
 
         Args:
             free: free amounts of the host.
@@ -123,11 +123,11 @@ class ReservedCapacity:
                     since[name] = since.get(name, 0) + amount - before.get(name, 0)
         spare = {}
         for name, amount in free.items():
-            # Others may still book this much: then they and the owner stay within the total.
+            # Others may book this much more, so that they and the owner stay within the total.
             beyond = total.get(name, 0) - self.amounts.get(name, 0) - since.get(name, 0)
             if name in self.barred:
                 continue
-            # A dimension that is not reserved is limited only by what is free.
+            # A dimension that is not reserved has no further limit.
             if name not in self.amounts:
                 beyond = amount
             if min(amount, beyond) > 0:
@@ -141,26 +141,26 @@ class ReservedCapacity:
         return shortfall(self.amounts, free), max(0, self.slots - slots_left)
 
     def spare_slots(self, left: int, most: int, slots: Mapping[SlotKey, Slot]) -> int:
-        """Returns how many slots others may have.
+        """Returns how many more slots others may have.
 
         Args:
             left: number of slots that the host may still take.
             most: its maximum number of slots.
             slots: all its slots.
         """
-        # Slots of `before` will end before the owner is placed, so only newer ones count.
+        # Slots of `before` end before the owner is placed, so only newer slots count.
         since = sum(key not in self.before for key in slots)
         return max(0, min(left, most - self.slots - since))
 
 
 @dataclass(slots=True)
 class Reach:
-    """Whether the resource manager can dial the executor. A registration does not reset this: it
-    only shows that the executor can dial the resource manager.
+    """Whether the resource manager can connect to the executor. A registration does not reset this,
+    because it only shows that the executor can connect to the resource manager.
     """
 
     unreachable: bool = False
-    cause: str = ""  # of the last failure, for people
+    cause: str = ""  # cause of the last failure, for people
     failures: int = 0  # failed probes and deliveries since a command was last answered
-    refused: int = 0  # commands refused since then
+    refused: int = 0  # commands that the executor refused since then
     probe_at_ms: int = 0

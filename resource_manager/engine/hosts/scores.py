@@ -1,4 +1,6 @@
-"""Index columns by which a placement strategy orders all hosts, the highest score first."""
+"""Computes the index columns by which a placement strategy orders all hosts. The host with the
+highest score comes first.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,17 @@ from finegrain.resources import CPU_MILLI, MEMORY_BYTES, MEMORY_PARTS, Amounts
 from resource_manager.engine.model.settings import Strategy
 
 SCORE = "score"
-"""Index column of "spread": the smallest free share of any dimension, in millionths."""
+"""Index column of "spread": the free part of the dimension with the smallest free part, in
+millionths.
+"""
 
 CPU_SURPLUS = "score.cpu"
-"""Index column of "balanced": 1,000,000 plus the free share of cpu less the free share of memory,
-in millionths. 50 % of the cpu and 20 % of the memory free: 1,300,000.
+"""Index column of "balanced": 1,000,000 plus the free part of cpu minus the free part of memory, in
+millionths. Example: if 50 % of the cpu and 20 % of the memory are free, it is 1,300,000.
 """
 
 MEMORY_SURPLUS = "score.memory"
-"""Index column of "balanced": 1,000,000 plus the free share of memory less that of cpu."""
+"""Index column of "balanced": 1,000,000 plus the free part of memory minus the free part of cpu."""
 
 SHARE_UNIT = 1_000_000
 
@@ -24,14 +28,14 @@ MEMORY = (MEMORY_BYTES, *MEMORY_PARTS)
 def score_columns(
     strategy: Strategy, total: Amounts, free: Amounts, slots_max: int, slots: int
 ) -> dict[str, int]:
-    """Returns the columns of one host.
+    """Returns the score columns of one host.
 
     Args:
-        strategy: of the cluster.
-        total: what the host has, in the units of the index.
-        free: what is free of it.
-        slots_max: limit of its slots; 0: none.
-        slots: how many more it may have.
+        strategy: the placement strategy of the cluster.
+        total: the total amounts of the host, in the units of the index.
+        free: the free amounts of the host, in the units of the index.
+        slots_max: the largest number of slots that the host may have; 0: no limit.
+        slots: how many more slots it may have.
     """
     match strategy:
         case "spread":

@@ -10,8 +10,8 @@ class Slots(dict[SlotKey, Slot]):
     """Slots by allocation id and generation.
 
     Attributes:
-        superseded: by allocation id, slots that are being taken down while their request continues
-            without them.
+        superseded: by allocation id, slots that are being taken down while their request waits for
+            another slot or already has one.
     """
 
     def __init__(self) -> None:
@@ -19,17 +19,17 @@ class Slots(dict[SlotKey, Slot]):
         self.superseded: dict[str, list[Slot]] = {}
 
     def of(self, request: Request) -> Slot | None:
-        """Returns the slot of a request that is allocating or granted, else None."""
+        """Returns the slot of a request in state ALLOCATING or GRANTED; None for other states."""
         if request.state in (RequestState.ALLOCATING, RequestState.GRANTED):
             return self[request.spec.allocation_id, request.generation]
         return None
 
     def mark_superseded(self, slot: Slot) -> None:
-        """Notes that a slot is being taken down, and that its request must get another one."""
+        """Records that a slot is being taken down, and that its request must get another one."""
         self.superseded.setdefault(slot.allocation_id, []).append(slot)
 
     def unmark_superseded(self, slot: Slot) -> bool:
-        """Notes that a slot was deleted, or serves its request again.
+        """Records that a slot was deleted, or serves its request again.
 
         Returns:
             True if it was marked as superseded.

@@ -29,7 +29,7 @@ def plan_problems(
     provisions: dict[str, Provision], elastic: Elastic, limits: Amounts
 ) -> Iterator[str]:
     """Yields problems of the sums over all provisions, and of the last plan."""
-    for name, amount in elastic.asked_up_to.items():
+    for name, amount in elastic.ordered_total.items():
         if amount > limits.get(name, amount):
             yield f"{amount} of {name} were asked for, at most {limits[name]} may be"
     yield from _plan(provisions, elastic)

@@ -1,4 +1,4 @@
-"""Removes executors: marks them lost, or deletes them with their slots.
+"""Takes executors out of service: marks them lost, or deletes them with their slots.
 
 A lost executor is unreachable, but may still be running. Its slots stay booked until it returns or
 is deleted.
@@ -27,7 +27,7 @@ from resource_manager.engine.queue.rejection_clock import RejectionClock
 
 @dataclass(slots=True, eq=False)
 class Departures:
-    """Takes executors out of service: lost, or deleted."""
+    """Marks executors lost, and deletes executors."""
 
     journal: Journal
     changes: ChangeTracker
@@ -46,8 +46,8 @@ class Departures:
     def lose_executor(self, host: Host, message: str) -> None:
         """Marks an executor lost. Its slots become FREEING, and their requests lose them."""
         executor = host.executor
-        # The clock that rejects infeasible requests stands while an executor is unconfirmed. It
-        # starts again when that executor is lost.
+        # The rejection clock is stopped while an executor is unconfirmed. It restarts when this
+        # executor is lost.
         if executor.state is ExecutorState.UNCONFIRMED:
             self.rejection_clock.restart(self.journal.now_ms)
         # The state LOST is set first. If the process stops before all slots are freed, the silence
@@ -61,11 +61,12 @@ class Departures:
     def free_lost_slots(self, host: Host, message: str) -> None:
         """Frees slots of a lost executor until the step is full; its silence timer continues."""
         self.free_slots(host, Reason.EXECUTOR_LOST, message, then=Timer.SILENCE)
-        # A late answer belongs to the old registration, so it must find no command in flight.
+        # A late answer belongs to the old registration. The command in flight is dropped, so that
+        # the answer is ignored.
         host.start_conversation()
 
     def delete_executor(self, host: Host) -> None:
-        """Deletes an executor with its slots. The caller knows that neither exists any more.
+        """Deletes an executor with its slots. The caller must be sure that neither exists any more.
 
         All slots are deleted in this step, even if there are very many.
         """
@@ -80,13 +81,14 @@ class Departures:
         self.hosts.forget(host)
         self.outbox.pop(host.host_id, None)
         self.rejection_clock.restart(self.journal.now_ms)
-        # The cost of a slot is its share of the sum of all totals, so this total is removed.
+        # The cost of a slot depends on the sum of all totals, so the total of this executor is
+        # removed.
         self.costs.count(host.host_id, {})
         self.changes.delete_executor(host.host_id)
         self.journal.cluster_event("executor_forgotten", executor_id=host.host_id)
 
     def free_slots(self, host: Host, reason: Reason, message: str, *, then: Timer | None) -> None:
-        """Frees the slots of an executor that gets no new ones.
+        """Frees the slots of an executor that gets no new slots.
 
         Args:
             host: the executor.
@@ -103,12 +105,12 @@ class Departures:
                 self.timers.put_off(then, host.host_id)
                 return
             if host.slots.get(key_of(slot)) is not slot or slot.state is SlotState.FREEING:
-                continue  # it was freed together with an earlier member of its gang
+                continue  # the slot was freed together with an earlier member of its gang
             # `lose` first: `free` marks the slot as superseded only if its request is still live.
             self.gang_moves.lose(slot, reason, message)
             self.moves.free(slot)
 
     def forget_settings(self, executor_id: str) -> None:
-        """Deletes the host settings of an executor whose id is never used again."""
+        """Deletes the host settings of an executor whose id will not be used again."""
         if self.host_settings.pop(executor_id, None) is not None:
             self.changes.delete_host_setting(executor_id)

@@ -1,16 +1,16 @@
-"""Moves a gang as a whole: placed, granted, broken up, ended.
+"""Moves a gang as a whole through its states: it is placed, granted, queued again, or ended.
 
 All live members of a gang are in the same state until the gang is granted. A queued gang has one
-place in the queue: the arrival number of its first member. Either all members are placed in one
-scheduling cycle, or none is. They stay ALLOCATING until the executors have confirmed all of them.
-So a job master never gets a part of a gang. And two gangs cannot block each other by each having
-half of the capacity that they need.
+place in the queue, with the arrival number of its first member. All members are placed in one
+scheduling cycle, or none is. They stay ALLOCATING until executors have confirmed all of them. So a
+job master never gets only a part of a gang. It also prevents that two gangs block each other
+because each has half of the capacity that it needs.
 
 After the grant, the slots are independent, with one exception. If a member with `restart_on_loss`
 loses its slot, the whole gang is queued again.
 
-`GangMoves` has the methods of `lifecycle/moves.py` that may concern a whole gang, with the same
-names. For a request without a gang, they call the method there.
+Some methods of `lifecycle/moves.py` may affect a whole gang. `GangMoves` has methods with the same
+names. For a request without a gang, they call the method in `lifecycle/moves.py`.
 
 Example: gang "g" has the members m1 and m2, both with `restart_on_loss`.
 
@@ -48,7 +48,7 @@ from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduli
 from resource_manager.engine.model.state_tables import GangInput
 from resource_manager.engine.model.timers import Timer, Timers
 from resource_manager.engine.model.transitions import Transitions
-from resource_manager.engine.placement.gangs import find_together, passed_by
+from resource_manager.engine.placement.gangs import find_together, search_would_fail
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.placer import Placer
 from resource_manager.engine.queue.gangs import (
@@ -66,7 +66,7 @@ from resource_manager.engine.queue.requests import Requests
 
 @dataclass(slots=True, eq=False)
 class GangMoves:
-    """Moves gangs, and requests that may belong to one, through their states."""
+    """Moves gangs, and requests that may belong to a gang, through their states."""
 
     journal: Journal
     changes: ChangeTracker
@@ -98,8 +98,8 @@ class GangMoves:
         self.queue_gang(gang)
 
     def queue_gang(self, gang: Gang, *, tried: bool = False) -> None:
-        """Queues a gang at its arrival number. `tried` is true if a search was already made for
-        it.
+        """Queues a gang at its arrival number. `tried` is True if hosts for it were already
+        searched.
         """
         members = list(living(self.requests, gang))
         self.gangs.begin_to_wait(gang, members, self.queue.non_batchables, tried=tried)
@@ -111,23 +111,24 @@ class GangMoves:
         """Places all members of a queued gang if all of them fit.
 
         Args:
-            placing: the current placement pass; its view of the booked hosts is updated.
+            placing: the current placement pass. It is informed about the hosts that were booked.
             item: the queue entry of the gang.
 
         Returns:
-            False if they do not fit; the gang stays queued.
+            False if not all members fit. The gang stays queued.
         """
         waiting = self.gangs.waiting[item.name]
         waiting.tried, waiting.steps = True, 0
-        # This check is much cheaper than a search. If it is true, a search would fail again.
-        if passed_by(self.hosts, waiting.kind):
+        # This check is much cheaper than a search that would fail again.
+        if search_would_fail(self.hosts, waiting.kind):
             return False
         requests = self.current_requests(waiting)
         found = find_together(self.hosts, waiting, requests)
         if found is None:
             return False
         self.place_together(waiting, requests, found)
-        # The placement pass has its own view of free capacity, which does not have these slots yet.
+        # The placement pass keeps its own numbers of free capacity, which do not include these
+        # slots yet.
         placing.follow(
             [self.hosts[name] for name in dict.fromkeys(share.host_id for share in found)]
         )
@@ -144,8 +145,8 @@ class GangMoves:
         Args:
             waiting: the gang.
             requests: the requests of its members, from `current_requests`.
-            found: number of members of each entry of `requests` per host. The caller has checked
-                that they fit.
+            found: the number of members of each entry of `requests` on each host. The caller must
+                have checked that they fit.
         """
         # Members with equal requests are interchangeable, so each share takes the next ones.
         groups = self._by_request(waiting)
@@ -164,8 +165,8 @@ class GangMoves:
     def _chosen_together(
         self, requests: Sequence[MemberRequest], shares: Iterable[Share]
     ) -> dict[str, Iterator[CpuAssignment]]:
-        """Returns what members get that are placed on one host and whose GPUs are chosen together,
-        by host, in the order of their shares.
+        """Returns the assignments of members whose GPUs are chosen together on one host, by host,
+        in the order of the shares.
         """
         by_host: dict[str, list[tuple[MemberRequest, int]]] = {}
         for share in shares:
@@ -202,7 +203,8 @@ class GangMoves:
             self.moves.grant(self.slots[request.allocation_id, request.generation])
 
     def requeue(self, request: Request, slot: Slot, reason: str, message: str) -> None:
-        """Sends a request back to its place in the queue; a gang is queued again as a whole.
+        """Queues a request again at its old place. If it belongs to a gang, the whole gang is
+        queued again.
 
         For the arguments, see `RequestMoves.requeue`.
         """
@@ -215,8 +217,8 @@ class GangMoves:
     def lose(self, slot: Slot, reason: str, message: str) -> None:
         """Handles the loss of a request's slot.
 
-        If a member is lost that was not granted yet, or that has `restart_on_loss`, its whole gang
-        is queued again. For the arguments, see `RequestMoves.lose`.
+        If the member was not granted yet, or has `restart_on_loss`, its whole gang is queued again.
+        For the arguments, see `RequestMoves.lose`.
         """
         request = self.requests.served_by(slot)
         gang = self.gangs.of(request) if request is not None else None
@@ -263,8 +265,8 @@ class GangMoves:
 
         Args:
             request: the request.
-            alone: true if the caller named a granted slot. If the gang was queued again while the
-                call was on its way, only this member ends, and the others stay queued.
+            alone: True if the caller named a granted slot. If the gang was queued again before this
+                call arrived, only this member ends, and the others stay queued.
             reason: see `RequestMoves.give_up`.
             message: see `RequestMoves.give_up`.
             grace_ms: see `RequestMoves.give_up`.
@@ -287,13 +289,13 @@ class GangMoves:
             self.moves.give_up(member, reason=reason, message=message, grace_ms=grace_ms)
 
     def gang_timer_fired(self, gang_id: str) -> None:
-        """Ends a gang whose timeout is over."""
+        """Ends a gang whose timeout has expired."""
         waiting = self.gangs.waiting.get(gang_id)
-        # It was placed or has ended. Timers are not disarmed, so this one may fire later.
+        # The gang was placed or has ended. Timers are not disarmed, so this one fires anyway.
         if waiting is None or waiting.gang.waiting_until_ms is None:
             return
         gang = waiting.gang
-        # If the gang was granted and then lost, its deadline is later than this timer.
+        # If the gang was granted and then queued again, its deadline is later than this timer.
         if self.journal.now_ms < (gang.waiting_until_ms or 0):
             self.timers.arm(Timer.GANG, gang_id, gang.waiting_until_ms or 0)
             return
@@ -302,7 +304,7 @@ class GangMoves:
         self.reject_gang(waiting, {member.allocation_id: why for member in waiting.members})
 
     def reject_gang(self, waiting: WaitingGang, outcomes: Mapping[str, tuple[str, str]]) -> None:
-        """Ends a gang that must not wait any longer.
+        """Rejects a queued gang.
 
         Args:
             waiting: the gang.
@@ -332,27 +334,33 @@ class GangMoves:
             for ((profile, labels, cpus), elsewhere), some in alike.items()
         }
 
-    def _break_up(self, gang: Gang, culprit: Request, reason: str, message: str) -> None:
-        """Queues the whole gang again, and frees the slots of all live members but the culprit.
+    def _break_up(self, gang: Gang, lost_member: Request, reason: str, message: str) -> None:
+        """Queues the whole gang again, and frees the slots of all live members except
+        `lost_member`.
 
-        `culprit` is the member that lost its slot. The timeout starts again only if the gang had
-        been granted; otherwise the gang keeps its deadline.
+        If the gang had been granted, its timeout starts again. Otherwise it keeps its deadline.
+
+        Args:
+            gang: the gang.
+            lost_member: the member that lost its slot.
+            reason: reason in the events.
+            message: message in the events, for people.
         """
-        was_granted = culprit.state is RequestState.GRANTED
+        was_granted = lost_member.state is RequestState.GRANTED
         members = list(living(self.requests, gang))
-        others = f"{culprit.allocation_id} of the same gang was lost: {message}"
+        others = f"{lost_member.allocation_id} of the same gang was lost: {message}"
         self.journal.cluster_event(
             "gang_broken",
             job_id=gang.job_id,
-            allocation_id=culprit.allocation_id,
+            allocation_id=lost_member.allocation_id,
             reason=reason,
             message=f"gang {gang.gang_id} is queued again: {message}",
         )
-        # Confirmations are no longer counted, because the slots are freed below.
+        # Confirmations are not counted from now on, because the slots are freed below.
         self._leave(gang, GangInput.BREAK)
         for member in members:
             slot = self.slots[member.allocation_id, member.generation]
-            if member is culprit:
+            if member is lost_member:
                 # The caller decides whether this slot is freed or deleted.
                 self.moves.requeue(member, slot, reason, message)
             else:

@@ -1,7 +1,7 @@
 """The journal: the time of the current event, its effects, and the entries for the logs of jobs and
 cluster.
 
-All log entries are numbered, trimmed and published here. A slot in a job event is plain data, which
+The journal numbers, trims and publishes all log entries. A slot in a job event is plain data that
 can be stored as JSON and converted to a SlotStatus message.
 """
 
@@ -38,7 +38,7 @@ _OPTIONAL = tuple(
     and not each.optional
     and name not in _ALWAYS.union(SLOT_RUNTIME.split())
 )
-"""Fields with numbers and strings that are left out if they are 0 or empty."""
+"""Fields with numbers and strings. They are left out if they are 0 or empty."""
 
 
 def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
@@ -100,14 +100,14 @@ def _profile_data(profile: ResourceProfile) -> dict[str, object]:
 
 
 ACKNOWLEDGED_TRIM_STEP = 1_000
-"""Acknowledged events are deleted in portions of at least this size. So most keep-alives write
-nothing to the store.
+"""Acknowledged events are deleted only if at least this many have collected. So most keep-alives
+write nothing to the store.
 """
 
 STEP_ROWS_MAX = 400
-"""A step is full after it has changed this many rows, including log entries; this takes 5 to 15 ms.
-A full step finishes its current piece of work and begins no other. A piece is a request with its
-gang, a slot, or a run of members of a range.
+"""A step is full after it has changed this many rows, including log entries. This takes 5 to 15 ms.
+A full step finishes its current piece of work and does not begin another one. A piece is a request
+with its gang, a slot, or a run of members of a range.
 """
 
 
@@ -117,7 +117,7 @@ class Journal:
     Attributes:
         at: the time of the event.
         effects: actions that the caller performs after the changes are durable.
-        snapshot_number: number of events so far; caches use it as the version of the ledgers.
+        snapshot_number: number of events so far. Caches use it as the version of the state.
     """
 
     def __init__(
@@ -147,9 +147,9 @@ class Journal:
 
     @property
     def is_full(self) -> bool:
-        """True if this step has changed as many rows as one step may (`STEP_ROWS_MAX`).
+        """True if this step has changed at least `STEP_ROWS_MAX` rows.
 
-        The next `Decide` does the rest, or the caller sends the rest in another event.
+        The remaining work is done by the next `Decide`, or by another event that the caller sends.
         """
         return self._changes.noted - self._noted_before >= STEP_ROWS_MAX
 
@@ -176,7 +176,8 @@ class Journal:
             reason: machine-readable reason of the state.
             message: reason for people.
             slot: the slot that the entry is about, if any.
-            count: number of range members that the entry covers: `request` and the next ones.
+            count: number of range members that the entry is about: `request` and the members after
+                it.
         """
         job = self._jobs[request.job_id]
         job.last_sequence += 1
@@ -195,15 +196,15 @@ class Journal:
         self._changes.job(job)  # its row has the last sequence number
         self._changes.job_event(event)
         self.effects.append(PublishJobEvent(event))
-        # A tenth of the maximum is trimmed at once, so that the next entries need not trim again.
+        # A tenth of the maximum is trimmed at once, so that not every further entry has to trim.
         most = self._settings.job_events_max
         if job.last_sequence - job.trimmed_sequence > most:
             self._trim(job, job.last_sequence - most + most // 10)
 
     def acknowledge(self, job: Job, sequence: int) -> None:
         """Records that the job master has processed its events up to this sequence number."""
-        # A number above the last event is reduced. Otherwise later events would be deleted before
-        # the job master has received them.
+        # A number above the last event is lowered to it. Otherwise later events would be deleted
+        # before the job master has received them.
         job.acknowledged_sequence = max(job.acknowledged_sequence, min(sequence, job.last_sequence))
         if job.acknowledged_sequence - job.trimmed_sequence >= ACKNOWLEDGED_TRIM_STEP:
             self._trim(job, job.acknowledged_sequence)
@@ -221,12 +222,12 @@ class Journal:
         """Writes an entry into the cluster's history.
 
         Args:
-            kind: what has happened, such as "slot_granted".
-            executor_id: the executor that it is about; empty: none.
-            job_id: the job that it is about; empty: none.
-            allocation_id: the request that it is about; empty: none.
+            kind: the kind of the event, such as "slot_granted".
+            executor_id: the executor that the entry is about; empty: none.
+            job_id: the job that the entry is about; empty: none.
+            allocation_id: the request that the entry is about; empty: none.
             reason: machine-readable reason.
-            message: for people.
+            message: text for people.
         """
         event = ClusterEvent(
             sequence=self._history.next_sequence(self._changes),
@@ -245,10 +246,10 @@ class Journal:
         """Writes an entry about a slot into the cluster's history.
 
         Args:
-            kind: what has happened, such as "slot_granted".
+            kind: the kind of the event, such as "slot_granted".
             slot: the slot; its executor, job and request are named in the entry.
             reason: machine-readable reason.
-            message: for people.
+            message: text for people.
         """
         self.cluster_event(
             kind,

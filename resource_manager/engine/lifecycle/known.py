@@ -1,4 +1,6 @@
-"""Looks up jobs, requests and executors by id, and raises an error for people if there is none."""
+"""Looks up jobs, requests and executors by id, and raises an error with a text for people if the id
+is unknown.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def known_request(requests: Requests, allocation_id: str) -> Request:
 
 
 def taken(allocation_id: str) -> ItemOutcome:
-    """Returns the outcome for an allocation id that another request has."""
+    """Returns the outcome for an allocation id that another request already has."""
     return ItemOutcome(
         allocation_id,
         Reason.ALREADY_EXISTS,

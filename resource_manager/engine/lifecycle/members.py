@@ -1,6 +1,6 @@
-"""Decides which rows are written when a request changes its state, also for members of ranges.
+"""Decides which rows are written when a request or a member of a range changes its state.
 
-A range member has no row and no object until it is placed: it is part of an interval
+Until a range member is placed, it has no row and no object, but is only an index in an interval
 (`queue/ranges.py`). A request outside of ranges always has its own row.
 
 Example: range "r" has the members r.0 to r.9, and its part has one row.
@@ -27,8 +27,8 @@ from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.requests import Requests
 
 KINDS_OF_ENDS_MAX = 64
-"""The most different ends (state, reason, message) in the row of one part. Further ends are stored
-without a message, so that the row stays small.
+"""The row of one part stores at most this many different ends (state, reason, message). Further
+ends are stored without a message, so that the row stays small.
 """
 
 
@@ -52,8 +52,8 @@ class MemberRows:
     def keep_move(self, request: Request) -> None:
         """Stores a live request that has changed its state.
 
-        A range member has a row of its own from now on. The row stores its generation, so that the
-        next placement gets a higher one even after a restart.
+        From now on a range member has its own row. The row stores the member's generation, so that
+        its next placement gets a higher one even after a restart.
         """
         part = self.ranges.at(request.arrival_number)
         if part is None:
@@ -63,8 +63,8 @@ class MemberRows:
         self.changes.request(request)
 
     def keep_end(self, request: Request) -> None:
-        """Stores that a request has ended. Of a range member, only its index in the part is
-        stored.
+        """Stores that a request has ended. For a range member, only its index in the row of the
+        part is stored.
         """
         self.jobs[request.job_id].live_requests -= 1
         self.requests.live -= 1
@@ -73,7 +73,8 @@ class MemberRows:
             self.changes.request_moved(request)
             return
         index = part.index_of(request.arrival_number)
-        # The part's row has the end from now on, so the member's own row is deleted.
+        # From now on the row of the part shows that the member has ended, so the member's own row
+        # is deleted.
         if index in part.stored:
             self.changes.delete_request(request)
         part.end_run(index, index + 1, _how(part, request))
@@ -99,7 +100,7 @@ class MemberRows:
 
 def _how(part: Part, request: Request) -> Ended:
     how = (request.state, str(request.reason), request.message)
-    # Members with an equal end share one entry, so a known end needs no further space.
+    # Members that ended in the same way share one entry.
     if how in part.row.ended or len(part.row.ended) < KINDS_OF_ENDS_MAX:
         return how
     return (request.state, str(request.reason), "")

@@ -1,9 +1,8 @@
-"""Moves a request together with its slot through their states: placed, confirmed, given up, lost,
-deleted.
+"""Moves a request together with its slot through their states.
 
-Every move goes through the state tables, and updates the ledgers, the queue and both logs. Handlers
-of events decide when to call a move. If `lifecycle/gangs.py` has a method of the same name,
-handlers call that one, because a move of one member may concern its whole gang.
+Every move uses the state tables, and updates the ledgers, the queue and both logs. Handlers of
+events decide when to call a move. If `lifecycle/gangs.py` has a method with the same name, handlers
+call that method, because a move of one member may affect its whole gang.
 """
 
 from __future__ import annotations
@@ -90,15 +89,16 @@ class RequestMoves:
         host: Host,
         chosen: Iterable[CpuAssignment] | None = None,
     ) -> None:
-        """Books slots for queued requests on a host, and queues the orders to its executor.
+        """Books slots for queued requests on a host, and queues them for the next AllocateSlots
+        command to its executor.
 
-        The caller has checked that all of them fit on the host. It also removes the requests from
-        the queue.
+        The caller must have checked that all of them fit on the host. The caller also removes the
+        requests from the queue.
 
         Args:
             requests: requests of one job and one scheduling class.
-            host: the host; it also chooses the cpus, NUMA nodes and devices of the slots.
-            chosen: these, if they are chosen already.
+            host: the host.
+            chosen: the cpus, NUMA nodes and devices of the slots; None: the host chooses them.
 
         Raises:
             InvariantBroken: the host's cpus or NUMA nodes do not suit all of the requests; see
@@ -110,8 +110,7 @@ class RequestMoves:
         # Equal slots have equal cost, so amounts and cost are computed once for all of them.
         cost = self.costs.of(booked)
         assignments: Iterable[CpuAssignment | None] = repeat(None)
-        # Cpus and NUMA nodes are chosen for all slots together, before the loop changes the ledger
-        # of cpus.
+        # Cpus and NUMA nodes are chosen for all slots before the loop changes the cpu ledger.
         if chosen is not None:
             assignments = chosen
         elif host.aligning or policy is not PLAIN or profile.devices:
@@ -122,8 +121,8 @@ class RequestMoves:
         # Not strict, because `repeat` never ends.
         for request, assignment in zip(requests, assignments, strict=False):
             spec = request.spec
-            # After a restore of an older backup, the floor keeps new generations above those that
-            # were used after the backup was taken.
+            # After an older backup was restored, the floor keeps new generations above those that
+            # were used since the backup.
             request.generation = max(request.generation, self.numbers.generation_floor) + 1
             slot = _slot_of(
                 spec,
@@ -136,10 +135,10 @@ class RequestMoves:
                 booked=booked,
                 cost=cost,
             )
-            # If there are no ranges, this saves a lookup for each slot.
+            # The check avoids a lookup for each slot if there are no ranges.
             if self.ranges.by_job:
                 self.members.materialize(request)
-            # The slot is added to all ledgers here, so that they agree after the step.
+            # The slot is added to all ledgers.
             self.transitions.move_request(request, RequestInput.PLACE)
             request.reason = request.message = ""
             key = spec.allocation_id, request.generation
@@ -148,9 +147,10 @@ class RequestMoves:
             host.slots[key] = slot
             if host.cpus is not None:
                 host.cpus.add(key, assignment)
-            # Until the order is sent, the slot can be deleted without an order to the executor.
+            # Until the command is sent, the slot can be deleted without a command to the executor.
             host.to_allocate[key] = None
-            # The request's row is not written: a restart derives its state from the slot's row.
+            # The row of the request is not written, because a restart computes its state from the
+            # row of the slot.
             self.changes.slot(slot)
         # Booked and counted once for all slots, because they are equal.
         host.book(booked, len(requests))
@@ -168,7 +168,8 @@ class RequestMoves:
     def carve(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
         """Records that the executor has carved the slot.
 
-        The slot is not granted yet: its request may have to wait for other members of its gang.
+        It does not grant the slot, because the request may have to wait for other members of its
+        gang.
 
         Args:
             slot: the slot.
@@ -194,7 +195,8 @@ class RequestMoves:
         class may be placed there.
         """
         refusal = host.refusals.pop(scheduling_key(request.spec), None) if host.refusals else None
-        # No capacity became free, but blocked requests of the class may now be placed here.
+        # The host has no more capacity than before, but blocked requests of the class may now be
+        # placed here.
         if refusal is not None and refusal.active:
             self.hosts.indexes.log_growth(host, self.queue)
 
@@ -214,7 +216,7 @@ class RequestMoves:
         slot.allocated_time_ms = slot.allocated_time_ms or self.journal.at.time_ms
         slot.grace_ms = None
         _describe(slot, isolation, cpus)
-        # If the order to free it was not sent yet, it is withdrawn.
+        # If the slot was not sent in a FreeSlots command yet, it must not be freed any more.
         self.hosts.of(slot).to_free.pop(key_of(slot), None)
         self.resizes.resume(slot)
         self.changes.slot_moved(slot)
@@ -223,11 +225,10 @@ class RequestMoves:
         self.journal.slot_event("slot_reclaimed", slot)
 
     def free(self, slot: Slot, grace_ms: int | None = None) -> None:
-        """Starts to free a slot. If the order to carve it was never sent, the slot is deleted at
-        once.
+        """Starts to free a slot. If the slot was never sent to its executor, it is deleted at once.
 
-        The slot's row is not written. After a restart, a slot that is not the current slot of a
-        live request counts as FREEING.
+        The row of the slot is not written, because after a restart a slot that is not the current
+        slot of a live request counts as FREEING.
 
         Args:
             slot: the slot.
@@ -235,7 +236,7 @@ class RequestMoves:
         """
         host = self.hosts.of(slot)
         key = key_of(slot)
-        # The executor does not know the slot, so no report or answer must be awaited.
+        # The executor does not know the slot, so there is no report or answer to wait for.
         if key in host.to_allocate:
             self.vanish(slot)
             return
@@ -246,8 +247,8 @@ class RequestMoves:
         self.transitions.move_slot(slot, SlotInput.FREE)
         self.mark_superseded(slot)
         self.resizes.stop(slot)
-        # If the thread counts, `give_up` has already recorded it. Otherwise it must not be
-        # recorded.
+        # If the duration of the thread counts, `give_up` has recorded it before. Otherwise it must
+        # not be recorded.
         slot.thread_since_ms = None
         slot.grace_ms = grace_ms
         host.to_free[key] = None
@@ -266,7 +267,8 @@ class RequestMoves:
         self.hosts.in_use -= not host.slots
         self.unmark_superseded(slot)
         if slot.assignment is not None and (slot.assignment.cpus or slot.assignment.numa):
-            # Blocked requests may need just these cpus and nodes, even if other capacity was free.
+            # Blocked requests may need exactly these cpus and nodes, even if other capacity was
+            # free.
             self.hosts.indexes.log_growth(host, self.queue)
         del self.slots[key]
         if slot.job_id in self.jobs:
@@ -274,19 +276,19 @@ class RequestMoves:
         self.usage.remove_slot(slot)
         self.changes.delete_slot(slot)
         self.hosts.touch(host)
-        # If the slot was not FREEING, it was lost or declined, and the caller has logged that.
+        # If the slot was not FREEING, it was lost or declined. The caller has logged this.
         if was_freeing:
             self.journal.slot_event("slot_freed", slot)
 
     def requeue(self, request: Request, slot: Slot, reason: str, message: str) -> None:
-        """Sends a request back to its old place in the queue, unless its job has ended.
+        """Queues a request again at its old place, unless its job has ended.
 
-        A member of a gang is not queued here: `lifecycle/gangs.py` queues the gang. The job master
-        gets an event if the slot had been granted.
+        A member of a gang is not queued here, because `lifecycle/gangs.py` queues the whole gang.
+        If the slot had been granted, the job master gets an event.
 
         Args:
             request: the request that has lost its slot.
-            slot: that slot. The caller decides whether it is freed or deleted.
+            slot: the lost slot. The caller decides whether it is freed or deleted.
             reason: reason in the event.
             message: message in the event, for people.
         """
@@ -352,7 +354,7 @@ class RequestMoves:
         self.journal.job_event(request, reason=reason, message=message, slot=slot)
 
     def reject(self, request: Request, reason: str, message: str) -> None:
-        """Ends a request that must not wait any longer, with an entry in both logs.
+        """Rejects a queued request, with an entry in both logs.
 
         Args:
             request: a queued request.
@@ -384,15 +386,16 @@ class RequestMoves:
             request: the request.
             reason: reason in the job event; empty if its own job master releases the slot.
             message: message in the job event, for people.
-            grace_ms: how long the slot's tasks have to end; None: the executor's default.
+            grace_ms: time that the tasks of the slot have to end; None: the executor's default.
         """
         # The slot is looked up first, because an ended request has no slot.
         slot = self.slots.of(request)
         how = RequestInput.RELEASE if request.state is RequestState.GRANTED else RequestInput.CANCEL
         self.end_request(request, how, reason=reason, message=message, slot=slot)
         if slot is not None:
-            # Without a reason, the job master itself releases the slot: its thread of work has
-            # ended, so the duration counts. The duration of a slot that was taken away does not.
+            # Without a reason, the job master itself has released the slot, because its thread of
+            # work has ended. So the duration counts. If the slot was taken away, its duration does
+            # not count.
             if how is RequestInput.RELEASE and not reason:
                 threads.end(self.jobs[slot.job_id], slot, self.journal.now_ms)
             self.free(slot, grace_ms)
@@ -422,11 +425,12 @@ class RequestMoves:
         self.vanish(slot)
 
     def mark_superseded(self, slot: Slot) -> None:
-        """Marks a slot that is being freed while its request is still live and gets another
+        """Marks a slot that is being freed although its request is still live and gets another
         slot.
         """
         request = self.requests.get(slot.allocation_id)
-        # The mark keeps the request's next slot off this host. An ended request gets no other slot.
+        # The mark prevents that the request's next slot is placed on this host. An ended request
+        # needs no mark.
         if request is not None and request.state not in ENDED_REQUEST_STATES:
             self.slots.mark_superseded(slot)
 

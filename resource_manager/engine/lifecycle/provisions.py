@@ -1,8 +1,8 @@
-"""Moves provisions through their states, from the request until the provider reports that nothing
-is left.
+"""Moves provisions through their states, from the request of an executor until its provider reports
+that nothing of it is left.
 
 A provision is stored as ASKED before its provider starts the executor. So a resource manager that
-is killed in between knows after its restart of every executor that it may have requested.
+is killed between these steps knows every executor that it may have requested after its restart.
 `scaling/passes.py` decides when an executor is requested or given back.
 
 Example: an executor of the shape "small", which may take 60 s to register.
@@ -50,7 +50,9 @@ PROVISION_MOVES = frozenset(
         (_P.REGISTERED, _P.STOPPING),
     }
 )
-"""Allowed moves; any other move is a bug. In any state, a provision may end: its row is deleted."""
+"""The allowed moves. Any other move is a bug. A provision may end in any state. Its row is then
+deleted.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,8 +88,8 @@ class ProvisionMoves:
             deadline_at_ms=self.journal.now_ms + shape.start_timeout_ms,
         )
         self.provisions[provision.executor_id] = provision
-        # The row is durable before the order is sent, because effects are performed after the
-        # commit.
+        # Effects are performed after the commit, so the row is durable before the provider gets the
+        # order.
         self.keep(provision)
         self.journal.effects.append(StartExecutor(provision.executor_id, shape.name))
         self.record("provision_asked", provision, cause)
@@ -115,10 +117,11 @@ class ProvisionMoves:
                 if shape is None:
                     self.stop(provision, f"no shape {provision.shape} is configured any more")
                     continue
-                # While the resource manager was down, the executor could not register. So it gets
+                # The executor could not register while the resource manager was down. So it gets
                 # the full time again.
                 provision.deadline_at_ms = self.journal.now_ms + shape.start_timeout_ms
-            # The provider may have received the order or not. `again` tells it to check by the id.
+            # It is unknown whether the provider has received the order. `again` makes it check by
+            # the id.
             if provision.state is ProvidedExecutorState.ASKED:
                 again = StartExecutor(provision.executor_id, provision.shape, again=True)
                 self.journal.effects.append(again)
@@ -126,7 +129,9 @@ class ProvisionMoves:
                 self._send_stop(provision)
 
     def fail(self, provision: Provision, message: str) -> None:
-        """Gives up a provision whose executor does not register, and backs off from its shape."""
+        """Stops a provision whose executor does not register, and starts a back-off of its
+        shape.
+        """
         self.back_off(provision.shape, f"{provision.executor_id}: {message}")
         self.record("provision_failed", provision, message)
         self.stop(provision, message)
@@ -134,7 +139,7 @@ class ProvisionMoves:
     def back_off(self, shape: str, message: str) -> None:
         """Pauses requests for executors of a shape after a failure.
 
-        The pause doubles with each failure, but failures during a pause do not count.
+        The pause doubles with each failure. Failures during a pause do not count.
         """
         backoff = self.elastic.backoffs.get(shape)
         if backoff is None:
@@ -157,7 +162,9 @@ class ProvisionMoves:
             self._send_stop(provision)
 
     def stop(self, provision: Provision, message: str) -> None:
-        """Gives an executor back. No new slots are placed on it, and its slots end with it."""
+        """Gives an executor back to its provider. No new slots are placed on it, and its slots end
+        when it stops.
+        """
         self.move(provision, ProvidedExecutorState.STOPPING, message)
         provision.deadline_at_ms = None
         self.unplan(provision.executor_id)
@@ -221,12 +228,14 @@ class ProvisionMoves:
         effect = StopExecutor(provision.executor_id, provision.shape, provision.handle)
         self.journal.effects.append(effect)
         patience_ms = self.settings.provisioning.backoff_max_ms
-        # The timer waits for the longest back-off, because a provider may take minutes to stop a
-        # machine.
+        # The timer waits for the longest back-off time, because a provider may need minutes to stop
+        # a machine.
         self.timers.arm(Timer.PROVISION, provision.executor_id, self.journal.now_ms + patience_ms)
 
     def unplan(self, executor_id: str) -> None:
-        """Removes an executor from the plan, and deletes all notes about it."""
+        """Removes an executor from the plan, and deletes everything that planning has recorded
+        about it.
+        """
         self.elastic.plan.drop(executor_id)
         self.elastic.surplus.discard(executor_id)
         self.elastic.lost_since_ms.pop(executor_id, None)
@@ -274,7 +283,8 @@ class ProvisionMoves:
         """Returns the total of present and requested executors, without those that are being given
         back.
         """
-        # Only registered executors must be subtracted: `there` has no other stopping ones.
+        # Only registered executors must be subtracted, because `there` does not include other
+        # stopping ones.
         leaving = total_of(
             host.executor.registration.total
             for provision in self.provisions.values()

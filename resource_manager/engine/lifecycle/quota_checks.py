@@ -1,8 +1,8 @@
 """Checks pending requests against the maxima of resource groups.
 
-A request that a maximum does not admit is blocked by quota. It is not tried again until the group
-has less booked, or has a higher maximum. Requests of other groups are not delayed. Each slot counts
-with the largest amounts that it could book on any executor.
+If a maximum does not admit a request, the request is blocked by quota. It is tried again only after
+the group has released capacity, or has got a higher maximum. Requests of other groups are not
+delayed. Each slot counts with the largest amounts that it could book on any executor.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 
 CLASSES_CHECKED_MAX = 64
-"""If more scheduling classes than this fit on some host, job queues are blocked one at a time. With
-fewer classes, it is checked whether the whole group can be paused.
+"""If more scheduling classes than this fit on hosts, job queues are blocked one at a time. If there
+are fewer, it is checked whether the whole group can be paused.
 """
 
 
@@ -53,21 +53,21 @@ class QuotaChecks:
     def admitted(self, job_queue: JobQueue, most: int) -> int:
         """Returns how many requests of a job queue the quotas admit now.
 
-        If they admit none, the job queue is blocked. But if the group admits no scheduling class
-        that fits on some host, the whole group is paused instead.
+        If they admit none, the job queue is blocked. If the group admits none of the scheduling
+        classes that fit on some host, the whole group is paused instead.
 
         Args:
             job_queue: requests of one job and one scheduling class.
             most: upper bound of the result.
         """
         groups = self.limited(job_queue.job_id)
-        # Most jobs are in no group with a maximum.
+        # For most jobs, no group has a maximum.
         if not groups:
             return most
         need = self.largest_booking(job_queue.scheduling_class)
         found = room(groups, need, most)
         block = quota_block(groups, need) if not found else None
-        # If no request of the group can be placed, pausing the group is cheaper than blocking each
+        # If no request of the group can be placed, to pause the group is cheaper than to block each
         # of its job queues.
         if block is not None and not (
             self._is_full(groups, block.group_id) and self.queue.order.pause(block.group_id)
@@ -79,7 +79,7 @@ class QuotaChecks:
         """Returns True if a group admits none of the scheduling classes that fit on some host."""
         group = [each for each in groups if each.id == group_id]
         fitting = self.queue.fitting
-        # With more classes, this check would cost more than blocking job queues one at a time.
+        # With more classes, this check would cost more than to block job queues one at a time.
         return len(fitting) <= CLASSES_CHECKED_MAX and not any(
             room(group, self.largest_booking(scheduling_class), 1) for scheduling_class in fitting
         )
@@ -97,12 +97,12 @@ class QuotaChecks:
         return room(groups, self.largest_booking(scheduling_class), most) if groups else most
 
     def request_block(self, scheduling_class: SchedulingClass, job_id: str) -> QuotaBlock | None:
-        """Returns the maximum that blocks one request of a job; None if there is none."""
+        """Returns the maximum that blocks one request of a job; None: no maximum blocks it."""
         groups = self.limited(job_id)
         return quota_block(groups, self.largest_booking(scheduling_class)) if groups else None
 
     def gang_block(self, waiting: WaitingGang) -> QuotaBlock | None:
-        """Returns the maximum that blocks a whole gang; None if there is none."""
+        """Returns the maximum that blocks a whole gang; None: no maximum blocks it."""
         groups = self.limited(waiting.gang.job_id)
         return quota_block(groups, self.gang_need(waiting)) if groups else None
 
@@ -115,7 +115,7 @@ class QuotaChecks:
             members = (
                 (self.queue.class_for(each.key), each.count) for each in kind.member_requests
             )
-            # All members are added up, because a gang is only placed as a whole.
+            # The needs of all members are added up, because a gang is placed only as a whole.
             kind.need = version, total_need((self.largest_booking(c), n) for c, n in members)
         return kind.need[1]
 
@@ -140,18 +140,19 @@ class QuotaChecks:
         return self.growth_block(slot.job_id, growth(self.hosts[slot.executor_id], slot))
 
     def unblock(self, most: int) -> int:
-        """Unblocks job queues that their blocking maximum may now admit.
+        """Unblocks job queues that the maximum which blocks them may now admit.
 
         Args:
             most: how many job queues to unblock at most.
 
         Returns:
-            The number of unblocked job queues. If a group has more, it stays in
-            `flows.freed_groups`. The same group blocks an unblocked job queue again only after the
-            group has booked more.
+            The number of unblocked job queues. If a group blocks further ones, it stays in
+            `flows.freed_groups`. The same group can block an unblocked job queue again only after
+            the group has booked more.
         """
         queue, freed_groups = self.queue, self.flows.freed_groups
-        # Hosts have changed, so default slots may book other amounts. All blocks are checked again.
+        # If hosts have changed, default slots may book other amounts. So all blocks are checked
+        # again.
         if queue.quota_version != self.hosts.version:
             queue.quota_version = self.hosts.version
             freed_groups.update(
@@ -170,7 +171,7 @@ class QuotaChecks:
     def _admits(self, group_id: str, scheduling_class: SchedulingClass) -> bool:
         """Returns True if the maximum of a group admits one more request of a scheduling class."""
         group = self.flows.groups.get(group_id.removeprefix(GROUP))
-        # A group that was deleted limits nothing.
+        # A deleted group limits nothing.
         return group is None or bool(room([group], self.largest_booking(scheduling_class), 1))
 
     def largest_booking(self, scheduling_class: SchedulingClass) -> Amounts:

@@ -1,4 +1,4 @@
-"""Ends members of ranges: cancelled, released, rejected, or ended with their job.
+"""Ends members of ranges that are cancelled, released or rejected, or whose job ends.
 
 Consecutive members that were never placed end together, with one entry in each log. Members that
 were placed end one at a time. A method stops when the step is full (`Journal.is_full`), and returns
@@ -50,7 +50,8 @@ class RangeMoves:
         *,
         job_id: str | None,
     ) -> ItemOutcome | None:
-        """Ends the given members that are live: first members never placed, then placed members.
+        """Ends those of the given members that are live: first members that were never placed, then
+        placed members.
 
         Args:
             members: range id, first index and count.
@@ -78,18 +79,19 @@ class RangeMoves:
         Args:
             parts: the parts of one range.
             why: the reason for the events.
-            indexes: first index and end of the members to end; all by default.
+            indexes: the first index and the end (exclusive) of the members to end. By default, all
+                members end.
 
         Returns:
             False if the step is full and members are left.
         """
         first, end = indexes
         # Members that were never placed end first. If the step becomes full, a scheduling cycle may
-        # run before the next step. It must not place them on the capacity of members that just
-        # ended.
+        # run before the next step. It must not place such members on the capacity of members that
+        # have just ended.
         for part in parts:
             until = min(end, part.end)
-            # Looked up again each time, because ending a run changes the intervals.
+            # Looked up again each time, because the end of a run changes the intervals.
             while (run := next(part.waiting.runs_within(first, until), None)) is not None:
                 if self.journal.is_full:
                     return False
@@ -128,8 +130,8 @@ class RangeMoves:
     ) -> None:
         """Ends consecutive members that were never placed, with one entry in each log."""
         count = end - start
-        # Only the first member is moved. It represents all of them, because they are in equal
-        # states.
+        # Only the first member is moved. It represents all of them, because all are in the same
+        # state.
         first = part.member(start)
         dequeue_members(self.queue, part, start, end)
         self.transitions.move_request(first, how)

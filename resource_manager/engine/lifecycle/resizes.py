@@ -1,24 +1,26 @@
-"""Moves resizes through their states: waiting, ordered, confirmed or refused.
+"""Moves resizes through their states: waiting, ordered, and then confirmed or refused.
 
-A slot has at most one waiting resize (`slot.wanted`), and at most one that was ordered from its
-executor (`slot.ordered`). While a resize is ordered, each dimension is booked at the larger of the
-old and the new size.
+A slot has at most one waiting resize (`slot.wanted`), and at most one ordered resize
+(`slot.ordered`). An ordered resize was sent to the executor, or will be sent with its next command.
+While a resize is ordered, the larger one of the old and new amount is booked in each dimension.
 
 The rules:
 - A resize gets the slot's next number when the job master requests it.
 - A resize that needs no more than the slot has booked is ordered at once. A resize that needs more
-  is queued with an arrival number of its own. It is ordered when it fits on the slot's executor.
-- A new resize replaces a waiting one. While a resize is ordered, the new one waits until that order
-  is settled.
+  is queued with its own arrival number. It is ordered when it fits on the slot's executor.
+- A new resize replaces a waiting one. While a resize is ordered, the new one waits until the
+  ordered one is confirmed or refused.
 - An executor reports the size that it enforces. A report with the resize's number confirms the
-  resize. Only then, capacity that the slot gave up is free for others.
-- The order is repeated until a report or an answer settles it. If the executor could not carry out
-  the resize, the resize ends, or goes back to its place in the queue after a pause.
-- A slot keeps its dedicated cpus and its NUMA nodes. Additional ones are chosen when the resize is
-  ordered (`cpus/resizing.py`). Old and new ones stay booked until the executor confirms.
-- A resize to the slot's profile without GPUs parks it, and one back to that profile unparks it
-  (`devices/parking.py`). Both can take an executor long. It then answers IN_PROGRESS, and is asked
-  again until a report or an answer has the outcome. Unparking is repeated until it succeeds.
+  resize. Only then the capacity that the slot gave up is free for others.
+- The order is repeated until a report or an answer confirms or refuses the resize. If the executor
+  could not carry it out, the resize ends, or is queued again at its old place after a pause.
+- A slot keeps its NUMA nodes, and a growing slot keeps its dedicated cpus. Additional cpus are
+  chosen when the resize is ordered (`cpus/resizing.py`). Old and new cpus stay booked until the
+  executor confirms the resize.
+- A resize to the slot's profile without GPUs parks the slot. A resize back to that profile unparks
+  the slot (`devices/parking.py`). Both can take long. The executor then answers IN_PROGRESS, and
+  the order is sent again until a report or an answer has the outcome. Unparking is repeated until
+  it succeeds.
 
 Example: a host with 4 cpus has slot A with 1 cpu and slot B with 2 cpus, so 1 cpu is free.
 `booked` is what A has booked.
@@ -99,11 +101,11 @@ class ResizeMoves:
         """Orders a queued resize if its growth fits on the slot's executor now.
 
         Args:
-            placing: the current placement pass; its view of the host is updated.
+            placing: the current placement pass. It is informed about the change of the host.
             item: the queue entry of the resize.
 
         Returns:
-            False if the growth does not fit; the resize stays queued.
+            False if the growth does not fit. The resize stays queued.
         """
         slot = self.slots[item.name, item.generation]
         host = self.hosts[slot.executor_id]
@@ -114,7 +116,7 @@ class ResizeMoves:
             return False
         needed = growth(host, slot)
         self.order(slot, found)
-        # If neither amounts nor cpus changed, the view of the placement pass is still right.
+        # If neither amounts nor cpus changed, the numbers of the placement pass are still correct.
         if needed or found is not None:
             placing.follow([host])
         return True
@@ -157,7 +159,8 @@ class ResizeMoves:
         Returns:
             The refusal; None if the host could suit the slot.
         """
-        # Before this resize is ordered, the order in flight ends. The slot then has its cpus.
+        # This resize is ordered only after the ordered one has ended. The slot may then have the
+        # cpus of the ordered one.
         current = slot.assignment
         if slot.ordered is not None:
             current = slot.ordered.assignment or current
@@ -186,8 +189,8 @@ class ResizeMoves:
         backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
         if backoff is not None and backoff.active:
             return
-        # The slot already has this size. This happens if the order before was refused, and this
-        # resize restores the size from before that order.
+        # The slot already has this size. This happens if the previous resize was refused, and this
+        # one restores the size from before.
         if has_size(slot, wanted):
             self.withdraw(host, slot)
             self.changes.slot(slot)
@@ -201,14 +204,14 @@ class ResizeMoves:
         elif wanted.arrival_number not in self.queue.non_batchables:
             self.queue.add_resize(slot)
         else:
-            # The growth may now be smaller than when the resize last failed to fit.
+            # The growth may now be smaller than when the resize was last tried.
             self.queue.non_batchables.unblock(wanted.arrival_number)
 
     def stop(self, slot: Slot) -> None:
         """Stops resizing a slot that is being freed.
 
         `wanted` stays set, because the slot may be reclaimed. `ordered` stays set, because the
-        executor may have carried it out.
+        executor may have carried out the resize.
         """
         host = self.hosts.of(slot)
         key = (slot.allocation_id, slot.generation)
@@ -221,7 +224,7 @@ class ResizeMoves:
         """Continues the resize of a slot after its executor registered again or returned with the
         slot.
 
-        An ordered resize is ordered again. If there is none, the waiting resize is advanced.
+        An ordered resize is sent again. If there is none, the waiting resize is ordered or queued.
         """
         if slot.state is not SlotState.ALLOCATED:
             return
@@ -237,10 +240,11 @@ class ResizeMoves:
 
         A reported size is adopted even if it was not ordered. There are three such cases:
         - The number is higher than any that this resource manager has used, or belongs to another
-          size. It comes from a newer state of the resource manager that was lost (a restored
-          backup).
-        - An executor refused a resize, crashed with a full disk, and carried it out after all.
-        - An executor confirmed a resize, crashed with a full disk, and went back to the old size.
+          size. It is from a newer state of the resource manager that was lost, because a backup was
+          restored.
+        - An executor refused a resize, crashed with a full disk, and had carried out the resize
+          nevertheless.
+        - An executor confirmed a resize, crashed with a full disk, and returned to the old size.
 
         Args:
             slot: the slot as this resource manager knows it.
@@ -250,8 +254,8 @@ class ResizeMoves:
         if ordered is not None and number == ordered.number and _size(seen) == _size(ordered):
             self._adopt(slot, seen)
             return
-        # Numbers below `unknown_from` belong to settled resizes. A report with such a number and
-        # the known size has no news.
+        # Numbers below `unknown_from` belong to resizes that were confirmed or have ended. A report
+        # with such a number and the known size changes nothing.
         if ordered is not None:
             unknown_from = ordered.number
         else:
@@ -269,13 +273,14 @@ class ResizeMoves:
         self.hosts.of(slot).notice_shrinking()
 
     def _adopt(self, slot: Slot, seen: ReportedSlot) -> None:
-        """Books the reported size. An order with a higher number than in the report stays in
-        flight.
+        """Books the reported size. An ordered resize with a higher number than in the report stays
+        ordered.
         """
         host = self.hosts.of(slot)
         key = (slot.allocation_id, slot.generation)
         ordered, number = slot.ordered, seen.resize_number
-        # A higher ordered number is newer than this report, so its outcome is still open.
+        # An ordered resize with a higher number is newer than this report, so its outcome is still
+        # unknown.
         if ordered is not None and ordered.number <= number:
             ordered = None
             host.to_resize.pop(key, None)
@@ -306,7 +311,7 @@ class ResizeMoves:
         self.advance(slot)
 
     def _report(self, slot: Slot, number: int) -> None:
-        """Sends the job master an event that a resize is done, if the slot is still granted."""
+        """Sends the job master an event about a finished resize, if the slot is still granted."""
         request = self._granted(slot)
         if request is not None:
             message = f"change {number}: {size_text(slot)}"
@@ -317,13 +322,13 @@ class ResizeMoves:
         """Handles the executor's answer to a resize order, after the report in the answer was
         adopted.
 
-        If that report did not confirm the resize, the executor has refused it.
+        If this report did not confirm the resize, the executor has refused it.
 
         Args:
             host: the slot's executor.
             key: the slot.
-            number: the number of the resize in the answered order. The answer is ignored if
-                another resize is ordered by now.
+            number: the number of the resize in the answered command. If another resize is ordered
+                now, the answer is ignored.
             outcome: the executor's result for this slot.
         """
         slot = host.slots.get(key)
@@ -339,16 +344,16 @@ class ResizeMoves:
         self.hosts.touch(host)
         self.changes.slot(slot)
         request = self._granted(slot)
-        if request is None:  # the slot is no longer granted, so no event is due
+        if request is None:  # the slot is no longer granted, so its job master gets no event
             return
-        message = outcome.message or f"executor {host.host_id} did not do what it said"
+        message = outcome.message or f"executor {host.host_id} did not carry out the resize"
         reason = outcome.reason or Reason.RESIZE_REFUSED
         ends = _ends(outcome, ordered)
-        # If there is no newer resize, this one waits again. A newer one replaces it, and is tried
-        # below.
+        # If there is no newer resize, this one waits again. Otherwise the newer one replaces it,
+        # and is tried below.
         if slot.wanted is None and not ends:
             with self.transitions.moving_resize(slot, ResizeInput.RETRY):
-                # no assignment: other cpus may be free at the next attempt
+                # the assignment is dropped, because other cpus may be free at the next attempt
                 slot.wanted = replace(ordered, assignment=None)
             self._back_off(host, slot, outcome, message)
             return
@@ -385,8 +390,9 @@ class ResizeMoves:
         failures = before.failures if before is not None else 0
         delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
         until_ms = self.journal.now_ms + delay
-        # BELOW_USE: the tasks use more than the new size. A report does not show how much a slot
-        # uses, so a new report ends other back-offs early, but not this one.
+        # BELOW_USE means that the tasks use more than the new size. Reports do not show how much a
+        # slot uses, so a changed report does not end this back-off early. It ends other back-offs
+        # early.
         below_use = outcome.reason == Reason.BELOW_USE
         host.resize_backoffs[key] = ResizeBackoff(
             number=slot.wanted.number if slot.wanted is not None else 0,
@@ -426,10 +432,10 @@ class ResizeMoves:
                 self.advance(host.slots[key])
 
     def order(self, slot: Slot, assignment: CpuAssignment | None) -> None:
-        """Orders the waiting resize from the executor.
+        """Orders the waiting resize: the next command to the executor contains it.
 
-        The caller has checked that the growth fits on the host, and that `assignment` is available
-        there (see `assignment_for`).
+        The caller must have checked that the growth fits on the host, and that `assignment` is
+        available there (see `assignment_for`).
 
         Args:
             slot: the slot; its `wanted` becomes `ordered`.
@@ -440,9 +446,10 @@ class ResizeMoves:
         """
         host = self.hosts.of(slot)
         if slot.wanted is None:
-            raise InvariantBroken(f"slot {slot.allocation_id} waits for no other size")
+            raise InvariantBroken(f"slot {slot.allocation_id} has no waiting resize")
         ordered = replace(slot.wanted, assignment=assignment)
-        # Counts as a placement: a request is starved only if others were placed while it waited.
+        # Growth counts as a placement, because a request is starved only if others were placed
+        # while it waited.
         self.usage.flows.placements += 1
         with self.transitions.moving_resize(slot, ResizeInput.ORDER):
             slot.wanted = None
@@ -464,16 +471,16 @@ class ResizeMoves:
         profile: ResourceProfile,
         ordered: Resize | None,
     ) -> None:
-        # `set_size` replaces `booked`, so the old amounts are saved for the usage accounting.
+        # `set_size` replaces `slot.booked`, so the old amounts are kept for the usage accounting.
         before = slot.booked
         host.set_size(slot, profile, ordered)
         self.usage.rebooked([(slot, before)])
 
     def withdraw(self, host: Host, slot: Slot) -> None:
-        """Withdraws the waiting resize, if any."""
+        """Withdraws the waiting resize, if there is one."""
         if slot.wanted is not None:
             self.queue.non_batchables.remove(slot.wanted.arrival_number)
-            # While a resize is ordered, the pause belongs to that one.
+            # While a resize is ordered, the pause belongs to the ordered resize.
             if slot.ordered is None:
                 host.resize_backoffs.pop((slot.allocation_id, slot.generation), None)
             with self.transitions.moving_resize(slot, ResizeInput.WITHDRAW):
@@ -486,8 +493,8 @@ class ResizeMoves:
 
 
 def growth(host: Host, slot: Slot) -> Amounts:
-    """Returns the amounts that the waiting resize needs in addition to the slot's booking; empty if
-    none.
+    """Returns the amounts that the waiting resize needs in addition to the slot's booking; empty:
+    it needs none.
     """
     if slot.wanted is None:
         return {}
@@ -514,13 +521,13 @@ class _Growing:
 def growth_obstacles(host: Host, slot: Slot) -> tuple[Obstacle, ...]:
     """Returns the obstacles to the growth of a slot's waiting resize; none if it needs no growth.
 
-    Quotas are not checked here, and cpus only by `ResizeMoves.assignment_for`. If the host is
-    reserved for this resize itself, this function is not used.
+    It does not check quotas and cpus; see `QuotaChecks` and `ResizeMoves.assignment_for`. It must
+    not be used if the host is reserved for this resize.
     """
     needed = growth(host, slot)
     if slot.wanted is None or not needed:
         return ()
-    # A slot on the shared pool needs only amounts, and no dedicated cpus or devices.
+    # A slot in the whole shared pool needs only amounts, but no dedicated cpus or devices.
     had = slot.assignment
     is_constrained = had is not None and bool(had.cpus or had.numa or had.parked_devices)
     request = _Growing(slot.wanted.profile, slot.best_effort, is_constrained)
@@ -548,10 +555,11 @@ def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
     if outcome.reason == Reason.BELOW_USE:
         return not ordered.wait_for_use
     if outcome.reason == Reason.PARK_FAILED:
-        # Its work waits for the GPUs, and only the executor can give them back.
+        # The work of the slot waits for its GPUs, which only the executor can give back. So
+        # unparking is tried again.
         return not has_gpus(ordered.profile.devices)
-    # For these reasons the executor or its kernel rejected the resize itself, so a retry would
-    # hardly help. The job master must decide.
+    # For these reasons the executor or its kernel rejected the resize itself. A retry would rarely
+    # succeed, so the job master must decide.
     return outcome.reason in (
         Reason.STALE_RESIZE,
         Reason.VERSION_MISMATCH,
@@ -561,8 +569,8 @@ def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
 
 
 def _size(of: ReportedSlot | Slot | Resize) -> tuple[ResourceProfile, int]:
-    """Returns the values by which sizes are compared. An unset cpu limit counts as the booked
-    cpu.
+    """Returns the values by which sizes are compared. A cpu limit that is not set counts as the
+    booked cpu.
     """
     return of.profile, max(of.cpu_limit_milli, of.profile.cpu_milli)
 

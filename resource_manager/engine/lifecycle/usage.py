@@ -1,6 +1,6 @@
 """Charges slots to jobs and groups in the fairness tree.
 
-A slot accrues usage from its placement until the order to free it. Its capacity counts against
+A slot accrues usage from its placement until it starts to be freed. Its capacity counts against
 quotas until it is deleted.
 """
 
@@ -38,7 +38,7 @@ class UsageAccounting:
         Called after the state was loaded from the store.
         """
         flows = self.flows
-        # The totals are added first, because the cost of a slot is its share of them.
+        # The totals are added first, because the cost of slots depends on them.
         for host in self.hosts.values():
             self.count_total(host)
         for group in self.groups.values():  # parents come before their children
@@ -54,7 +54,7 @@ class UsageAccounting:
     ) -> None:
         """Charges all slots. Called after the state was loaded from the store."""
         for slot in self.slots.values():
-            # A slot may exist longer than its job's flow.
+            # The slot may exist longer than the flow of its job.
             if slot.job_id in self.flows.jobs:
                 slot.cost = self.costs.of(slot.booked)
                 accrues = slot.state is not SlotState.FREEING
@@ -84,8 +84,8 @@ class UsageAccounting:
         self.flows.resume_accruing(slot.job_id, slot.cost)
 
     def remove_slot(self, slot: Slot) -> None:
-        """Removes a deleted slot that has stopped accruing. If its job has ended and has nothing
-        else, the job's flow is removed, too.
+        """Removes a deleted slot that has stopped accruing. If its job has ended and has no other
+        slots or requests, the flow of the job is removed, too.
         """
         if slot.job_id in self.flows.jobs:
             self.flows.remove_slot(slot.job_id, slot.booked)

@@ -1,19 +1,19 @@
 """Stores the usage of jobs and groups, so that it survives a restart, and restores it.
 
-A flow's row is written when the flow begins to accrue usage, and again at least every
+The row of a flow is written when the flow begins to accrue usage, and then about every
 `usage_interval_ms` while it accrues. After a crash, the running slots are charged from the time of
-the row on. So usage after a restart is wrong by at most one interval. It is too low for slots that
-ended between the last row and the crash. It is too high for slots that started after the last row.
-If a job replaces ended slots by new ones, the two errors cancel out.
+the row. So usage after a restart is wrong by at most about one interval. It is too low for slots
+that ended between the last row and the crash. It is too high for slots that started after the last
+row. If a job replaces ended slots by new ones, the two errors compensate each other.
 
 Rows are written in passes. A pass writes all flows that had changed when it began, some rows at a
-time. With very many flows a pass takes longer than the interval. A row is stored with the next
-batch in three cases: a flow was raised as it became active; a flow starts to accrue; a job ends
-(its usage and that of its groups). After a restart, nothing else would show that a flow was raised,
-or when it began to accrue.
+time. With very many flows, a pass takes longer than the interval. In three cases a row is already
+stored with the next batch of events: a flow was raised when it became active, a flow starts to
+accrue, or a job ends (rows of the job and of its groups). After a restart, only these rows show
+that a flow was raised, or when it began to accrue.
 
-The time between a row and the restart is wall time, because the old and the new process share no
-other clock. If the wall clock was set back, that time counts as 0.
+The time between a row and the restart is measured with the wall clock, because the old and the new
+process have no other common clock. If the wall clock was set back, this time counts as 0.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from resource_manager.engine.model.settings import EngineSettings, Fairness
 from resource_manager.engine.model.timers import Timer, Timers
 
 STORED_AT_ONCE = 1_000
-"""The most flows that are written in one batch."""
+"""At most this many flows are written in one batch."""
 
 PAUSE_MS = 200
-"""Pause between two such batches of one pass."""
+"""Pause between two batches of one pass."""
 
 
 class Checkpoints:
@@ -53,10 +53,11 @@ class Checkpoints:
         """Returns the rows to write now, and the monotonic time at which to call again.
 
         Args:
-            now_ms: monotonic; the tree's clock must have been advanced to it.
-            time_ms: now, by the wall clock.
+            now_ms: monotonic time; the clock of the tree must have been advanced to it.
+            time_ms: the current wall clock time.
         """
-        # The next pass begins only when the last one is written, however long that takes.
+        # The next pass begins only after all rows of the last one are written, even if this takes
+        # long.
         if not self._next_flows and now_ms >= self._next_pass_ms:
             self._next_pass_ms = now_ms + self._interval_ms
             self._next_flows.extend(self._tree.changed.values())
@@ -100,20 +101,20 @@ def restore_usage(
     time_ms: int,
 ) -> int:
     """Restores the usage of all flows: the stored usage, decayed, plus the usage that running slots
-    have accrued since.
+    have accrued since it was stored.
 
     Args:
         tree: a new tree with all flows and running slots.
         usage_records: the stored rows. Rows of unknown flows are skipped.
         running: all slots that accrue usage.
         fairness: the configured measure of usage, and its half-life.
-        time_ms: now, by the wall clock.
+        time_ms: the current wall clock time.
 
     Returns:
         The number of rows in another measure. They are dropped.
     """
     flows = {flow.id: flow for flow in (*tree.groups.values(), *tree.jobs.values(), tree.root)}
-    # Select the usable rows, and find from when on the slots of each flow must be charged.
+    # Select the usable rows, and find the time from which the slots of each flow must be charged.
     known, begins_ms = {}, {}
     others = 0
     for record in usage_records:
@@ -136,8 +137,8 @@ def restore_usage(
             left = _left_of(time_ms - row.time_ms, fairness)
             service, raised = service + row.service * left, row.raised * left
         tree.set_usage(flow, service, raised)
-        # The row is still right if the flow does not accrue. But a row with a future time must be
-        # written again: the wall clock was set back.
+        # If the flow does not accrue, its row is still correct. A row with a future time must be
+        # written again, because the wall clock was set back.
         if row is not None and not flow.rate and row.time_ms <= time_ms:
             flow.changed = False
             tree.changed.pop(flow_id, None)
@@ -169,9 +170,7 @@ def _since_rows(
 
 
 def _left_of(past_ms: int, fairness: Fairness) -> float:
-    """Returns the fraction that is left of usage that is `past_ms` old. After one half-life:
-    0.5.
-    """
+    """Returns the decay factor of usage that is `past_ms` old. After one half-life, it is 0.5."""
     if fairness.half_life_ms is None:
         return 1.0
     return float(2.0 ** (-max(0, past_ms) / fairness.half_life_ms))
@@ -180,7 +179,7 @@ def _left_of(past_ms: int, fairness: Fairness) -> float:
 def _counted_s(past_ms: int, fairness: Fairness) -> float:
     """Returns how many seconds a slot is charged for if it has run for the last `past_ms`.
 
-    This is the integral of the decay factor 2^-(age / half-life) over that time.
+    This is the integral of the decay factor 2^-(age / half-life) over this time.
     """
     if fairness.half_life_ms is None:
         return max(0, past_ms) / 1_000
@@ -188,10 +187,10 @@ def _counted_s(past_ms: int, fairness: Fairness) -> float:
 
 
 def _remember_last_served(group: Flow) -> None:
-    """Sets the level to which a flow is raised when it becomes active while no sibling waits.
+    """Sets the level to which a flow is raised if it becomes active while no sibling waits.
 
-    The exact level is that of the sibling that was served last, which is not stored. So it is the
-    lowest usage per weight among the siblings with running slots.
+    The correct level is that of the sibling that was served last, but this is not stored. The
+    lowest usage per weight among the siblings with running slots is used instead.
     """
     if group.children is None:
         return
@@ -215,22 +214,23 @@ class UsageCheckpoints:
     settings: EngineSettings
     slots: Slots
     timers: Timers
-    restarted: int = 0  # stored flows that start again at 0: their usage was in another measure
+    # number of stored flows that start at 0, because their usage was in another measure
+    restarted: int = 0
 
     def restore(self, usage_records: Iterable[UsageRecord], at: Instant) -> None:
         """Loads the stored usage into the fairness tree.
 
-        Must be called after all requests are queued, because queueing raises flows.
+        Must be called after all requests were queued, because queueing raises flows.
 
         Args:
             usage_records: the stored rows.
-            at: now.
+            at: the current time.
         """
         self.restarted = restore_usage(
             self.flows, usage_records, _running(self.slots), self.settings.fairness, at.time_ms
         )
-        # These flows are urgent only because the restore set them from stored rows. So nothing must
-        # be stored at once.
+        # These flows are marked as urgent only because the restore has set them from stored rows.
+        # So they need not be stored now.
         self.flows.urgent.clear()
         self.flows.accrued_while_down = {
             flow.id: flow for flow in self.flows.changed.values() if flow.rate
@@ -252,7 +252,7 @@ class UsageCheckpoints:
         flows = self.flows
         for flow in flows.urgent.values():
             self._keep(self.checkpoints.written(flow, self.journal.at.time_ms))
-        # They are now part of this batch, so a crash cannot undo a raise.
+        # The rows are part of this batch, so a crash cannot undo a raise.
         flows.urgent.clear()
 
     def keep_ended(self, job_id: str) -> None:

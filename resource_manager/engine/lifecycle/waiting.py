@@ -1,6 +1,6 @@
-"""Finds why requests and gang members wait, and whether a new request can be accepted at all.
+"""Finds out why requests and gang members wait, and whether a new request can be accepted.
 
-It reads the capacity indexes, because reading every host would cost too much. So the caller must
+It reads the capacity indexes, because it would cost too much to read every host. So the caller must
 refresh the indexes first.
 """
 
@@ -55,15 +55,15 @@ _MEMBER_REASONS = frozenset(
         Reason.WAITING_EXECUTOR,
     }
 )
-"""Reasons that a member has by itself: it would wait for the same reason without its gang."""
+"""Reasons for which a member would also wait without its gang."""
 
 VERDICTS_MAX = 1_000
-"""The most kinds of gangs whose feasibility is cached."""
+"""The feasibility of at most this many kinds of gangs is cached."""
 
 
 @dataclass(slots=True, eq=False)
 class WaitingReasons:
-    """Finds why requests wait, and which are rejected at once."""
+    """Finds out why requests wait, and which requests are rejected at once."""
 
     journal: Journal
     settings: EngineSettings
@@ -97,8 +97,8 @@ class WaitingReasons:
     def _waiting_reason(self, scheduling_class: SchedulingClass) -> Reason:
         """Checks feasibility first, then the sums of free capacity, and single hosts last.
 
-        The reason is fragmentation if the sum over all hosts is enough, but no single host has
-        enough. It is topology if a host has the amounts, but no suitable cpus or NUMA nodes.
+        The reason is fragmentation if all hosts together have enough, but no single host has. It is
+        topology if a host has the amounts, but no suitable cpus or NUMA nodes.
         """
         match feasibility(self.hosts, self.elastic, scheduling_class):
             case Feasibility.NEVER:
@@ -113,14 +113,15 @@ class WaitingReasons:
                 return Reason.WAITING_RESERVATION
             case Feasibility.POSSIBLE:
                 pass
-        # No host has more free than the sum of all, and the sums are cheaper than reading hosts.
+        # No host has more than all hosts together, and to compare sums is cheaper than to read
+        # hosts.
         sums = free_sums(self.hosts, scheduling_class)
         amounts = list[Need](needs_of(scheduling_class).amounts)
-        # A class has different amounts for hosts with one memory pool and for hosts with separate
-        # ones. It is enough if the sums cover one of the two.
+        # A class needs different amounts on hosts with one memory pool and on hosts with separate
+        # pools. It is sufficient if the sums cover one of the two.
         if not any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in amounts):
             return Reason.WAITING_CAPACITY
-        # It fits on a host, but other requests are served first.
+        # The request fits on a host, but other requests are served first.
         if has_room(self.hosts, scheduling_class):
             return Reason.WAITING_CAPACITY
         # If some host has all amounts, only its cpus or NUMA nodes can be the reason.
@@ -161,7 +162,7 @@ class WaitingReasons:
         """Returns why a member of a gang waits. The indexes must be up to date."""
         spec = request.spec
         waiting = self.gangs.waiting.get(spec.gang_id)
-        if waiting is None:  # its job has ended, so the gang is not queued
+        if waiting is None:  # the job has ended, so the gang is not queued
             # The reason is that of a single request.
             return self.waiting_reason(self.queue.class_of(spec))
         return self._member_reason(waiting, scheduling_key(spec))
@@ -172,8 +173,8 @@ class WaitingReasons:
             yield self._member_reason(waiting, member.key), member.count
 
     def _member_reason(self, waiting: WaitingGang, key: SchedulingKey) -> Reason:
-        """Returns why a member waits: its own reason if it would also wait without the gang, else
-        the reason of the gang.
+        """Returns why a member waits. If it would also wait without the gang, this is its own
+        reason; otherwise it is the reason of the gang.
         """
         if not waiting.tried:
             return Reason.NOT_YET_CONSIDERED
@@ -185,7 +186,8 @@ class WaitingReasons:
             reason = self.waiting_reason(scheduling_class)
             if reason not in _MEMBER_REASONS:
                 whole = self._gang_reason(waiting.kind)
-                # If not even this member fits, its own reason is more helpful than WAITING_GANG.
+                # If this member alone does not fit, its own reason is more helpful than
+                # WAITING_GANG.
                 if whole is not Reason.WAITING_GANG or has_room(self.hosts, scheduling_class):
                     reason = whole
             known[key] = reason
@@ -201,8 +203,8 @@ class WaitingReasons:
                 return Reason.WAITING_GANG
 
     def refusal(self, spec: RequestSpec) -> ItemOutcome | None:
-        """Returns why a new request cannot be accepted: invalid values, or no possible host. None
-        if it can be accepted.
+        """Returns why a new request cannot be accepted: it has invalid values, or no host could
+        serve it. None: it can be accepted.
         """
         return _invalid(self.settings, spec) or self.rejection(spec)
 
@@ -210,9 +212,10 @@ class WaitingReasons:
         """Returns why no host could ever serve a request; None if it can be accepted. The indexes
         must be up to date.
 
-        A request without `allow_pending` is rejected at once if no known executor could host it,
-        and no executor that could be requested from a provider either. But if no executor is known
-        and none can be requested, every request waits; `scheduling/rejecting.py` checks them later.
+        A request without `allow_pending` is rejected at once if neither a known executor nor one
+        that could be requested from a provider could host it. There is one exception: if no
+        executor is known and none can be requested, every request waits, and
+        `scheduling/rejecting.py` checks it later.
         """
         scheduling_class = self.queue.class_of(spec)
         verdict = feasibility(self.hosts, self.elastic, scheduling_class)
@@ -230,7 +233,8 @@ class WaitingReasons:
             lack = f"no executor that could host {asked} carries the labels {labels}"
         else:
             lack = f"no executor could host {asked}, even when empty"
-        # A list of executors may show one with enough capacity, so the message explains that case.
+        # If an executor has enough capacity but does not suit, users would wonder why it is not
+        # used. So the message explains it.
         if unsuited := large_and_unsuited(self.hosts, scheduling_class):
             host, refusal = unsuited
             lack += f" ({host.host_id} has that much, but {refusal.text})"
@@ -241,12 +245,12 @@ class WaitingReasons:
         ):
             lack += f" (the most on one executor is {amounts_text(most)})"
         if verdict is Feasibility.NEVER and self.elastic.provisioning:
-            lack += ", nor one that could be asked for"
+            lack += ", nor one that could be requested"
         return ItemOutcome(
             spec.allocation_id,
             Reason.INFEASIBLE_NEVER,
-            f"{lack}; ask for less, or set allow_pending (--allow-pending) to wait for one that may"
-            " come",
+            f"{lack}; request less, or set allow_pending (--allow-pending) to wait for an executor"
+            " that may register later",
             tuple((name, str(amount)) for name, amount in amounts.items()),
         )
 
@@ -297,7 +301,7 @@ class WaitingReasons:
 
 
 def _invalid(settings: EngineSettings, spec: RequestSpec) -> ItemOutcome | None:
-    """Returns the error of a request that is invalid on any host; None if it is valid."""
+    """Returns the error of a request that is invalid on every host; None: it is valid."""
     profile = spec.profile
     if profile is None:
         return None

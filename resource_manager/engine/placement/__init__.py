@@ -1,1 +1,1 @@
-"""Which host serves a request: index, filter, rank, choose."""
+"""Decides which host serves a request: finds hosts in an index, filters, ranks and chooses them."""

@@ -1,8 +1,9 @@
-"""Columns of the capacity index: what a host has, and what a request needs.
+"""Computes the columns of the capacity index: what a host has, and what a request needs.
 
-They are the columns of the constraints (`fit.py`), and some of hosts as a whole. What a host would
-have if it were empty stands beside what it has now, with the prefix `KNOWN`, and `ONLINE` while the
-host is online.
+Each constraint (`fit.py`) defines its columns, and a few columns describe the host as a whole. A
+column without a prefix contains what the host has free now. The column with the prefix `KNOWN`
+contains what the host would have if it were empty. The column with the prefix `ONLINE` contains the
+same number while the host is online, and 0 otherwise.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _PREFERABLE = tuple(each for each in CONSTRAINTS if each.is_preferable)
 
 def columns_of(host: Host, strategy: Strategy) -> dict[str, int]:
     """Returns all columns of a host."""
-    # A registration is replaced as a whole, so its identity tells whether the columns are current.
+    # A new registration is a new object, so its identity shows whether the columns are current.
     if host.described is not host.executor.registration:
         _describe(host)
-    # Copied, because the cached columns must not get those that depend on bookings.
+    # Copied, because the columns that depend on bookings must not be added to the cached ones.
     columns = dict(host.columns_online if host.online else host.columns_known)
-    # Without columns of what is free the host covers no need, but it stays known as a size.
+    # Without columns of free capacity, no search finds the host. Its size stays in the index.
     if not host.eligible:
         return columns
     at = HostView.now(host)
@@ -58,25 +59,27 @@ def columns_of(host: Host, strategy: Strategy) -> dict[str, int]:
 
 
 def score_columns_of(host: Host, strategy: Strategy, columns: dict[str, int]) -> dict[str, int]:
-    """Returns the columns by which a placement strategy orders hosts, derived from others."""
+    """Returns the columns by which a placement strategy orders hosts. They are computed from
+    `columns`, the other columns of the host.
+    """
     most = host.executor.registration.slots_max
     return score_columns(strategy, host.dimensions, columns, most, columns[SLOTS])
 
 
 def is_amount(column: str) -> bool:
-    """Returns False for columns of constraints that are not amounts that a slot books."""
+    """Returns True for a column of an amount that slots book, and False for all other columns."""
     return column not in _BESIDES_AMOUNTS and not column.startswith(_PREFIXES)
 
 
 def needs_of(scheduling_class: SchedulingClass) -> Needs:
-    """Returns what a host must have for a request of a class."""
+    """Returns what a host must have for a request of a class, in columns of the index."""
     if scheduling_class.needs is None:
         scheduling_class.needs = needs_for(scheduling_class)
     return scheduling_class.needs
 
 
 def needs_for(request: ResourceRequest) -> Needs:
-    """Returns what a host must have for a request."""
+    """Returns what a host must have for a request, in columns of the index."""
     (pooled, counted), (separate, counted_separate) = (
         _needs(request, separate_pools=each) for each in (False, True)
     )
@@ -91,13 +94,14 @@ def needs_for(request: ResourceRequest) -> Needs:
 
 
 def size_of(scheduling_class: SchedulingClass, sums: Amounts) -> int:
-    """Returns the largest part of what all hosts have of any amount that a request needs, in units
-    of 2**-60.
+    """Returns how large a request is compared with the cluster, in units of 2**-60: the largest
+    quotient of an amount that the request needs and the total of all hosts.
 
     Args:
-        scheduling_class: of the request.
-        sums: of the columns of all hosts. Amounts that no host has are left out: those of the other
-            kind of memory pools.
+        scheduling_class: the scheduling class of the request.
+        sums: the sum of each index column over all hosts. Amounts that no host has are not
+            compared. For example, these are the parts of memory if all hosts have one common memory
+            pool.
     """
     return max(
         (
@@ -125,7 +129,7 @@ def _needs(
 
 
 def _describe(host: Host) -> None:
-    """Derives the columns that do not depend on bookings."""
+    """Computes the columns that do not depend on bookings, and stores them with the host."""
     at = HostView.empty(host)
     empty: dict[str, int] = {}
     for constraint in _WITH_COLUMNS:

@@ -1,6 +1,6 @@
 """Defines constraints. A constraint is one condition that a host must meet to serve a request.
 
-Each kind of constraint is a subclass of `Constraint` (`fit.py` lists them). It checks one host: as
+Each kind of constraint is a subclass of `Constraint` (`fit.py` lists them). It checks one host as
 it is, as if it were empty, or as if some of its slots had ended (`HostView`). It returns
 
 - the columns of the capacity index that a host needs to meet the condition,
@@ -29,7 +29,9 @@ MILLION = 1_000_000
 
 
 class Blocker(StrEnum):
-    """Codes of obstacles. There are also codes INSUFFICIENT_<DIMENSION>, which are not listed."""
+    """Codes of obstacles. Codes of the form INSUFFICIENT_<DIMENSION> exist as well, but are not
+    listed here.
+    """
 
     LOST = "LOST"
     UNCONFIRMED = "UNCONFIRMED"
@@ -41,8 +43,8 @@ class Blocker(StrEnum):
     SLOT_LIMIT = "SLOT_LIMIT"
     REFUSED = "REFUSED"  # the executor refused an equal slot recently
     HELD = "HELD"  # the free capacity is reserved for another owner
-    DEVICES = "DEVICES"  # no device, or too few, have enough left
-    TOPOLOGY = "TOPOLOGY"  # the cpus or NUMA nodes do not suit, whatever amounts are free
+    DEVICES = "DEVICES"  # too few devices, or none, have enough free capacity
+    TOPOLOGY = "TOPOLOGY"  # the cpus or NUMA nodes do not suit, even if enough is free
 
 
 class Obstacle(NamedTuple):
@@ -51,10 +53,10 @@ class Obstacle(NamedTuple):
     Attributes:
         constraint: the condition that is not met.
         blocker: the code of the obstacle, for people and in the protocol.
-        transient: the obstacle goes away when enough slots on the host end.
-        lack: how much is missing, in millionths of the requested amount; 0 if nothing can be
-            measured.
-        dimension: the dimension of which too little is free.
+        transient: True if the obstacle disappears when enough slots on the host end.
+        lack: how much is missing, in millionths of the requested amount; 0 if the obstacle is not
+            about an amount.
+        dimension: the resource of which too little is free; empty: the obstacle is not about one.
         host_refusal: why cpus or NUMA nodes do not suit.
     """
 
@@ -70,15 +72,17 @@ NO_OBSTACLE: tuple[Obstacle, ...] = ()
 
 
 class HostView:
-    """A host as a constraint checks it: what the host could give to one more slot.
+    """A host as a constraint sees it: what the host could give to one more slot.
 
     Attributes:
         host: the host.
-        free: amounts that the slot could have; `spare` also subtracts reserved capacity.
-        total: amounts that it could have if all other slots ended.
+        free: amounts that the slot could have, reserved capacity included. `spare` leaves out
+            reserved capacity.
+        total: amounts that the slot could have if all other slots ended.
         slots_left: how many more slots the host may have.
-        is_empty: the host is seen as if it had no slots, now or ever, and no reservation.
-        owns_reservation: capacity that is reserved on the host is for this request.
+        is_empty: True if the view shows the host without any slots and without reservations.
+        owns_reservation: True if the capacity that is reserved on the host is reserved for this
+            request.
     """
 
     __slots__ = ("_ended", "free", "host", "is_empty", "owns_reservation", "slots_left", "total")
@@ -120,7 +124,7 @@ class HostView:
         """Returns the host as if these slots had ended.
 
         `free` includes best-effort cpu even if the best-effort pool is empty now, because the end
-        of slots may fill the pool. `cpus` shows whether it does.
+        of slots may add cpus to the pool. `cpus` shows whether it really does.
         """
         gone = tuple(ended)
         free = add(
@@ -134,8 +138,8 @@ class HostView:
 
     @classmethod
     def growing(cls, host: Host, slot: Slot) -> HostView:
-        """Returns the host as it is, for the growth of a slot there: the amounts that the slot
-        needs in addition to its booking.
+        """Returns the host as it is now, for a check whether one of its slots can grow. The check
+        compares only the amounts that the slot needs in addition to its booking.
         """
         # A slot that grows needs no second slot, so their number does not limit it.
         at = cls(host, host.free(), UNLIMITED)
@@ -151,7 +155,9 @@ class HostView:
         return reserved.spare(self.free, self.host.total, self._slots())
 
     def spare_slots(self) -> int:
-        """Returns how many more slots the host may have that are not reserved for others."""
+        """Returns how many more slots the host may have, without the slots that are reserved for
+        others.
+        """
         reserved = self.host.reserved
         if reserved is None or self.owns_reservation or self.is_empty:
             return self.slots_left
@@ -169,12 +175,12 @@ class HostView:
 
     @property
     def is_now(self) -> bool:
-        """True if the view is not empty and leaves out no slots."""
+        """True if the view shows the host as it is now."""
         return not (self.is_empty or self._ended)
 
     def cpus(self) -> CpuLedger | None:
-        """Returns the ledger of cpus that fits this view; None: the host does not report its cores.
-        The caller must not change it.
+        """Returns the ledger of the host's cpus as of this view; None: the host does not report its
+        cores. The caller must not change the ledger.
         """
         ledger = self.host.cpus
         if ledger is None or self.is_now:
@@ -192,10 +198,11 @@ class Remedy:
     """A change of a request that would let it fit on one host.
 
     Attributes:
-        size: how large the change is, in millionths, for comparison with other remedies.
+        size: how large the change is, in millionths of the requested amount. Remedies are compared
+            by it.
         text: completes "fits now on host-a ...".
         at_most: dimensions whose requested amount must be lower; `free` is the amount that fits.
-        relaxed: policies that must be given up: "bind", "exclusive", "numa", "qos",
+        relaxed: policies that the request must drop: "bind", "exclusive", "numa", "qos",
             "isolation".
     """
 
@@ -209,16 +216,20 @@ class Constraint(ABC):
     """One condition that a host must meet.
 
     Attributes:
-        of_size: the condition does not depend on slots, so an empty host must meet it as well.
-        costly: a check takes much longer than a comparison of numbers. It is made only on hosts
-            that meet all other conditions.
+        of_size: True if an empty host can violate the condition, too. Such a condition decides
+            whether a request is feasible.
+        costly: True if a check takes much longer than a comparison of numbers. Only hosts that meet
+            all other conditions are then checked.
         columns: names of its index columns, except those of amounts.
-        column_prefixes: prefixes of further index columns, whose names depend on what hosts have.
+        column_prefixes: prefixes of further index columns. The rest of their names is the name of a
+            dimension.
         has_columns: whether the constraint has index columns.
-        is_counted: its columns may be compared with sums over hosts.
-        is_preferable: requests may prefer it instead of requiring it (`preferred`, `never_met`).
-        remedies_sought_on: on how many hosts one explanation may call `remedies`.
-        phrase: text of its obstacle, if the text is always the same.
+        is_counted: whether its columns are amounts, so that sums of them over several hosts make
+            sense.
+        is_preferable: whether requests may prefer it instead of requiring it (`preferred`,
+            `never_met`).
+        remedies_sought_on: the number of hosts on which one explanation may call `remedies`.
+        phrase: text of its obstacles, if this text is always the same.
     """
 
     of_size: ClassVar[bool] = False
@@ -236,7 +247,7 @@ class Constraint(ABC):
         return True
 
     def matters_on(self, host: Host, request: ResourceRequest) -> bool:
-        """Returns False if the condition is met on this host whatever happens there."""
+        """Returns False if this host always meets the condition, no matter which slots it has."""
         return True
 
     def needs(self, request: ResourceRequest, *, separate_pools: bool) -> dict[str, int]:
@@ -245,7 +256,8 @@ class Constraint(ABC):
 
         Args:
             request: the request.
-            separate_pools: True: for a host with a separate memory pool for each memory part.
+            separate_pools: True for a host with a separate memory pool for each memory part; False
+                for a host with one common pool.
         """
         return {}
 
@@ -271,12 +283,12 @@ class Constraint(ABC):
 
         Args:
             request: the request.
-            asked: the amounts that it would book there.
+            asked: the amounts that the request would book on the host.
             at: the host.
         """
 
     def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
-        """Returns an obstacle of this constraint in words, without the host's id."""
+        """Describes an obstacle of this constraint for people, without the host's id."""
         return self.phrase
 
     def remedies(
@@ -291,6 +303,7 @@ class Constraint(ABC):
         Args:
             request: the request.
             at: the host.
-            settings: contain the least amounts that a request may have.
+            settings: settings of the engine. They contain the least amounts that a request may
+                have.
         """
         yield from ()

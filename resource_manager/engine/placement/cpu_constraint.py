@@ -1,8 +1,10 @@
-"""The constraint that a host's cpus and NUMA nodes suit a slot, whatever amounts are free.
+"""Checks whether the cpus and NUMA nodes of a host suit a slot. Enough free cpu and memory alone do
+not make them suit.
 
-The verdict is that of the code that assigns cpus to slots (`cpus/assign.py`). A remedy is a policy
-that would have to be preferred instead of required, fewer cpus, or less memory on one node. Each
-one is tried with the same code; tries are limited, so a change that is not reported may still help.
+The check calls the code that also assigns cpus to slots (`cpus/assign.py`). It proposes three kinds
+of remedies: a policy that is preferred instead of required, fewer cpus, or less memory on one node.
+Each remedy is tried with the same code. The number of tries is limited, so other changes may help,
+too.
 """
 
 from __future__ import annotations
@@ -54,16 +56,19 @@ PIN_CPUS = "pin.cpus"
 """Index column: cpus that could be dedicated to one more slot."""
 
 PIN_CORE_CPUS = "pin.core_cpus"
-"""Index column: those of them whose cores are entirely free, if slots may have whole cores."""
+"""Index column: cpus of `PIN_CPUS` whose whole cores are free, if slots may have whole cores."""
 
 PIN_CORES = "pin.cores"
-"""Index column: cores with one of these cpus, if slots may have one cpu each of several cores."""
+"""Index column: cores with at least one cpu of `PIN_CPUS`, if slots may have one cpu of each core.
+"""
 
 PIN_NODE_CPUS = "pin.node_cpus"
-"""Index column: those of them on the NUMA node with the most."""
+"""Index column: the largest number of `PIN_CPUS` cpus on one NUMA node."""
 
 NODE_CPU_MILLI = "node.cpu_milli"
-"""Index column: what slots in shared pools could still have of the NUMA node with the most."""
+"""Index column: the largest amount of cpu that slots in shared pools can still get on one NUMA
+node.
+"""
 
 _COLUMNS = (PIN_CPUS, PIN_CORE_CPUS, PIN_CORES, PIN_NODE_CPUS, NODE_CPU_MILLI)
 
@@ -90,11 +95,12 @@ class CpusSuit(Constraint):
         if ledger is None or ledger.time_shared:
             return {}
         room, demanded = ledger.pin_room(), ledger.policy.bind
-        # A host that demands one way of binding has 0 for the other, so it is never searched for
-        # it.
+        # A host that demands one bind policy has 0 in the column of the other one, so that no
+        # search for the other one finds it.
         whole = demanded is not HostBindPolicy.SPREAD_BY_PCPUS
         apart = demanded is not HostBindPolicy.FULL_PCPUS_ONLY and ledger.layout.smt
-        # Without SMT any cpus are on different cores, but only a host that demands this says so.
+        # Without SMT all cpus are on different cores. The column is still 0 then, unless the host
+        # demands spreading.
         apart |= demanded is HostBindPolicy.SPREAD_BY_PCPUS
         nodes = ledger.layout.cpu_nodes
         return {
@@ -112,16 +118,16 @@ class CpusSuit(Constraint):
         policy = request.cpus[0]
         stricter = _one_required(policy)
         if request.profile is None:
-            # The cpu of a default slot is up to the host, so no column tells.
+            # Each host has its own default slot, so no column shows whether the policy can be met.
             return [{} for _ in stricter]
         known = _cpu_need(request.profile, policy)
         needs = (_cpu_need(request.profile, each) for each in stricter)
-        # Only what the preference adds: each tier includes the needs of the class in any case.
+        # Contains only what the preference adds, because each tier includes the needs of the class.
         return [{name: n for name, n in need.items() if name not in known} for need in needs]
 
     def never_met(self, request: ResourceRequest) -> int:
-        """Counts policies without effect, because slots of this class have dedicated cpus, or have
-        none.
+        """Counts preferred policies that have no effect on slots of this QoS class. Some apply only
+        to slots with dedicated cpus, others only to slots without.
         """
         if request.cpus is None:
             return 0
@@ -145,24 +151,24 @@ class CpusSuit(Constraint):
         if not self.matters_on(host, request):
             return NO_OBSTACLE
         given: CpuAssignment | HostRefusal | None
-        # The caches below hold for the request as it is. Equal bookings share one object, so
-        # identity tells amounts that a remedy tries from those.
+        # The cached results below are valid only for the amounts of the request itself. Equal
+        # bookings share one object, so identity shows whether a remedy tries other amounts.
         as_asked = asked is host.booking_for(request)
-        if as_asked and at.is_now:  # cached: the host is asked again when the slot is placed
+        if as_asked and at.is_now:  # cached, and used again when the slot is placed
             given = host.assign(request)
-        elif as_asked and at.is_empty:  # hosts that are alike share the answer
+        elif as_asked and at.is_empty:  # hosts with equal cpus share the result
             given = host.never_suits(request)
         else:
             given = assign(at.cpus(), cpu_request_of(request, asked))
         if not isinstance(given, HostRefusal):
             return NO_OBSTACLE
-        # Where the devices alone do not suit, `DevicesSuit` says so.
+        # If the devices alone do not suit, `DevicesSuit` reports that.
         if is_about_devices(given) and DEVICES.obstacles(request, asked, at):
             return NO_OBSTACLE
         return (Obstacle(self, Blocker.TOPOLOGY, not given.lasting, 1, host_refusal=given),)
 
     def obstacle(self, request: ResourceRequest, at: HostView) -> Obstacle | None:
-        """Returns why the condition is not met; None: it is."""
+        """Returns why a host does not meet the condition; None: it does."""
         return next(iter(self.obstacles(request, at.host.booking_for(request), at)), None)
 
     def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
@@ -171,13 +177,13 @@ class CpusSuit(Constraint):
         if refusal is None:
             return ""
         if refusal.blocker is CpuBlocker.CPU_NOT_ENOUGH and shortfall(asked, at.free):
-            return ""  # the free amounts say the same
+            return ""  # the obstacle about free amounts already reports it
         return f"{refusal.blocker}: {refusal.text}"
 
     def remedies(
         self, request: ResourceRequest, at: HostView, settings: EngineSettings
     ) -> Iterator[Remedy]:
-        """Yields changes each of which helps on its own."""
+        """Yields changes of the request. Each one alone is enough."""
         host, ledger = at.host, at.cpus()
         if ledger is None:
             return
@@ -185,14 +191,17 @@ class CpusSuit(Constraint):
         found = [*_preferred(ledger, wanted), *_lower_amounts(host, ledger, wanted)]
         yield from found
         shared = replace(wanted, policy=_shared(wanted.policy))
-        # Giving up dedicated cpus is the largest change, so it is tried only if no other helps.
+        # To run without dedicated cpus is the largest change, so it is tried only if no other one
+        # helps.
         if not found and wanted.policy.qos.is_pinned and not _refused(ledger, shared):
             text = f"if it ran in the shared pool (qos {QosClass.LS})"
             yield Remedy(MILLION, text, relaxed=("qos",))
 
 
 def required_policies(policy: CpuPolicy) -> list[str]:
-    """Returns the names of the required policies, ordered by how often they are the obstacle."""
+    """Returns the names of the required policies. Policies that are often the obstacle come
+    first.
+    """
     strengths = (
         ("numa", policy.numa_required),
         ("bind", policy.bind_required),
@@ -202,7 +211,7 @@ def required_policies(policy: CpuPolicy) -> list[str]:
 
 
 def with_preferred(policy: CpuPolicy, names: Iterable[str]) -> CpuPolicy:
-    """Returns the policy with these parts preferred instead of required."""
+    """Returns the policy with the named parts preferred instead of required."""
     for name in names:
         match name:
             case "numa":
@@ -215,8 +224,9 @@ def with_preferred(policy: CpuPolicy, names: Iterable[str]) -> CpuPolicy:
 
 
 def cpu_amounts_to_try(request: ResourceRequest, cpu_milli: int) -> list[int]:
-    """Returns cpu amounts to try where so much is free: all of it; for dedicated cpus whole ones,
-    and some smaller numbers.
+    """Returns the cpu amounts to try on a host, largest first, in thousandths of a cpu. For
+    dedicated cpus, these are up to `LOWERED_TRIED_MAX` whole numbers of cpus; otherwise only
+    `cpu_milli`.
     """
     if request.cpus is None or not request.cpus[0].qos.is_pinned:
         return [cpu_milli]
@@ -225,7 +235,7 @@ def cpu_amounts_to_try(request: ResourceRequest, cpu_milli: int) -> list[int]:
 
 
 def _cpu_need(profile: ResourceProfile, policy: CpuPolicy) -> dict[str, int]:
-    """Returns what a host must have at least because of the CPU policy."""
+    """Returns the least column values that a host must have because of the CPU policy."""
     one_node = policy.numa is NumaPolicy.SINGLE_NUMA_NODE and policy.numa_required
     if not policy.qos.is_pinned:
         # The column counts normal cpu; best-effort cpu is another dimension.
@@ -243,7 +253,9 @@ def _cpu_need(profile: ResourceProfile, policy: CpuPolicy) -> dict[str, int]:
 
 
 def _one_required(policy: CpuPolicy) -> list[CpuPolicy]:
-    """Returns the policy with one of its preferred parts required, for each that has an effect."""
+    """Returns one copy of the policy for each preferred part that has an effect. In the copy, this
+    part is required.
+    """
     dedicated, bind = policy.qos.is_pinned, policy.bind
     stricter = []
     by_core = dedicated and bind in (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
@@ -259,10 +271,11 @@ def _one_required(policy: CpuPolicy) -> list[CpuPolicy]:
 
 
 def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
-    """Yields policies that would have to be preferred: each one that helps alone, else all
-    together.
+    """Yields the required policies that should be preferred instead: each one that helps alone, or
+    else all of them together.
 
-    A policy that gives way counts as a smaller change than any of amounts.
+    To prefer a policy instead of requiring it counts as a smaller change than any change of
+    amounts.
     """
     required = required_policies(wanted.policy)
     helped = False
@@ -270,7 +283,7 @@ def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
         if not _refused(ledger, replace(wanted, policy=with_preferred(wanted.policy, [name]))):
             helped = True
             yield Remedy(1, f"if {name} were preferred instead of required", relaxed=(name,))
-    if helped or len(required) < 2:  # a single policy was tried above
+    if helped or len(required) < 2:  # a single required policy was tried above
         return
     if not _refused(ledger, replace(wanted, policy=with_preferred(wanted.policy, required))):
         names = f"{', '.join(required[:-1])} and {required[-1]}"
@@ -290,7 +303,7 @@ def _shared(policy: CpuPolicy) -> CpuPolicy:
 
 
 def _lower_amounts(host: Host, ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
-    """Yields for each dimension the largest of the tried amounts that fits."""
+    """Yields for each dimension a remedy with the largest of the tried amounts that fits."""
     for name, asked in wanted.amounts:
         dedicated = name == CPU_MILLI and wanted.policy.qos.is_pinned
         for amount in (
@@ -319,15 +332,16 @@ def _fewer_cpus(ledger: CpuLedger, asked: int) -> list[int]:
     """Returns smaller amounts of dedicated cpu to try, largest first, in thousandths of a cpu."""
     cpus = asked // MILLI_PER_CPU
     room = ledger.pin_room()
-    # What the host has in whole is likeliest to fit; other tries go to the next smaller numbers.
+    # The numbers of free cpus and cores are most likely to fit. The next smaller numbers use up the
+    # other tries.
     tried = {room.cpus, room.whole_core_cpus, room.whole_cores, room.most_on_a_node}
     tried |= {cpus - less for less in range(1, FEWER_TRIED_MAX - len(tried) + 1)}
     return [count * MILLI_PER_CPU for count in sorted(tried, reverse=True) if 0 < count < cpus]
 
 
 def _on_one_node(ledger: CpuLedger, name: str, asked: int) -> list[int]:
-    """Returns what the NUMA node with the most left of a dimension has, if that is less than
-    asked.
+    """Returns the largest free amount of a dimension on one NUMA node, if it is less than
+    `asked`.
     """
     if not ledger.reports(name):
         return []

@@ -1,8 +1,8 @@
-"""The constraint that a host's devices suit a slot, whatever sums are free.
+"""Checks whether the devices of a host suit a slot. Enough free capacity in sum is not sufficient.
 
-Sums are compared like all amounts: 200 hundredths of GPUs are free on a host with four half used
-ones. This constraint looks at single devices. The verdict is that of the code that chooses them
-(`devices/choose.py`). Whether devices, cpus and memory can lie on the same NUMA nodes is left to
+For example, a host with four half used GPUs has 200 hundredths of a GPU free, but no slot can get a
+whole GPU. So this constraint checks each device, with the code that also chooses devices for slots
+(`devices/choose.py`). Whether devices, cpus and memory can be on the same NUMA nodes is checked by
 `CpusSuit`, which assigns all of them together.
 
 Remedies are tried with the same code: fewer devices, a smaller share, or fewer conditions.
@@ -37,10 +37,10 @@ from resource_manager.engine.placement.constraint import (
 )
 
 WHOLE_DEVICES = "whole."
-"""Prefix of index columns: devices of which no slot has a part of a dimension."""
+"""Prefix of index columns: the number of devices of which a dimension is completely free."""
 
 MOST_LEFT = "most."
-"""Prefix of index columns: what is left of a dimension on the device with most of it."""
+"""Prefix of index columns: the largest free amount of a dimension on one device."""
 
 FEWER_TRIED_MAX = 8
 """How many smaller numbers of devices are tried on one host."""
@@ -67,7 +67,8 @@ class DevicesSuit(Constraint):
         for each in _devices(request):
             count = 1 if each.every else each.count
             for name, amount in each.amounts:
-                # By dimension: slots with memory alone leave the whole compute of a GPU to others.
+                # Each dimension is counted separately: a slot that has only memory of a GPU leaves
+                # the compute of this GPU completely free.
                 if amount == WHOLE and name != GPU_MEMORY:
                     found[WHOLE_DEVICES + name] = count
                 else:
@@ -110,7 +111,7 @@ class DevicesSuit(Constraint):
     def remedies(
         self, request: ResourceRequest, at: HostView, settings: EngineSettings
     ) -> Iterator[Remedy]:
-        """Yields changes each of which helps on its own."""
+        """Yields changes of the request. Each one alone is enough."""
         ledger, requests = _ledger(at), _devices(request)
         for number, each in enumerate(requests):
             for changed, remedy in _changes(ledger, each):
@@ -124,7 +125,7 @@ DEVICES = DevicesSuit()
 
 
 def is_about_devices(refusal: HostRefusal) -> bool:
-    """Returns True if a host refuses because of its devices."""
+    """Returns True if a host refused a slot because of the host's devices."""
     return isinstance(refusal.blocker, DeviceBlocker)
 
 
@@ -140,8 +141,10 @@ def _ledger(at: HostView) -> DeviceLedger:
 def _changes(
     ledger: DeviceLedger, request: DeviceRequest
 ) -> Iterator[tuple[DeviceRequest, Remedy]]:
-    """Yields requests that are easier to serve, the smallest changes first."""
-    # Conditions that give way count as smaller changes than amounts.
+    """Yields requests that are easier to serve, each with the remedy that describes it. The
+    smallest changes come first.
+    """
+    # To drop a condition counts as a smaller change than to lower an amount.
     if request.near_required:
         text = f"if {request.type} devices were preferred near {request.near}, not required"
         yield replace(request, near_required=False), Remedy(1, text, relaxed=("near",))
@@ -163,7 +166,9 @@ def _changes(
 
 
 def _smaller_share(ledger: DeviceLedger, request: DeviceRequest) -> DeviceRequest | None:
-    """Returns the request with what is left on the device that has most; None: that is nothing."""
+    """Returns the request with its amounts lowered to what the device with most free capacity has;
+    None: nothing would be lower, or an amount would become 0.
+    """
     amounts = dict(request.amounts)
 
     def part(free: Mapping[str, int]) -> int:

@@ -1,7 +1,8 @@
-"""State of scaling between two planning passes: executor shapes, their back-off and the last plan.
+"""Keeps the state of scaling between two planning passes: executor shapes, their back-off and the
+last plan.
 
-Nothing here is durable. After a restart it is derived again. Which executors were ordered is
-durable, and kept in `State.provisions`.
+This state is not durable. After a restart it is computed again. `State.provisions` durably keeps
+which executors were ordered.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from resource_manager.engine.placement.fit import CPUS, LABELS, Fit
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 UNBOUNDED = 1 << 53
-"""Used for "no limit" where a number is needed."""
+"""Stands for "no limit" where a number is needed."""
 
 NUMBER = "provision_number"
-"""Name of the counter of all executors that were ever ordered."""
+"""Name of the durable counter of all executors that were ever ordered."""
 
 PENDING = (ProvidedExecutorState.ASKED, ProvidedExecutorState.STARTED)
 """States of executors that were ordered and have not registered."""
@@ -38,13 +39,13 @@ PENDING = (ProvidedExecutorState.ASKED, ProvidedExecutorState.STARTED)
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an executor has: one that could be ordered, or a registered one that is empty.
+    """The capacity of an executor that could be ordered, or of a registered executor without slots.
 
     Attributes:
-        amounts: in columns of the capacity index, `SLOTS` included.
-        default: what one default slot takes of it, without `SLOTS`.
+        amounts: its amounts in columns of the capacity index, including `SLOTS`.
+        default: the amounts that one default slot takes there, without `SLOTS`.
         labels: its labels.
-        separate: it has one memory pool per memory part.
+        separate: True if it has a separate memory pool for each memory part.
     """
 
     amounts: Amounts
@@ -55,11 +56,13 @@ class Capacity:
 
 @dataclass(slots=True)
 class Backoff:
-    """Executors of a shape failed: no more are ordered before `until_ms` (monotonic)."""
+    """Executors of a shape have failed, so no more are ordered before `until_ms` (monotonic
+    clock).
+    """
 
-    failures: int = 0  # in a row; all of one interval count as one
+    failures: int = 0  # consecutive failures; all failures within one interval count as one
     until_ms: int = 0
-    until_time_ms: int = 0  # the same as wall clock, for people
+    until_time_ms: int = 0  # `until_ms` as wall clock time, for people
     last_failure: str = ""
 
 
@@ -94,17 +97,18 @@ class Content:
 
 @dataclass(slots=True)
 class LastPlan:
-    """Result of the last planning pass. Counts of a scheduling class refer to its oldest requests.
+    """Result of the last planning pass. A count of requests of a scheduling class means its oldest
+    requests.
 
     Attributes:
         on: what is planned on each pending executor.
-        left: number of requests that are planned nowhere, by scheduling class.
-        gangs_left: gangs that are planned nowhere.
+        left: number of requests that are not planned on any executor, by scheduling class.
+        gangs_left: gangs that are not planned on any executors.
         counted_on: registered executors on which members of planned gangs are placed.
         blocked: number of requests that the maximum of a group blocks, by scheduling class.
         gangs_blocked: gangs that the maximum of a group blocks.
-        places: cache of where single requests of a class are planned: a state of the queue, and the
-            executor by arrival number.
+        places: cache of the executors on which the requests of a class are planned, by arrival
+            number. The number before it is the state of the queue for which the entry is valid.
     """
 
     on: dict[str, Content] = field(default_factory=dict)
@@ -117,7 +121,9 @@ class LastPlan:
     _by_owner: tuple[dict[SchedulingClass, dict[str, int]], dict[str, list[str]]] | None = None
 
     def planned(self, shape: SchedulingClass) -> dict[str, int]:
-        """Returns how many requests of a class are planned on each executor, oldest first."""
+        """Returns how many requests of a class are planned on each executor. The executor of the
+        oldest requests comes first.
+        """
         return self._sorted_out()[0].get(shape, {})
 
     def planned_gang(self, gang_id: str) -> list[str]:
@@ -125,15 +131,17 @@ class LastPlan:
         return self._sorted_out()[1].get(gang_id, [])
 
     def drop(self, executor_id: str) -> Content | None:
-        """Removes what is planned on an executor, and returns it; None: nothing was."""
-        # Both are derived from `on`.
+        """Removes what is planned on an executor, and returns it; None: nothing was planned
+        there.
+        """
+        # Both caches are computed from `on`.
         self.places.clear()
         self._by_owner = None
         return self.on.pop(executor_id, None)
 
     def _sorted_out(self) -> tuple[dict[SchedulingClass, dict[str, int]], dict[str, list[str]]]:
-        """Returns the plan by scheduling class and by gang. It is cached, because it may be needed
-        for each of thousands of requests, planned on a thousand executors.
+        """Returns the plan by scheduling class and by gang. It is cached, because thousands of
+        requests on a thousand executors may each need it.
         """
         if self._by_owner is None:
             shapes: dict[SchedulingClass, dict[str, int]] = {}
@@ -156,22 +164,25 @@ class Elastic:
         capacities: what an empty executor of each shape has.
         backoffs: back-off of each shape.
         plan: the last plan.
-        number: of the last executor that was ordered.
-        version: rises with every change of what was ordered.
+        number: number of the last executor that was ordered.
+        version: rises whenever an executor is ordered, or an order changes.
         next_pass_ms: when the next planning pass is due; None: it is not scheduled.
-        steps: what is left of the running planning pass; None: none is running.
-        looked_at: everything that the last plan depended on, to compare with the state now.
+        steps: the rest of the running planning pass; None: none is running.
+        planned_inputs: everything that the last plan depended on. If it is unchanged, no new plan
+            is needed.
         arrived: executors that have registered since the last cycle, each with the pending executor
             whose planned requests it gets; empty: none.
-        resumes: after a restart, unfinished orders to providers must be repeated.
+        resumes: True after a restart, until unfinished orders to providers were repeated.
         surplus: pending executors that no request needed in the last pass.
-        lost_since_ms: since when an executor is lost.
-        verdicts: whether an executor has been judged. True: for good. False: it counted as a
-            failure of its shape, but may still prove to work.
+        lost_since_ms: when each lost executor was lost.
+        verdicts: executors that counted as a success or failure of their shape. True: the result is
+            final. False: the executor counted as a failure, but may still prove to work.
         idle_marks: registration number and command number of an executor when it became idle.
-        asked_up_to: totals of all executors after the last order, in its dimensions.
-        present: (version of the cluster, total of all executors that are not lost).
-        seen: by shape, the executor that registered last, as if it were empty.
+        ordered_total: total of all executors after the last order, in the dimensions that the order
+            added to.
+        present: cache of the total of all executors that are not lost, with the version of the
+            cluster for which it is valid.
+        seen: by shape, the executor that registered last. It is treated as if it were empty.
     """
 
     def __init__(self, provisioning: Provisioning) -> None:
@@ -184,20 +195,20 @@ class Elastic:
         self.version = 0
         self.next_pass_ms: int | None = None
         self.steps: Generator[int, None, None] | None = None
-        self.looked_at: object = None
+        self.planned_inputs: object = None
         self.arrived: dict[str, str] = {}
         self.resumes = False
         self.surplus: set[str] = set()
         self.lost_since_ms: dict[str, int] = {}
         self.verdicts: dict[str, bool] = {}
         self.idle_marks: dict[str, tuple[int, int]] = {}
-        self.asked_up_to: dict[str, int] = {}
+        self.ordered_total: dict[str, int] = {}
         self.present: tuple[int, dict[str, int]] | None = None
         self.seen: dict[str, Host] = {}
-        # By shape: an empty executor as configured. Nothing is known of its cpus.
+        # By shape: an empty executor as the shape configures it. Its cpus are unknown.
         self._promised = {each.name: HostView.empty(host_of(each)) for each in provisioning.shapes}
 
-    def ask_for(self, shape: ExecutorShape) -> bool:
+    def may_order(self, shape: ExecutorShape) -> bool:
         """Returns True if the configured maximum allows at least one executor of this shape."""
         limits = self.provisioning.total_max
         return all(shape.total.get(name, 0) <= limit for name, limit in limits.items())
@@ -211,27 +222,27 @@ class Elastic:
         """
         fit = Fit(request)
         return any(
-            self.ask_for(shape) and self.obstacle(name, fit, labels=labels) is None
+            self.may_order(shape) and self.obstacle(name, fit, labels=labels) is None
             for name, shape in self.shapes.items()
         )
 
     def obstacle(self, name: str, fit: Fit, *, labels: bool = True) -> Obstacle | None:
         """Returns why an executor of a shape could not serve a request even when empty.
 
-        Cpus and NUMA nodes are assumed to be like those of the executor of the shape that
-        registered last. As long as none has, they are not checked.
+        The cpus and NUMA nodes are assumed to equal those of the executor that registered last with
+        this shape. They are not checked if no executor of the shape has registered.
 
         Args:
-            name: the shape.
-            fit: compares the request with hosts.
+            name: the name of the shape.
+            fit: the constraints of the request.
             labels: False: required labels are ignored.
 
         Returns:
-            The first obstacle; None: it could serve the request, as far as is known.
+            The first obstacle; None: as far as is known, such an executor could serve the request.
         """
         besides = (CPUS,) if labels else (CPUS, LABELS)
         found = fit.size_obstacle(self._promised[name], besides=besides)
-        # The configured shape tells nothing about cpus; an executor that has registered does.
+        # The configuration of a shape does not describe cpus, but a registered executor does.
         if found is None and name in self.seen:
             return CPUS.obstacle(fit.request, HostView.empty(self.seen[name]))
         return found
@@ -240,8 +251,8 @@ class Elastic:
 def host_of(shape: ExecutorShape) -> Host:
     """Returns the ledger of an empty executor of a shape.
 
-    Unless the shape says otherwise, it offers all its cpu a second time, as best-effort cpu.
-    Executors do so by default.
+    Unless the shape configures another amount, the executor also offers as much best-effort cpu as
+    it has normal cpu. This is the default of executors.
     """
     total = {BEST_EFFORT_CPU_MILLI: shape.total.get(CPU_MILLI, 0), **shape.total}
     registration = Registration(
@@ -260,7 +271,7 @@ def host_of(shape: ExecutorShape) -> Host:
 def capacity_of(shape: ExecutorShape) -> Capacity:
     """Returns what an empty executor of a shape has, in columns of the capacity index.
 
-    Best-effort cpu is derived as in `host_of`.
+    The best-effort cpu is the same as in `host_of`.
     """
     separate = has_separate_pools(shape.total)
     total = {BEST_EFFORT_CPU_MILLI: shape.total.get(CPU_MILLI, 0), **shape.total}
@@ -273,5 +284,5 @@ def capacity_of(shape: ExecutorShape) -> Capacity:
 
 
 def of_shape(provisions: Mapping[str, Provision], name: str) -> int:
-    """Returns how many executors of a shape were ordered and are not known to have stopped."""
+    """Returns how many executors of a shape were ordered and may still exist."""
     return sum(each.shape == name for each in provisions.values())

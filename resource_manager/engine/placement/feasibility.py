@@ -24,17 +24,19 @@ from resource_manager.engine.placement.index import Need
 from resource_manager.engine.placement.reserved import Reservation, Reservations
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
-ASKED_MAX = 64
-"""Most hosts whose cpus and NUMA nodes are checked to explain why a request waits."""
+HOSTS_CHECKED_MAX = 64
+"""How many hosts are checked for suitable cpus and NUMA nodes, at most, to explain why a request
+waits.
+"""
 
 
 class Feasibility(StrEnum):
     """Whether a host could serve a scheduling class if the host were empty."""
 
     POSSIBLE = "POSSIBLE"  # some executor could serve it when empty
-    OFFLINE = "OFFLINE"  # only lost, draining or unreachable executors could
-    LABELS = "LABELS"  # only executors without the labels could
-    NEVER = "NEVER"  # no executor could
+    OFFLINE = "OFFLINE"  # only lost, draining or unreachable executors could serve it
+    LABELS = "LABELS"  # only executors without the required labels could serve it
+    NEVER = "NEVER"  # no executor could serve it
 
 
 INFEASIBLE = frozenset({Feasibility.LABELS, Feasibility.NEVER})
@@ -42,13 +44,13 @@ INFEASIBLE = frozenset({Feasibility.LABELS, Feasibility.NEVER})
 
 
 def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
-    """Returns whether registered executors, or those that can be ordered, could serve a class when
-    empty. The indexes must be up to date.
+    """Returns whether a registered executor, or one that can be ordered, could serve a class if it
+    were empty. The indexes must be up to date.
 
     Args:
         hosts: all hosts.
         elastic: the executors that can be ordered.
-        scheduling_class: the class; the result is cached there.
+        scheduling_class: the class, which also caches the result.
     """
     version = hosts.version
     if scheduling_class.verdict is not None and scheduling_class.verdict[0] == version:
@@ -60,7 +62,8 @@ def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClas
 
 def _feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
     if not hosts and not elastic.provisioning:
-        return Feasibility.POSSIBLE  # none has registered yet; one may at any moment
+        # no executor has registered yet, but one may register at any moment
+        return Feasibility.POSSIBLE
     if elastic.shapes and elastic.fits_a_shape(scheduling_class):
         return Feasibility.POSSIBLE  # an executor that fits can be ordered
     labels = scheduling_class.labels
@@ -85,14 +88,16 @@ def _some_host_could(
         hosts: all hosts.
         scheduling_class: the class; its own labels are ignored.
         labels: labels that the host must carry.
-        prefix: of index columns: `ONLINE` for hosts that are online, `KNOWN` for all hosts.
+        prefix: prefix of the index columns: `ONLINE` to consider hosts that are online, `KNOWN` to
+            consider all hosts.
     """
     needs: list[Need] = [
         {prefix + name: amount for name, amount in need.items()}
         for need in needs_of(scheduling_class).kinds
     ]
     if not is_exact_somewhere(hosts, scheduling_class):
-        return some_host_covers(hosts, labels, needs)  # amounts decide, and the index has them
+        # amounts alone decide, and the index has all amounts
+        return some_host_covers(hosts, labels, needs)
     fit = Fit(scheduling_class)
 
     def could(host: Host) -> bool:
@@ -113,15 +118,16 @@ def _some_host_could(
 
 
 def some_host_covers(hosts: Hosts, labels: Labels, needs: list[Need]) -> bool:
-    """Returns True if some host with these labels covers one of these needs.
+    """Returns True if some host with these labels has enough for at least one of the needs.
 
     Args:
         hosts: all hosts.
         labels: labels that the host must carry.
-        needs: alternatives, in columns of the index.
+        needs: alternative needs, in columns of the index.
     """
     index = hosts.indexes.of(labels)
-    # Labels need no check: none is required, or the index contains only hosts that carry them.
+    # The labels need no check: either none is required, or the index has only hosts with the
+    # labels.
     if not labels or index is not hosts.indexes.main:
         return next(index.covering_by_block(needs), None) is not None
 
@@ -140,16 +146,18 @@ def _some_host(
 ) -> bool:
     """Returns True if some host can serve a request.
 
-    A host that can serve is in two lists: the hosts that cover a need, and the hosts that carry the
-    labels or are likely to suit. So it is enough to read the shorter list to its end. Both are read
-    in step, because their lengths are unknown.
+    A host that can serve the request is in two lists. One contains the hosts with enough for a
+    need. The other contains the hosts with the labels, or those that are likely to suit. So it is
+    sufficient to read the shorter list to its end. Both lists are read in parallel, because their
+    lengths are unknown.
 
     Args:
         hosts: all hosts.
         labels: labels that the host must carry.
-        needs: alternatives, in columns of the index; the host must cover one.
-        likely: ids of hosts; no other host can serve.
-        serves: returns whether a host that carries the labels can serve.
+        needs: alternative needs, in columns of the index; the host must have enough for one of
+            them.
+        likely: ids of the only hosts that may serve the request.
+        serves: returns whether a host with the labels can serve the request.
     """
     index = hosts.indexes.of(labels)
     if labels and index is hosts.indexes.main:
@@ -163,7 +171,7 @@ def _some_host(
 
 
 def free_sums(hosts: Hosts, scheduling_class: SchedulingClass) -> Amounts:
-    """Returns the total free capacity of the hosts that carry the labels of a class."""
+    """Returns the sum of the free capacity of all hosts with the labels of a class."""
     index = hosts.indexes.of(scheduling_class.labels)
     if not scheduling_class.labels or index is not hosts.indexes.main:
         return index.sums
@@ -178,11 +186,11 @@ def free_sums(hosts: Hosts, scheduling_class: SchedulingClass) -> Amounts:
 
 
 def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
-    """Returns True if some host has room for a request of a class now, even if the host would
-    refuse the request. The indexes must be up to date.
+    """Returns True if some host has room for a request of a class now. The result includes hosts
+    that refused an equal slot recently. The indexes must be up to date.
 
-    Where amounts do not decide, at most `ASKED_MAX` hosts are checked. That is enough, because the
-    result is used only to explain why a request waits.
+    If cpus and NUMA nodes must be checked, at most `HOSTS_CHECKED_MAX` hosts are checked. This is
+    sufficient, because the result is used only to explain why a request waits.
     """
     needs: list[Need] = [*needs_of(scheduling_class).kinds]
     if not is_exact_somewhere(hosts, scheduling_class):
@@ -196,24 +204,24 @@ def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
         if CPUS.obstacle(scheduling_class, HostView.now(host)) is None:
             return True
         asked += 1
-        if asked == ASKED_MAX:
+        if asked == HOSTS_CHECKED_MAX:
             return False
     return False
 
 
 def is_exact_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
-    """Returns True if there are hosts where amounts alone do not decide whether a request fits."""
+    """Returns True if, for some hosts, amounts alone do not decide whether a request fits."""
     return scheduling_class.topology_constrained or bool(hosts.indexes.aligning)
 
 
 def large_and_unsuited(
     hosts: Hosts, scheduling_class: SchedulingClass
 ) -> tuple[Host, HostRefusal] | None:
-    """Returns a host that is large enough when empty, but whose cpus or NUMA nodes do not suit, and
-    why.
+    """Returns a host that is large enough when empty, but whose cpus or NUMA nodes do not suit. The
+    second value says why they do not suit.
 
     The first such host is returned. Hosts that report their cpus come before those that do not.
-    At most `ASKED_MAX` hosts are compared.
+    At most `HOSTS_CHECKED_MAX` hosts are compared.
     """
     if not is_exact_somewhere(hosts, scheduling_class):
         return None
@@ -223,7 +231,11 @@ def large_and_unsuited(
     ]
     index, fit = hosts.indexes.main, Fit(scheduling_class)
     covering = (hosts[index.ids[at]] for at in index.covering(amounts))
-    large = [host for host in islice(covering, ASKED_MAX) if host.carries(scheduling_class.labels)]
+    large = [
+        host
+        for host in islice(covering, HOSTS_CHECKED_MAX)
+        if host.carries(scheduling_class.labels)
+    ]
     for host in sorted(large, key=lambda host: host.cpus is None):
         obstacle = fit.size_obstacle(HostView.empty(host))
         if obstacle is not None and obstacle.host_refusal is not None:
@@ -232,7 +244,8 @@ def large_and_unsuited(
 
 
 def largest_on_one(hosts: Hosts, amounts: Amounts) -> dict[str, int]:
-    """Returns the most that a single host has when empty, of the amounts that are more than that.
+    """Returns, for each amount that no single host has even when empty, the largest amount that one
+    host has.
 
     The indexes must be up to date.
     """
@@ -240,7 +253,8 @@ def largest_on_one(hosts: Hosts, amounts: Amounts) -> dict[str, int]:
     asked = in_grains(amounts)
     most = {name: index.most(KNOWN + name) for name in asked}
     short = {name: each for name, each in most.items() if each < asked[name]}
-    # Hosts with a pool for each memory part have no memory in common, which says nothing here.
+    # A 0 for memory is left out: a host with a pool for each memory part has no common memory, but
+    # may still have enough memory.
     return {name: each for name, each in from_grains(short).items() if each or name != MEMORY_BYTES}
 
 

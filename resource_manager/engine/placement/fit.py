@@ -1,9 +1,9 @@
-"""Whether a request fits on a host, what stands between them, and what would help.
+"""Decides whether a request fits on a host, lists the obstacles, and finds changes that would help.
 
-This is the only place that decides it. Placement filters hosts by the index columns of the
-constraints, and asks the exact ones on the hosts that are left. `explain` shows the obstacles of
-each host. A request is infeasible if an obstacle remains on every host even when empty. A shape of
-executors that can be ordered is a host like any other.
+No other module decides this. Placement filters hosts by the index columns of the constraints, and
+then calls the costly constraints for the remaining hosts. `explain` shows the obstacles of each
+host. A request is infeasible if every host has an obstacle even when it is empty. An executor shape
+that can be ordered is checked like a host.
 
 To add a kind of constraint, write a subclass of `Constraint` and list it in `CONSTRAINTS`.
 CONTRIBUTING.md has an example.
@@ -103,8 +103,8 @@ class CarriesLabels(Constraint):
 
 
 class EnoughFree(Constraint):
-    """The host has the amounts free, in each dimension. Default slots are counted: what one books
-    is up to the host.
+    """The host has the requested amounts free, in each dimension. For default slots the index
+    counts how many fit, because each host has its own default slot.
     """
 
     of_size = True
@@ -130,10 +130,11 @@ class EnoughFree(Constraint):
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
         free, total, found = at.free, at.total, NO_OBSTACLE
-        # What a default slot books is up to the host. Where that is nothing, it has none.
+        # Each host decides what its default slot books. A host whose default slot books nothing has
+        # no default slots.
         too_small = not asked and request.profile is None
         for name, amount in asked.items():
-            # `DevicesSuit` looks at the devices one by one, which includes their sums.
+            # `DevicesSuit` checks each device, and so checks their sum as well.
             if name.startswith(DEVICE_PREFIX):
                 continue
             there = free.get(name, 0)
@@ -159,23 +160,24 @@ class EnoughFree(Constraint):
     def remedies(
         self, request: ResourceRequest, at: HostView, settings: EngineSettings
     ) -> Iterator[Remedy]:
-        """Yields the amounts that fit, unless a request may not ask for so little."""
+        """Yields smaller amounts that fit, unless they are below the minimum of a request."""
         host = at.host
         if request.profile is None:
             return
         spare = at.spare()
-        # No smaller amount helps against the limit of slots.
+        # If the host may have no more slots, no smaller amount helps.
         if at.spare_slots() < 1:
             return
-        # Lower everything to what is free, then try cpu amounts that also suit the cpus.
+        # Lower every amount to what is free, then try cpu amounts for which suitable cpus are free.
         asked = host.booking_for(request)
         left = dict(asked)
         for name in shortfall(asked, spare):
-            # A smaller sum of devices says nothing about single ones.
+            # A smaller sum over devices may still not fit on any one device.
             if name.startswith(DEVICE_PREFIX):
                 continue
             free = spare.get(name, 0)
-            # Bookings are multiples of the grain, so what is free is rounded down to one.
+            # Bookings are multiples of the grain, so free memory is rounded down to such a
+            # multiple.
             left[name] = (
                 round_down(free, MEMORY_GRAIN_BYTES) if name.endswith(MEMORY_BYTES) else free
             )
@@ -183,7 +185,7 @@ class EnoughFree(Constraint):
         memory = sum(left.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS))
         cpu = BEST_EFFORT_CPU_MILLI if request.best_effort else CPU_MILLI
         for cpu_milli in cpu_amounts_to_try(request, left.get(cpu, 0)):
-            # Later amounts are smaller still, so the search ends.
+            # All later amounts are even smaller, so the search ends.
             if cpu_milli < settings.cpu_milli_min or memory < settings.memory_bytes_min:
                 return
             smaller = left | {cpu: cpu_milli}
@@ -198,7 +200,7 @@ class EnoughFree(Constraint):
                 size = max((each.asked - each.free) * MILLION // each.asked for each in lower)
                 amounts = " and ".join(amount_text(each.dimension, each.free) for each in lower)
                 yield Remedy(size, f"with at most {amounts}", lower)
-            # Amounts come largest first, so the first one that suits is the smallest change.
+            # The largest amounts come first, so the first one that suits is the smallest change.
             return
 
 
@@ -210,7 +212,7 @@ class SlotsLeft(Constraint):
     columns = (SLOTS,)
 
     def needs(self, request: ResourceRequest, *, separate_pools: bool) -> dict[str, int]:
-        """See `Constraint`. The number of default slots includes this."""
+        """See `Constraint`. The column of default slots already includes the limit of slots."""
         return {} if request.profile is None and not request.best_effort else {SLOTS: 1}
 
     def offers(self, at: HostView) -> dict[str, int]:
@@ -232,9 +234,9 @@ class SlotsLeft(Constraint):
 
 
 class NotRefused(Constraint):
-    """The executor has not refused an equal slot lately."""
+    """The executor has not refused an equal slot recently."""
 
-    phrase = "refused an equal slot lately and is asked again later"
+    phrase = "refused an equal slot recently and is tried again later"
 
     def obstacles(
         self, request: ResourceRequest, asked: Amounts, at: HostView
@@ -246,20 +248,23 @@ class NotRefused(Constraint):
 
 
 class NotReserved(Constraint):
-    """What is free is not reserved for others."""
+    """The free capacity is not reserved for others."""
 
     phrase = "has room, but it is reserved for a starved request"
 
     def obstacles(
         self, request: ResourceRequest, asked: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
-        """Says nothing where too little is free anyhow."""
+        """See `Constraint`. Returns no obstacle if too little is free anyway, because `EnoughFree`
+        reports that.
+        """
         host = at.host
         if host.reserved is None or at.owns_reservation:
             return NO_OBSTACLE
         if not asked or at.slots_left < 1 or not fits(asked, at.free):
             return NO_OBSTACLE
-        # Amounts do not tell which cpus the owner of the reservation needs.
+        # It is unknown which cpus the owner of the reservation will need. So no other request for
+        # particular cpus is placed there.
         is_blocked = host.needs_topology(request) or (
             at.spare_slots() < 1 or not fits(asked, at.spare())
         )
@@ -292,8 +297,8 @@ _OF_KIND = tuple(
 
 
 def conditions_of(request: ResourceRequest) -> tuple[Constraint, ...]:
-    """Returns the constraints on what a host is, whatever it has: labels, enforced limits. Most
-    requests have none.
+    """Returns the constraints on properties of a host other than amounts: labels and enforced
+    limits. Most requests have none.
     """
     return tuple(each for each in _OF_KIND if each.applies(request))
 
@@ -306,12 +311,12 @@ def meets(request: ResourceRequest, host: Host, conditions: Iterable[Constraint]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a request fits on a host. Amounts by dimension.
+    """The result of comparing a request with a host.
 
     Attributes:
-        at: the host.
-        asked: what the request would book there.
-        obstacles: what stands between them.
+        at: the host as it was checked.
+        asked: the amounts that the request would book there, by dimension.
+        obstacles: the reasons why the request does not fit; empty: it fits.
     """
 
     at: HostView
@@ -325,7 +330,7 @@ class Verdict:
 
     @property
     def fits(self) -> bool:
-        """True if nothing stands between the request and the host."""
+        """True if the request fits on the host."""
         return not self.obstacles
 
     @property
@@ -335,21 +340,21 @@ class Verdict:
 
     @property
     def host_refusal(self) -> HostRefusal | None:
-        """Why cpus or NUMA nodes do not suit; None: they do, or amounts decide."""
+        """Why cpus, NUMA nodes or devices do not suit; None: they suit, or need no check."""
         return next((each.host_refusal for each in self.obstacles if each.host_refusal), None)
 
     def missing(self) -> dict[str, int]:
-        """Returns the amounts that are not free."""
+        """Returns how much is missing, by dimension."""
         return shortfall(self.asked, self.at.free)
 
 
 class Fit:
-    """Compares one kind of request with hosts."""
+    """All constraints of a request, to compare it with many hosts."""
 
     def __init__(self, request: ResourceRequest) -> None:
         self.request = request
         applying = [each for each in CONSTRAINTS if each.applies(request)]
-        # Bound once, because a survey calls them for every host.
+        # The methods are looked up once, because a survey calls them for every host.
         self._cheap = [each.obstacles for each in applying if not each.costly]
         self._costly = [each for each in applying if each.costly]
         self._of_size = [each for each in applying if each.of_size]
@@ -367,11 +372,11 @@ class Fit:
         return self._booked[host.separate_pools]
 
     def obstacles(self, at: HostView) -> tuple[Obstacle, ...]:
-        """Returns all that stands between the request and a host."""
+        """Returns all obstacles on a host."""
         return (*self.cheap_obstacles(at), *self.costly_obstacles(at))
 
     def cheap_obstacles(self, at: HostView) -> tuple[Obstacle, ...]:
-        """Returns the obstacles that are found by comparing numbers."""
+        """Returns the obstacles of all constraints that only compare numbers."""
         request, asked, found = self.request, self.asked(at.host), NO_OBSTACLE
         for obstacles in self._cheap:
             if more := obstacles(request, asked, at):
@@ -379,7 +384,7 @@ class Fit:
         return found
 
     def costly_obstacles(self, at: HostView) -> tuple[Obstacle, ...]:
-        """Returns the other obstacles."""
+        """Returns the obstacles of all costly constraints."""
         asked = self.asked(at.host)
         return tuple(
             obstacle
@@ -388,7 +393,7 @@ class Fit:
         )
 
     def has_costly_checks(self, host: Host) -> bool:
-        """Returns True if a costly constraint may be violated on a host."""
+        """Returns True if a host may violate a costly constraint."""
         return any(each.matters_on(host, self.request) for each in self._costly)
 
     def fits(self, at: HostView) -> bool:
@@ -396,18 +401,18 @@ class Fit:
         return not self.cheap_obstacles(at) and not self.costly_obstacles(at)
 
     def verdict(self, at: HostView) -> Verdict:
-        """Returns all obstacles with what is needed to describe them."""
+        """Returns all obstacles on a host, with the values that are needed to describe them."""
         return Verdict(at, self.asked(at.host), self.obstacles(at))
 
     def size_obstacle(
         self, at: HostView, *, besides: Collection[Constraint] = ()
     ) -> Obstacle | None:
-        """Returns the first thing that would still stand between the request and a host if it were
-        available and had no slots; None: it could serve the request.
+        """Returns the first obstacle that the request would have on a host that is available and
+        has no slots; None: such a host could serve the request.
 
         Args:
-            at: the host, or one that could be ordered, as if it were empty.
-            besides: constraints that are left out.
+            at: a registered host, or an executor that could be ordered, as if it were empty.
+            besides: constraints that are not checked.
         """
         asked = self.asked(at.host)
         for constraint in self._of_size:

@@ -1,7 +1,8 @@
-"""Two exact algorithms that place members of a gang that compete for hosts.
+"""Two exact algorithms that place members of a gang when several members compete for the same
+hosts.
 
-`Matching` is for hosts on which members take one place each: with one member a host, or with equal
-members. `Packing` is for members of different sizes that share hosts.
+`Matching` is used if each host has a fixed number of places: one member per host, or members of
+equal size. `Packing` is used if members of different sizes share hosts.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from resource_manager.engine.queue.gangs import Share
 
 
 class Matching:
-    """Places as many members as possible on hosts with a number of places each.
+    """Places as many members as possible on hosts that have a fixed number of places each.
 
-    Each member takes a place that is left. One that finds none looks for a chain of members that
-    move on, each to a host that can have it, until the last one finds a place that is left: an
-    augmenting path (H. W. Kuhn, "The Hungarian method for the assignment problem", 1955). If there
-    is none, no matching has more members.
+    Each member takes a free place. If a member finds no free place, the algorithm searches for an
+    augmenting path: a chain of members in which each one moves to another host, and the last one
+    moves to a free place (H. W. Kuhn, "The Hungarian method for the assignment problem", 1955). If
+    no augmenting path exists, no matching has more members.
 
-    Example: A fits only host 1, B fits hosts 1 and 2, and B is on host 1. A takes the place of B,
-    which moves on to host 2.
+    Example: A fits only on host 1. B fits on hosts 1 and 2, and is on host 1. A takes the place of
+    B, and B moves to host 2.
 
-    Hosts without a place left are closed, so that no search looks at them again.
+    Hosts without a free place are closed, so that no search visits them again.
     """
 
     def __init__(
@@ -35,28 +36,31 @@ class Matching:
         """Begins.
 
         Args:
-            placer: places tentatively.
-            members: those with the least choice first.
-            one_each: a host takes one member. Otherwise all members are equal but for their labels
-                and barred hosts, and a host takes as many as fit.
+            placer: the placer that books members tentatively.
+            members: the members; those that fit on the fewest hosts come first.
+            one_each: True: a host takes one member. False: a host takes as many members as fit. All
+                members then have the same size; only their labels and barred hosts may differ.
         """
         self._placer = placer
         self._members = members
         self._one_each = one_each
         self._start = placer.mark()
         self._hosts = [placer.hosts(each) for each in members]
-        self._left: dict[str, int] = {}  # places left on hosts that have members
-        self._on: dict[str, Counter[int]] = {}  # members by host, by position in `_members`
+        self._left: dict[str, int] = {}  # free places of hosts that have members
+        # by host: number of members, by position in `_members`
+        self._on: dict[str, Counter[int]] = {}
 
     def run(self, *, partly: bool) -> list[Share]:
-        """Returns hosts for as many members as possible; if not `partly`, for none or all."""
-        # Ends at the first member without a place, unless a part of them is wanted.
+        """Returns hosts for as many members as possible. If `partly` is False, it returns hosts for
+        all members or for none.
+        """
+        # Unless `partly` is set, the search ends at the first member without a place.
         found = all(
             self._place(at) or self._place_instead(at) or partly
             for at, members in enumerate(self._members)
             for _ in range(members.count)
         )
-        # The caller gets only shares; what was closed for this search is given back.
+        # The caller gets only the result. Hosts that were closed for this search are opened again.
         self._placer.reopen()
         return [
             Share(self._members[at].number, host_id, count)
@@ -66,41 +70,45 @@ class Matching:
         ]
 
     def _place(self, at: int) -> bool:
-        """Places a member on a host with a place left. Returns False if there is none."""
+        """Places a member on a host with a free place. Returns False if no host has one."""
         host_id = self._free_host(at)
         if host_id is None:
             return False
         self._on[host_id][at] += 1
         self._left[host_id] -= 1
         if not self._left[host_id]:
-            # Without room, it is found by no search for other members.
+            # Closed, so that searches for other members do not find this host.
             del self._left[host_id]
             self._placer.close(host_id)
         return True
 
     def _place_instead(self, start: int) -> bool:
-        """Places a member by moving others along a chain. Returns False if there is no chain."""
-        self._placer.roll_back(self._start)  # `room` must tell what hosts had at first
-        came: dict[int, tuple[int, str]] = {}  # which member takes the place of another, and where
+        """Places a member by moving others along an augmenting path. Returns False if there is
+        none.
+        """
+        # `room` must count the capacity from the start of the search
+        self._placer.roll_back(self._start)
+        # by member: the member that would take its place, and the host
+        parent: dict[int, tuple[int, str]] = {}
         to_try, seen, unseen = [start], {start}, dict.fromkeys(self._on)
         # Breadth first: the list grows while it is iterated.
         for at in to_try:
             if self._place(at):
                 moved = at
-                # Backwards along the chain, each member takes the place of the one that moved on.
+                # Walks back along the path: each member takes the place of the next one.
                 while moved != start:
-                    before, host_id = came[moved]
+                    before, host_id = parent[moved]
                     self._on[host_id][moved] -= 1
                     self._on[host_id][before] += 1
                     moved = before
                 return True
             for host_id in [each for each in unseen if self._could_have(each, at)]:
-                # Once a host was reached, all its members are listed, so a second visit adds none.
+                # The first visit of a host lists all its members, so a second visit would add none.
                 del unseen[host_id]
                 for other, count in self._on[host_id].items():
                     if count and other not in seen:
                         seen.add(other)
-                        came[other] = at, host_id
+                        parent[other] = at, host_id
                         to_try.append(other)
         return False
 
@@ -122,41 +130,46 @@ class Matching:
         return self._placer.room(self._members[at], host_id, most)
 
     def _could_have(self, host_id: str, at: int) -> bool:
-        """Returns True if a member could be on a host instead of another one."""
+        """Returns True if a member could take the place of another member on a host."""
         if self._one_each:
             return self._placer.room(self._members[at], host_id, 1) == 1
         return self._placer.admits(self._members[at], host_id)
 
 
 class Packing:
-    """Places members of different sizes, exactly: depth-first search with backtracking.
+    """Places members of different sizes, by depth-first search with backtracking (Knuth, "The Art
+    of Computer Programming", volume 4B, section 7.2.2). The search is exact.
 
-    Equal members go to hosts in order, and of hosts that are alike only the first is tried, so that
-    no arrangement is tried twice. The problem is NP-hard, so the search is bounded by a number of
-    steps; a step is one host tried for one member.
+    Two rules prevent it from trying the same arrangement twice. Equal members go to hosts in the
+    order of the hosts, and of several hosts in the same state only the first is tried. The problem
+    is NP-hard, so the number of steps is limited. A step tries one host for one member.
 
     Attributes:
-        steps_left: steps that it may still make.
-        cut_off: True if the search used up its steps: whether all members fit is unknown.
+        steps_left: number of steps that the search may still make.
+        cut_off: True if the search used up its steps, so that it is unknown whether all members
+            fit.
     """
 
     def __init__(self, placer: TentativePlacer, members: Sequence[Members], steps: int) -> None:
         """Begins.
 
         Args:
-            placer: places tentatively; nothing is taken.
-            members: the largest first.
-            steps: upper limit of steps.
+            placer: the placer that books members tentatively. Nothing may be booked when the search
+                begins.
+            members: the members; the largest come first.
+            steps: the largest number of steps.
         """
         self.steps_left = steps
         self.cut_off = False
         self._placer = placer
         self._members = [each for each in members for _ in range(each.count)]
-        self._able: dict[Members, list[str]] = {}  # hosts with room at the start
-        self._served_by: dict[str, tuple[int, ...]] = {}  # which members could go to a host
+        self._able: dict[Members, list[str]] = {}  # hosts that had room at the start
+        self._served_by: dict[str, tuple[int, ...]] = {}  # members that could go to a host, by host
 
     def run(self) -> list[Share]:
-        """Returns hosts for all members; empty: there are none, or that is unknown."""
+        """Returns hosts for all members; empty: no arrangement exists, or the search was cut
+        off.
+        """
         if not self._is_possible():
             return []
         placer, members = self._placer, self._members
@@ -164,14 +177,14 @@ class Packing:
         marks: list[Mark] = []
         choices = [self._choices(0, "")]
         while choices:
-            if len(chosen) == len(choices):  # everything that follows the last choice was tried
+            if len(chosen) == len(choices):  # everything after the last choice was tried
                 placer.roll_back(marks.pop())
                 chosen.pop()
             host_id = next(choices[-1], None)
             if host_id is None:
                 choices.pop()
                 continue
-            # Books before the next member is tried, so that each choice depends on those before.
+            # Booked before the next member is tried, so that this member sees what is left.
             marks.append(placer.mark())
             placer.take(members[len(chosen)], host_id, 1)
             chosen.append(host_id)
@@ -182,17 +195,19 @@ class Packing:
         return []
 
     def _choices(self, at: int, before: str) -> Iterator[str]:
-        """Yields the hosts to try for a member, given that of the one before it."""
+        """Yields the hosts to try for a member. `before` is the host of the previous member."""
         members = self._members[at]
         hosts = self._able[members]
-        # Only this host and later ones: the same members in another order are the same choice.
+        # Equal members may only go to this host or later ones, because their order makes no
+        # difference.
         if at and self._members[at - 1] is members:
             hosts = hosts[hosts.index(before) :]
         tried = set[object]()
         for host_id in hosts:
             if not self._step():
                 return
-            # Hosts are alike if the same members could go there and the same is left.
+            # Two hosts have the same state if the same members could go there and the same capacity
+            # is left.
             state = self._served_by[host_id], self._placer.state(host_id)
             if state not in tried and self._placer.room(members, host_id, 1):
                 tried.add(state)
@@ -204,11 +219,12 @@ class Packing:
         return not self.cut_off
 
     def _is_possible(self) -> bool:
-        """Finds the hosts that have room for each member. Returns False if some have room nowhere,
-        or if all together need more than is free, or if that takes too many steps.
+        """Finds the hosts that have room for each member. Returns False if a member fits on no
+        host, if all members together need more than is free, or if the steps are used up.
         """
         placer = self._placer
-        # The sums come first: they are cheap, and often show that there is no way.
+        # The sums are compared first, because this is cheap and often shows that the members do not
+        # fit.
         if not self._is_enough():
             return False
         for members in dict.fromkeys(self._members):
@@ -228,7 +244,7 @@ class Packing:
     def _is_enough(self) -> bool:
         """Returns False if all members together need more than all hosts have free."""
         hosts: list[str] = []
-        for host_id, _ in self._placer.roomy(self._members):
+        for host_id, _ in self._placer.hosts_with_room(self._members):
             if not self._step():
                 return False
             hosts.append(host_id)
@@ -236,8 +252,8 @@ class Packing:
         needed = Counter[str]()
         for each in self._members if hosts else ():
             needs = [needs_of(each.wanted).amounts[separate] for separate in kinds]
-            # Where both kinds of memory pools occur, the lesser need counts: a sum over different
-            # hosts must never rule out what fits.
+            # If hosts with both kinds of memory pools occur, the smaller need counts. So the check
+            # never rejects members that would fit.
             for name in set(needs[0]).intersection(*needs[1:]):
                 needed[name] += min(need[name] for need in needs)
         return bool(hosts) and all(

@@ -1,17 +1,18 @@
 """Finds hosts for all members of a gang, or for none.
 
-- SAME_EXECUTOR: a host that has what all members need together.
-- SPREAD: a bipartite matching of members and hosts, which is exact.
-- ANYWHERE: equal members are placed like single requests, or by a matching if their labels differ;
-  both are exact. Other members are placed one after the other, the largest first; if that fails, an
-  exact search tries all ways, up to `STEPS_MAX` steps. On a host, members get cpus largest first or
-  smallest first.
-- SAME_LABEL: ANYWHERE on the hosts of one value of the label, value by value. Only values with room
-  for as many of the smallest member are tried, first the one with least room to spare
-  (with "spread" or "balanced": most).
+- SAME_EXECUTOR: searches for one host with enough capacity for all members together.
+- SPREAD: uses a bipartite matching of members and hosts, which is exact.
+- ANYWHERE: equal members are placed like single requests, or by a matching if their labels differ.
+  Both ways are exact. Other members are placed one after the other, the largest first (best fit
+  decreasing). If this fails, an exact search tries all arrangements, up to `STEPS_MAX` steps. It
+  tries two orders in which the members on a host get their cpus: largest first and smallest first.
+- SAME_LABEL: takes the values of the label one after the other, and places the members as for
+  ANYWHERE on the hosts with this value. A value is tried only if its hosts have room for as many
+  copies of the smallest member as the gang has members. With the strategy "pack", the value with
+  the least room comes first; with "spread" or "balanced", the value with the most.
 
-A failed search is remembered with the kind of the gang, until a host that could have a member gets
-more room.
+The result of a failed search is cached for all equal gangs, until a host that could serve a member
+gets more room.
 """
 
 from __future__ import annotations
@@ -44,21 +45,26 @@ from resource_manager.engine.queue.gangs import (
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 STEPS_MAX = 1_500
-"""Most steps of the exact searches for one gang. They take 10 to 20 ms: a decision must be short.
+"""The largest number of steps of all exact searches for one gang. They take 10 to 20 ms. The limit
+exists because a decision must be short.
 """
 
-HOSTS_LOOKED_FURTHER = 128
-"""Most hosts with room that are checked for a better value of a label, once a value is found."""
+MORE_HOSTS_CHECKED_MAX = 128
+"""After the search has found a promising value of the label, it checks up to this many more hosts
+with room to find a better one.
+"""
 
 
 class GangSearch:
-    """One search. The indexes must be fresh, or those of a pass; it leaves them as they are.
+    """One search for hosts. The indexes must be up to date, or be in use by a placement pass. The
+    search leaves them unchanged.
 
     Attributes:
-        members: what is placed.
+        members: the members to place, equal ones together.
         wanted: how many members there are.
-        steps_left: steps that exact searches may still make.
-        cut_off: True if the searches used up their steps: whether the members fit is unknown.
+        steps_left: number of steps that exact searches may still make.
+        cut_off: True if the searches used up their steps, so that it is unknown whether the members
+            fit.
     """
 
     def __init__(
@@ -76,11 +82,12 @@ class GangSearch:
         Args:
             hosts: all hosts.
             where: how the members are placed relative to each other.
-            requests: what they request.
-            prefix: of the columns of the index that say what hosts could give when empty (`KNOWN`
-                or `ONLINE`); empty: of what is free now.
-            barred: by request, hosts that must not be chosen, if not those of the request.
-            may_build: as for `TentativePlacer`.
+            requests: the requests of the members.
+            prefix: `KNOWN` or `ONLINE`: members are placed as if all hosts were empty, with the
+                index columns that have this prefix. Empty: members are placed on what is free now.
+            barred: hosts that must not be chosen, one set for each request. Empty: each request has
+                its own set (`MemberRequest.elsewhere`).
+            may_build: see `TentativePlacer`.
         """
         self.steps_left = STEPS_MAX
         self.cut_off = False
@@ -94,15 +101,15 @@ class GangSearch:
         ]
         self.wanted = sum(each.count for each in self.members)
         self._placer = TentativePlacer(hosts, self.members, prefix, may_build=may_build)
-        self._compares = not prefix  # otherwise any host will do
+        self._compares = not prefix  # on empty hosts, any host is as good as another
 
     def find(self, among: Iterable[str] | None = None) -> list[Share] | None:
-        """Returns hosts for all members, in the order in which they must be booked; None: there are
-        none, or that is unknown.
+        """Returns hosts for all members, in the order in which they must be booked; None: no such
+        hosts exist, or the search was cut off.
 
         Args:
-            among: hosts of which the result must contain at least one, as the caller knows; None:
-                nothing is known.
+            among: hosts of which every possible result contains at least one, as far as the caller
+                knows; None: the caller does not know such hosts.
         """
         try:
             match self._where.placement:
@@ -116,11 +123,11 @@ class GangSearch:
                     found = self._together(partly=False)
             return found if count_of(found) == self.wanted else None
         finally:
-            # The indexes may be those of a pass, so nothing may stay taken, whatever happens.
+            # A pass may be using the indexes, so everything is rolled back, even after an error.
             self._placer.drop()
 
     def most_on(self, host_id: str) -> int:
-        """Returns how many members fit one host."""
+        """Returns how many members fit on one host."""
         order = self._largest_first()
         placed = []
         for members in (order, order[::-1]):
@@ -129,18 +136,18 @@ class GangSearch:
         return max(placed)
 
     def most_within(self, labels: Labels = ()) -> int:
-        """Returns how many members fit the hosts that carry these labels."""
+        """Returns how many members fit on the hosts with these labels."""
         self._placer.restrict(labels)
         spread = self._where.placement is GangPlacement.SPREAD
         found = (self._spread if spread else self._together)(partly=True)
         self._placer.roll_back()
         return count_of(found)
 
-    def roomy(self) -> Iterator[tuple[str, int]]:
-        """Yields the hosts with room for the smallest member, those in use first, and how many of
-        these fit each, by amounts.
+    def hosts_with_room(self) -> Iterator[tuple[str, int]]:
+        """Yields each host with room for the smallest member, hosts in use first, with the number
+        of smallest members that fit there. Only amounts are compared.
         """
-        return self._placer.roomy(self.members)
+        return self._placer.hosts_with_room(self.members)
 
     def drop(self) -> None:
         """Ends the search."""
@@ -148,7 +155,8 @@ class GangSearch:
 
     def _on_one_host(self) -> list[Share]:
         whole = self._whole()
-        # The sum of all needs selects hosts. Whether cpus suit shows when members are placed there.
+        # Hosts are selected by the sum of all needs. Their cpus are checked when members are placed
+        # there.
         for host_id in self._placer.hosts(whole) if whole is not None else ():
             for order in self._orders():
                 found = self._fill_host(host_id, order)
@@ -166,20 +174,21 @@ class GangSearch:
 
     def _together(self, *, partly: bool) -> list[Share]:
         members = self.members
-        # Equal members with different labels compete for hosts. Taking the first host may then fail
-        # where a matching does not.
+        # Equal members with different labels compete for hosts. The first suitable host may then be
+        # the wrong one, so a matching is used.
         alike = len({(each.wanted.profile, each.wanted.cpus) for each in members}) == 1
         if alike and len(members) > 1:
             order = self._least_choice_first()
             return Matching(self._placer, order, one_each=False).run(partly=partly)
-        # Largest first is cheap and mostly enough.
+        # To place the largest members first is cheap, and usually succeeds.
         found = self._fill(self._largest_first(), partly=partly)
-        # Equal members that differ in nothing are placed exactly by this, so no search finds more.
+        # For members that are equal in everything, this result is exact, so no other search finds
+        # more.
         if len(members) == 1 or count_of(found) == self.wanted:
             return found
         self._placer.roll_back()
         for order in self._orders():
-            # All searches share one budget of steps, as the whole decision must be short.
+            # All searches share one budget of steps, because the whole decision must be short.
             packing = Packing(self._placer, order, self.steps_left)
             exact = packing.run()
             self.steps_left, self.cut_off = packing.steps_left, self.cut_off or packing.cut_off
@@ -188,18 +197,19 @@ class GangSearch:
             self._placer.roll_back()
         if not partly:
             return []
-        # No way has room for all; of two partial ones, the one with more members is reported.
+        # No arrangement has room for all members. Of two partial ones, the one with more members is
+        # returned.
         other = self._fill(self._largest_first()[::-1], partly=True)
         return max(found, other, key=count_of)
 
     def _fill(self, order: Iterable[Members], *, partly: bool) -> list[Share]:
-        """Places members one after the other, each where it suits best; if not `partly`, until some
-        do not fit.
+        """Places members one after the other, each on the host that suits best. If `partly` is
+        False, it stops at the first member that does not fit.
         """
         shares: list[Share] = []
         for members in order:
             left = members.count
-            # One call may place fewer than fit, such as one slot per host, so it is repeated.
+            # One call may place fewer slots than fit, such as one slot per host, so it is repeated.
             while left and (runs := self._placer.place(members.wanted, left)):
                 shares += [Share(members.number, host_id, count) for host_id, count in runs]
                 left -= sum(count for _, count in runs)
@@ -219,23 +229,24 @@ class GangSearch:
         return []
 
     def _values_of(self, label: str, hosts: Iterable[str]) -> list[str]:
-        """Returns the values of a label that some hosts have."""
+        """Returns the values that a label has on these hosts."""
         values = {self._hosts[host_id].labels.get(label) for host_id in hosts}
         return sorted(value for value in values if value is not None)
 
     def _values(self, label: str) -> Iterator[str]:
-        """Yields the values of a label that have room for as many of the smallest member, a few at
-        a time, and of those the best first.
+        """Yields promising values of a label, the best first. A value is promising if its hosts
+        have room for as many copies of the smallest member as the gang has members. Only a few
+        values at a time are compared with each other.
         """
-        # As if empty, the first value that fits will do, so none are compared.
-        further = HOSTS_LOOKED_FURTHER if self._compares else 1
+        # On empty hosts any value that fits is good enough, so values are not compared.
+        further = MORE_HOSTS_CHECKED_MAX if self._compares else 1
         sign = -1 if self._hosts.settings.strategy != "pack" and self._compares else 1
         most = self._hosts.settings.pack_candidates if self._compares else 1
         room = Counter[str]()
         promising: dict[str, None] = {}
         tried: set[str] = set()
-        looked = 0
-        for host_id, fitting in self.roomy():
+        checked = 0
+        for host_id, fitting in self.hosts_with_room():
             value = self._hosts[host_id].labels.get(label)
             if value is None or value in tried:
                 continue
@@ -243,15 +254,17 @@ class GangSearch:
             if room[value] >= self.wanted:
                 promising[value] = None
             # Only hosts after the first promising value count against the limit.
-            looked += bool(promising)
-            if len(promising) > most or looked == further:
+            checked += bool(promising)
+            if len(promising) > most or checked == further:
                 yield from sorted(promising, key=lambda each: (sign * room[each], each))
                 tried.update(promising)
-                promising, looked = {}, 0
+                promising, checked = {}, 0
         yield from sorted(promising, key=lambda each: (sign * room[each], each))
 
     def _whole(self) -> Members | None:
-        """Returns what all members need together, as one; None: no host can carry all labels."""
+        """Returns the needs of all members together, as those of one member; None: no host can have
+        all the labels.
+        """
         labels: dict[str, str] = {}
         for name, value in (label for each in self.members for label in each.wanted.labels):
             if labels.setdefault(name, value) != value:
@@ -261,14 +274,14 @@ class GangSearch:
         barred = frozenset[str]().union(*(each.barred for each in self.members))
         whole = SchedulingClass(0, *key)
         pooled, separate = whole_needs(self.members)
-        # Policies are those of the largest member; the amounts are replaced by the sum.
+        # The policies are those of the largest member. The amounts are the sums over all members.
         kinds = kinds_of(pooled, separate)
         whole.needs = needs_of(largest)._replace(pooled=pooled, separate=separate, kinds=kinds)
         return Members(-1, whole, 1, barred)
 
     def _orders(self) -> list[list[Members]]:
-        """Returns the orders in which members are given cpus on a host. Largest first finds most;
-        a few fit only the other way round.
+        """Returns the orders in which members get cpus on a host. Largest first usually works. A
+        few combinations fit only with the smallest first.
         """
         order = self._largest_first()
         return [order, order[::-1]] if self._placer.topology else [order]
@@ -295,20 +308,20 @@ def seek(
     prefix: str = "",
     barred: Sequence[frozenset[str]] = (),
 ) -> list[Share] | None:
-    """Returns hosts for all members of a gang; None: none were found. The arguments are those of
-    `GangSearch`.
+    """Returns hosts for all members of a gang; None: none were found. See `GangSearch` for the
+    arguments.
     """
     return GangSearch(hosts, where, requests, prefix=prefix, barred=barred).find()
 
 
-def passed_by(hosts: Hosts, kind: GangKind) -> bool:
-    """Returns True if a search for gangs of this kind has failed, and no host has got more room
-    since that could have a member.
+def search_would_fail(hosts: Hosts, kind: GangKind) -> bool:
+    """Returns True if a search for an equal gang has failed, and no host that could serve a member
+    has got more room since then.
     """
     grown = _grown_since(hosts, kind.failed_search)
     if grown is None or _helps(hosts, kind, grown):
         return False
-    # These hosts did not help, so the next check leaves them out.
+    # These hosts do not help, so the next check skips them.
     kind.failed_search = _now(hosts)
     return True
 
@@ -316,16 +329,17 @@ def passed_by(hosts: Hosts, kind: GangKind) -> bool:
 def find_together(
     hosts: Hosts, waiting: WaitingGang, requests: tuple[MemberRequest, ...]
 ) -> list[Share] | None:
-    """Returns hosts for all members of a pending gang, as a pass has left them; None: none were
-    found. Takes nothing.
+    """Returns hosts for all members of a pending gang, given what the pass has placed so far; None:
+    none were found. Does not take the capacity.
 
     Args:
-        hosts: all hosts; the indexes must be fresh but for what the pass has taken.
+        hosts: all hosts; the indexes must be up to date, except for changes by the current pass.
         waiting: the gang.
-        requests: those of its kind, or the same with the hosts that hold older slots of members.
+        requests: the requests of the gang, with hosts that must not be chosen because older slots
+            of members are there.
     """
     kind, grown = waiting.kind, None
-    # With hosts excluded because of older slots, a failure says nothing of equal gangs.
+    # If hosts are excluded because of older slots, a failure is not valid for equal gangs.
     if requests == kind.member_requests:
         grown = _grown_since(hosts, kind.failed_search)
     elif waiting.failed_search is not None and waiting.failed_search[0] == requests:
@@ -333,7 +347,7 @@ def find_together(
         if since is not None and not _helps(hosts, kind, since):
             return None
     search = GangSearch(hosts, kind.where, requests, may_build=True)
-    # After a failed search, any way must include a host that has grown since.
+    # After a failed search, any new solution must contain a host that got more room since then.
     found = search.find(grown)
     waiting.steps = STEPS_MAX - search.steps_left
     failed = _now(hosts) if found is None else None
@@ -345,20 +359,21 @@ def find_together(
 
 
 def count_of(shares: Iterable[Share]) -> int:
-    """Returns how many members are placed."""
+    """Returns the number of members in some shares."""
     return sum(share.count for share in shares)
 
 
 def whole_needs(members: Sequence[Members]) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns what a host must have at least for all members, with one memory pool and with one for
-    each memory part.
+    """Returns the least that one host must have for all members together: first for a host with one
+    memory pool, then for a host with a separate pool for each memory part.
     """
     pooled, separate = Counter[str](), Counter[str]()
     for each in members:
         needs = needs_of(each.wanted)[:2]
         for whole, need in zip((pooled, separate), needs, strict=True):
             for name, amount in need.items():
-                # Members may share a device or have different ones, so its rest is not summed.
+                # Members may share a device or use different ones, so the largest need counts, not
+                # the sum.
                 if name in OF_ONE_SLOT or name.startswith(MOST_LEFT):
                     whole[name] = max(whole[name], amount)
                 else:
@@ -372,8 +387,8 @@ def _now(hosts: Hosts) -> FailedSearch:
 
 
 def _grown_since(hosts: Hosts, failed: FailedSearch | None) -> list[str] | None:
-    """Returns the hosts that got more room since a search failed; None: none did, or these are too
-    many.
+    """Returns the hosts that got more room since a search failed; None: no search failed, the log
+    was reset since then, or the hosts are too many.
     """
     main = hosts.indexes.main
     if failed is None or failed.version != main.version:
@@ -385,8 +400,8 @@ def _grown_since(hosts: Hosts, failed: FailedSearch | None) -> list[str] | None:
 
 
 def _helps(hosts: Hosts, kind: GangKind, grown: Sequence[str]) -> bool:
-    """Returns True if one of these hosts may have room for a member, or for all members of a gang
-    that must be on one host.
+    """Returns True if one of these hosts may have room for a member. If all members must be on one
+    host, it must have room for all of them.
     """
     if not grown:
         return False

@@ -1,4 +1,4 @@
-"""The hosts with GPUs, and how much cpu and memory they have for each GPU."""
+"""Keeps which hosts have GPUs, and how many GPUs and how much cpu and memory these hosts have."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.scores import MEMORY
 
 Sums = tuple[int, int, int]
-"""Number of GPUs, cpu in thousandths, and memory in grains."""
+"""Number of GPUs, cpu in thousandths of a core, and memory in grains."""
 
 
 class GpuHosts:
     """The hosts with GPUs.
 
     Attributes:
-        sums: over all of them.
+        sums: totals over all hosts with GPUs.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class GpuHosts:
         return host_id in self._known
 
     def update(self, host: Host) -> None:
-        """Counts a host as it is now."""
+        """Updates the sums with the present capacity of a host."""
         gpus = gpu_count(host)
         has = host.dimensions
         sums = (gpus, has.get(CPU_MILLI, 0), sum(has.get(name, 0) for name in MEMORY))
@@ -55,5 +55,5 @@ _NONE: Sums = (0, 0, 0)
 
 
 def gpu_count(host: Host) -> int:
-    """Returns the number of GPUs of a host that slots can have."""
+    """Returns the number of GPUs that a host offers to slots."""
     return len(host.cpus.devices.layout.of_type.get(GPU, ())) if host.cpus is not None else 0

@@ -1,9 +1,17 @@
-"""All hosts, and the indexes that are derived from them: one capacity index of all hosts, and one
-for each of some label selectors of requests.
+"""Keeps all hosts, and the indexes in which placement finds hosts with room: one capacity index
+(`index.py`) of all hosts, and one for each of some label selectors.
 
-The indexes follow the ledgers of the hosts. To build one for a selector, every host is read, and
-job masters may use any number of selectors. So at most `label_indexes_max` of them have an index.
-For others, the index of all hosts is searched, and the search checks the labels itself.
+Each index is a tree of maxima (`index.py` names the algorithm). The numbers in it are copied from
+the ledgers of the hosts. To build an index for a selector, every host is read, and job masters may
+use any number of selectors. So at most `label_indexes_max` selectors have an index. For any other
+selector, the index of all hosts is searched, and the search itself checks the labels.
+
+Example: `a` and `b` carry the label zone=x, `c` carries zone=y. They have 4, 8 and 16 cpus free.
+
+- `main` has all three hosts. A class that requires zone=x gets an index with `a` and `b` only.
+- A slot of 2 cpus on `b` lowers its free cpu to 6 in both indexes.
+- A slot on `c` ends: only `main` grows. Classes that require zone=x stay blocked, because no host
+  in their index has more room. Classes that are searched in `main` are unblocked.
 """
 
 from __future__ import annotations
@@ -23,11 +31,11 @@ from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.queue.queue import WaitingQueue
 
 BUILT_AT_ONCE = 4
-"""Indexes of selectors that are built in one pass, at most."""
+"""At most this many indexes of selectors are built in one pass."""
 
-_VERSIONS_APART = 1 << 40
-"""First versions of two indexes differ by this much. So a class that searched an index which was
-dropped and built again does not take the new one for the old one.
+_VERSION_STEP = 1 << 40
+"""The first versions of two indexes differ by this number. A class stores the version of the index
+that it searched. So it notices when that index was dropped and another one was built.
 """
 
 
@@ -36,15 +44,18 @@ UNREPORTED: CpuKind = ("unreported",)
 
 
 class Indexes:
-    """Indexes by label selector. That of the empty selector has every host and always exists.
+    """All indexes, by label selector. The index of the empty selector has every host and always
+    exists.
 
     Attributes:
         main: the index of all hosts.
-        selected: indexes of hosts that carry the labels of a selector.
-        aligning: hosts that align every slot to NUMA nodes. There, amounts alone never decide.
+        selected: the other indexes, by selector. Each has the hosts that carry all labels of the
+            selector.
+        aligning: hosts that align every slot to NUMA nodes. Whether a slot fits there always
+            depends on cpus and NUMA nodes as well as on amounts.
         gpu_hosts: hosts with GPUs.
-        kinds: hosts by everything that decides for which requests their cpus suit when they are
-            empty. Those that do not report their cpus are one kind (`UNREPORTED`).
+        kinds: hosts by kind. When empty, the cpus of all hosts of a kind suit the same requests.
+            Hosts that do not report their cpus are one kind (`UNREPORTED`).
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -53,7 +64,7 @@ class Indexes:
         self._made = 0
         self._may_build = BUILT_AT_ONCE
         self.selected: dict[Labels, CapacityIndex] = {}
-        self._labels: dict[str, dict[str, str]] = {}  # of hosts, as of the last refresh
+        self._labels: dict[str, dict[str, str]] = {}  # labels of each host at the last refresh
         self._carriers: dict[tuple[str, str], dict[str, None]] = {}  # hosts by label and value
         self.aligning: dict[str, None] = {}
         self.gpu_hosts = GpuHosts()
@@ -61,43 +72,55 @@ class Indexes:
         self._kind_of: dict[str, CpuKind] = {}
 
     def of(self, labels: Labels) -> CapacityIndex:
-        """Returns the index of the hosts that carry these labels, or that of all hosts."""
+        """Returns the index of the hosts with these labels, or the index of all hosts if there is
+        none.
+        """
         return self.selected.get(labels, self.main)
 
-    def made_for(self, labels: Labels, hosts: Iterable[Host]) -> CapacityIndex:
-        """Returns the same, but first builds an index for the labels from `hosts` if allowed."""
+    def get_or_build(self, labels: Labels, hosts: Iterable[Host]) -> CapacityIndex:
+        """Returns the same index as `of`, but first builds one for the labels if the limits allow
+        it.
+
+        Args:
+            labels: the labels of the selector.
+            hosts: all hosts. The cost is linear in their number if an index is built.
+        """
         full = len(self.selected) >= self._settings.label_indexes_max
         if not labels or labels in self.selected or full or not self._may_build:
             return self.of(labels)
         self._may_build -= 1
         self._made += 1
-        index = self.selected[labels] = CapacityIndex(self._made * _VERSIONS_APART)
+        index = self.selected[labels] = CapacityIndex(self._made * _VERSION_STEP)
         for host in hosts:
             if host.carries(labels):
                 index.put(host.host_id, columns_of(host, self._settings.strategy))
         index.freshen()
-        for position in self.main.opened:  # these are in use only when the pass has ended
+        for position in self.main.opened:  # the pass marks these hosts as in use when it ends
             if index.knows(name := self.main.ids[position]):
                 index.write(index.position[name], IN_USE, 0)
                 index.opened.append(index.position[name])
         return index
 
-    def seen_as(self, prefix: str) -> Indexes:
-        """Returns only the index of all hosts, with only the columns that have a prefix; see
-        `CapacityIndex.seen_as`.
+    def with_prefix(self, prefix: str) -> Indexes:
+        """Returns a copy that has only the index of all hosts, and in it only the columns with a
+        prefix; see `CapacityIndex.with_prefix`.
         """
         seen = copy(self)
-        seen.main, seen.selected, seen._may_build = self.main.seen_as(prefix), {}, 0
+        seen.main, seen.selected, seen._may_build = self.main.with_prefix(prefix), {}, 0
         return seen
 
     def carriers(self, labels: Labels) -> Iterator[str]:
-        """Yields ids of the hosts that carry all of one or more labels, as of the last refresh."""
+        """Yields the ids of the hosts that carried all these labels at the last refresh. `labels`
+        must not be empty.
+        """
         each = [self._carriers.get(label, {}) for label in labels]
         rarest = min(each, key=len)
         return (name for name in rarest if all(name in others for others in each))
 
     def carrier_count(self, labels: Labels) -> int:
-        """Returns an upper bound of the number of hosts that carry all of one or more labels."""
+        """Returns an upper limit of the number of hosts that carry all these labels. `labels` must
+        not be empty.
+        """
         return min(len(self._carriers.get(label, {})) for label in labels)
 
     def refresh(self, dirty: Iterable[Host], queue: WaitingQueue) -> None:
@@ -105,19 +128,20 @@ class Indexes:
         now.
         """
         grew = False
-        # Update the numbers of each host, and find out what has grown.
+        # Update the numbers of each host, and find the hosts with more room than before.
         for host in dirty:
             vector = columns_of(host, self._settings.strategy)
             relabelled = self._label(host)
             self._sort_by_cpus(host)
             rose = self.main.put(host.host_id, vector)
-            # Labels are no column, yet classes that searched before must check this host again.
+            # A change of labels changes no column, but classes that searched before must check this
+            # host again.
             if relabelled and not rose:
                 self.main.log_growth(host.host_id)
             if relabelled or rose:
                 grew = True
                 queue.non_batchables.grew(host.host_id, host.labels)
-            # Classes with a dedicated index see only these hosts, so others do not unblock them.
+            # A class with its own index is unblocked only by hosts of that index.
             for labels, index in self.selected.items():
                 if host.carries(labels):
                     if index.put(host.host_id, vector):
@@ -129,8 +153,8 @@ class Indexes:
         for index in self.selected.values():
             index.freshen()
         if grew:
-            self._wake_in_main(queue)
-        # Below the limit unused indexes are kept, because building one reads every host.
+            self._unblock_in_main(queue)
+        # Unused indexes are kept below the limit, because it is costly to build them again.
         if len(self.selected) >= self._settings.label_indexes_max:
             for labels in [labels for labels in self.selected if not queue.is_required(labels)]:
                 del self.selected[labels]
@@ -139,13 +163,13 @@ class Indexes:
     def lower(
         self, host: Host, booked: Amounts, count: int, besides: CapacityIndex | None = None
     ) -> None:
-        """Lowers what is free on a host in every index but one.
+        """Subtracts booked slots from the free amounts of a host, in every index except one.
 
         Args:
             host: the host.
-            booked: what one slot books.
+            booked: the amounts that one slot books.
             count: number of slots.
-            besides: the index that is left out, because it is up to date.
+            besides: an index that already has the new numbers, and is not changed.
         """
         for index in (self.main, *self.selected.values()):
             if index is not besides and index.knows(host.host_id):
@@ -157,12 +181,12 @@ class Indexes:
                 self._derive(index, host, at)
 
     def open(self, host: Host) -> None:
-        """Records in every index that an empty host gets slots in the current pass."""
+        """Records in every index that an empty host gets its first slots in the current pass."""
         for index in (self.main, *self.selected.values()):
             if index.knows(host.host_id):
                 at = index.position[host.host_id]
-                # A host that is in use, or was opened before in this pass, must not be listed
-                # twice.
+                # Skips hosts that are in use or were opened earlier in this pass, so that none is
+                # listed twice.
                 if index.value(host.host_id, EMPTY):
                     index.open(at)
 
@@ -175,14 +199,16 @@ class Indexes:
             if index.knows(host.host_id):
                 at = index.position[host.host_id]
                 for name, column in index.columns.items():
-                    # `IN_USE` is set when the pass ends; until then searches find the host in
+                    # `IN_USE` is set when the pass ends. Until then searches find the host in
                     # `opened`.
                     if name != IN_USE and column[0][at] != (amount := vector.get(name, 0)):
                         index.write(at, name, amount)
 
     def settle(self, hosts: Mapping[str, Host]) -> None:
-        """Updates derived columns where something was taken, and repairs the trees."""
-        # Derived columns come first, so that the repair of the trees includes them.
+        """Updates the derived columns of all hosts that got slots, and repairs the inner nodes of
+        the trees.
+        """
+        # Derived columns are updated first, so that the repair of the trees includes them.
         for index in (self.main, *self.selected.values()):
             for at in index.taken:
                 self._derive(index, hosts[index.ids[at]], at)
@@ -196,7 +222,8 @@ class Indexes:
     def _derive(self, index: CapacityIndex, host: Host, at: int) -> None:
         columns = index.columns
         slots = columns[SLOTS][0][at]
-        # If any host has a limit, a pass counts down the column on all. Here that is undone.
+        # If some host has a limit of slots, a pass counts this column down on all hosts. On hosts
+        # without a limit, this is undone here.
         if slots != UNLIMITED and not host.executor.registration.slots_max:
             slots = UNLIMITED
             index.write(at, SLOTS, slots)
@@ -209,9 +236,11 @@ class Indexes:
                     index.write(at, name, score)
 
     def log_growth(self, host: Host, queue: WaitingQueue) -> None:
-        """Makes all pending requests check this host again."""
+        """Makes all pending requests check this host again, although its free amounts did not
+        grow.
+        """
         self.main.log_growth(host.host_id)
-        self._wake_in_main(queue)
+        self._unblock_in_main(queue)
         queue.non_batchables.grew(host.host_id, host.labels)
         for labels, index in self.selected.items():
             if host.carries(labels):
@@ -233,15 +262,17 @@ class Indexes:
         """Returns every index by its selector."""
         return {(): self.main, **self.selected}
 
-    def _wake_in_main(self, queue: WaitingQueue) -> None:
+    def _unblock_in_main(self, queue: WaitingQueue) -> None:
         """Unblocks the classes for which the index of all hosts is searched."""
         for labels in list(queue.blocked):
-            # Labels with a dedicated index are unblocked where that index grows.
+            # Classes with their own index are unblocked when that index grows.
             if labels not in self.selected:
                 queue.unblock(labels)
 
     def _sort_by_cpus(self, host: Host) -> None:
-        """Updates whether a host is aligning or has GPUs, and its kind."""
+        """Updates the lists that depend on a host's cpus and devices: whether it has GPUs, whether
+        it is aligning, and its kind.
+        """
         name = host.host_id
         self.gpu_hosts.update(host)
         if host.aligning != (name in self.aligning):
@@ -267,7 +298,7 @@ class Indexes:
             self.kinds.setdefault(kind, {})[host_id] = None
 
     def _label(self, host: Host) -> bool:
-        """Updates the labels of a host; returns True if they have changed."""
+        """Updates the stored labels of a host. Returns True if they have changed."""
         name, before = host.host_id, self._labels.get(host.host_id, {})
         if before == host.labels:
             return False
@@ -284,21 +315,22 @@ class Indexes:
             del self._carriers[label]
 
 
-Heard = dict[str, tuple[str, int]]
-"""Instance id and number of the last report that was processed, by executor."""
+ReportNumbers = dict[str, tuple[str, int]]
+"""By executor: the instance id, and the number of the last report that was processed."""
 
 
 class Hosts(dict[str, Host]):
     """Hosts by the executor's id.
 
     Attributes:
-        settings: of the engine.
-        indexes: find hosts with room; up to date after `refresh`.
-        version: rises when the capacity of hosts when empty, or which hosts there are, changes.
+        settings: the settings of the engine.
+        indexes: the indexes of these hosts; up to date after `refresh`.
+        version: rises when a host is added or removed, or when the capacity of an empty host
+            changes.
         in_use: number of hosts that have slots.
-        refusing: hosts that refused a slot at some time; the refusal may have ended.
-        touched: hosts whose free capacity may have changed since the last `refresh`, or that were
-            removed; empty: the indexes are up to date.
+        refusing: hosts that refused a slot; the refusal may have expired.
+        touched: hosts that were removed, or whose free capacity may have changed, since the last
+            `refresh`; empty: the indexes are up to date.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -315,15 +347,15 @@ class Hosts(dict[str, Host]):
         return self[slot.executor_id]
 
     def touch(self, host: Host) -> None:
-        """Notes that a host's free capacity may have changed."""
+        """Records that a host's free capacity may have changed."""
         self.touched[host.host_id] = None
 
     def refresh(self, queue: WaitingQueue) -> None:
         """Updates the indexes from the hosts that were touched, and unblocks requests that may fit
         now.
         """
-        # `touched` may contain hosts that were removed. `refresh` is called even if only these are
-        # left, because their removal requires the trees of the indexes to be rebuilt.
+        # `touched` may contain only hosts that were removed. The indexes must be refreshed then,
+        # too, because a removal requires that their trees are rebuilt.
         touched = [self[name] for name in sorted(self.touched) if name in self]
         self.touched.clear()
         self.indexes.refresh(touched, queue)
@@ -333,27 +365,26 @@ class Hosts(dict[str, Host]):
         del self[host.host_id]
         self.indexes.remove(host)
         self.touch(host)  # `refresh` has to rebuild the indexes
-        # Cached verdicts about empty hosts may depend on the host. The new version makes them
+        # Cached results about empty hosts may depend on this host. The new version makes them
         # invalid.
         self.version += 1
 
-    def heard(self) -> Heard:
-        """Returns the number of the last report of each executor; for `remember`."""
+    def report_numbers(self) -> ReportNumbers:
+        """Returns the number of the last report of each executor, for `restore_report_numbers`."""
         return {
             name: (host.executor.registration.instance_id, host.executor.report_number)
             for name, host in self.items()
             if host.executor.report_number
         }
 
-    def remember(self, heard: Heard) -> None:
-        """Carries report numbers across a reload, so that a registration superseded before the
-        reload is still rejected.
+    def restore_report_numbers(self, report_numbers: ReportNumbers) -> None:
+        """Sets report numbers that were read before the state was reloaded from the database.
 
-        Otherwise a late copy of a registration would count as a new one, and delete slots that were
-        made after it.
+        So a registration that was superseded before the reload is still rejected. Otherwise a late
+        copy of it would count as a new registration, and delete slots that were made since then.
         """
-        for name, (instance_id, report_number) in heard.items():
+        for name, (instance_id, report_number) in report_numbers.items():
             host = self.get(name)
-            # Another instance of the executor numbers its reports from 1 again.
+            # A new instance of the executor starts again with report number 1.
             if host is not None and host.executor.registration.instance_id == instance_id:
                 host.executor.report_number = report_number

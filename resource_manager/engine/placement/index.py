@@ -1,21 +1,22 @@
 """The capacity index: finds hosts with room without comparing all hosts.
 
-It is a tree over the hosts in order of id. A leaf holds one number per column (a resource) for one
-host. An inner node holds the maximum of its up to 32 children in each column. A search descends
-only into nodes whose maximum is large enough in every needed column.
+It is a tree over the hosts in order of id: a segment tree of maxima, with 32 children per node and
+one value per column. A leaf holds one number per column (a resource) for one host. An inner node
+holds the maximum of its up to 32 children in each column. A search descends only into nodes whose
+maximum is large enough in every needed column.
 
 Example: a request needs 4 cpus and 8 GiB on a cluster of 1,024 hosts, which are 32 nodes of 32
 hosts. A node with the maxima (6 cpus, 4 GiB) is skipped with all its hosts. A node with the maxima
-(6 cpus, 16 GiB) is searched. It may still have no host with room, if one host has (6, 4) and
-another one (2, 16). So no host is missed, and where neighbours are alike, the cost depends on the
+(6 cpus, 16 GiB) is searched. It may have no host with room: one host may have (6, 4) and another
+one (2, 16). So no host is missed. If hosts with adjacent ids are similar, the cost depends on the
 depth of the tree and not on the number of hosts.
 
-- A write to a leaf updates the nodes above it, up to the first whose maximum does not change.
+- A write to a leaf updates the nodes above it, up to the first node whose maximum stays the same.
 - After hosts were added or removed, the tree is rebuilt once, before the next search (`freshen`).
 - A placement pass lowers many leaves in place and does not update the nodes above them. `took`
   records these leaves, and `settle` repairs the nodes at the end of the pass. Until then some
-  maxima are too high, so a search may descend without result, but it misses no host. It repairs
-  each lowest node that it searched without result.
+  maxima are too high, so a search may visit nodes without finding a host, but it misses no host. It
+  repairs each node of the lowest level that it searched without finding a host.
 """
 
 from __future__ import annotations
@@ -33,36 +34,39 @@ _BITS = 5
 _FAN_OUT = 1 << _BITS
 
 WHEN_EMPTY = (KNOWN, ONLINE)
-"""Prefixes of columns that say what a host would have without slots."""
+"""Prefixes of columns that contain what a host would have without slots."""
 
 GROWTH_LOG_MAX = 4_096
-"""Length of the growth log. When it is full it is cleared, and blocked classes search all hosts."""
+"""Largest length of the growth log. When the log is full it is cleared, and blocked classes search
+all hosts.
+"""
 
 Need = Amounts
 Written = tuple["CapacityIndex", int, str, int]
-"""A number that was overwritten: the index, the position, the column, and the number before."""
+"""A number that was overwritten: the index, the position, the column, and the old number."""
 
 Column = list[list[int]]
-"""Levels of one column: leaves first, root level last."""
+"""The levels of one column: leaves first, root level last."""
 
 
 class CapacityIndex:
     """Numbers of all hosts by column, with a search for hosts that cover a need in every column.
 
     A host's position is its place in the order of ids. A column with a prefix of `WHEN_EMPTY`
-    describes the host, not what it has free. Its changes are not logged in `grown`.
+    contains what the host has when empty, not what is free. Its changes are not logged in `grown`.
 
     Attributes:
         ids: ids of the hosts, by position.
         position: position of each host.
         columns: the tree of each column.
-        sums: sum of each column over all hosts.
+        sums: the sum of each column over all hosts.
         grown: log of the positions where a free amount rose. A class that found no room needs to
             check only these again.
-        version: changes when positions or the log lose their meaning.
-        taken: positions where something was taken since `settle`.
-        opened: positions of empty hosts that got slots in this pass, in that order.
-        journal: numbers that were overwritten, for `undo`; None: none are recorded.
+        version: changes when old positions, or old lengths of the log, are no longer valid.
+        taken: positions of hosts that were lowered in place since the last `settle`.
+        opened: positions of empty hosts that got slots in this pass, in the order in which they got
+            them.
+        journal: numbers that were overwritten, for `undo`; None: changes are not recorded.
     """
 
     def __init__(self, version: int = 0) -> None:
@@ -75,9 +79,11 @@ class CapacityIndex:
         self.taken: set[int] = set()
         self.opened: list[int] = []
         self.journal: list[Written] | None = None
-        self._loose: set[int] = set()  # nodes above `taken` that were not repaired yet
-        self._vectors: dict[str, dict[str, int]] = {}  # of hosts that came since the last build
-        self._gone: set[str] = set()  # hosts that were removed since then
+        # lowest-level nodes above `taken` that were not repaired yet
+        self._unrepaired: set[int] = set()
+        # numbers of hosts that were added since the last rebuild
+        self._vectors: dict[str, dict[str, int]] = {}
+        self._removed: set[str] = set()  # hosts that were removed since the last rebuild
         self._stale = False
 
     def __len__(self) -> int:
@@ -85,7 +91,7 @@ class CapacityIndex:
 
     def knows(self, host_id: str) -> bool:
         """Returns True if the host is in this index."""
-        known = host_id in self.position and host_id not in self._gone
+        known = host_id in self.position and host_id not in self._removed
         return known or host_id in self._vectors
 
     def value(self, host_id: str, name: str) -> int:
@@ -99,17 +105,17 @@ class CapacityIndex:
         return max(column[-1], default=0) if column else 0
 
     def put(self, host_id: str, vector: Mapping[str, int]) -> bool:
-        """Sets all numbers of a host; an absent column is zero.
+        """Sets all numbers of a host. A column that is absent in `vector` becomes 0.
 
         Returns:
             True if a free amount rose, or if the tree has to be rebuilt.
         """
-        # Positions change at the next `freshen`, so the numbers are kept by id until then.
+        # The positions will change at the next `freshen`, so the numbers are kept by id until then.
         if self._stale or host_id not in self.position:
             self._vectors[host_id] = dict(vector)
             self._stale = True
             return True
-        # All other hosts have 0 in a column that is new.
+        # In a new column, all other hosts have 0.
         if not vector.keys() <= self.columns.keys():
             for name in vector:
                 if name not in self.columns:
@@ -117,36 +123,37 @@ class CapacityIndex:
                     self.sums[name] = 0
         position = self.position[host_id]
         rose = False
-        # All columns, because one that the vector lacks must become 0.
+        # Iterates over all columns, because a column that the vector lacks must become 0.
         for name, column in self.columns.items():
             value = vector.get(name, 0)
             before = column[0][position]
             if value != before:
                 self.sums[name] += value - before
                 _write(column, position, value)
-                # What the host would have when empty is no free capacity.
+                # A rise of what the host has when empty does not add free capacity.
                 rose = rose or (value > before and not name.startswith(WHEN_EMPTY))
         if rose:
             self.log_growth(host_id)
         return rose
 
     def log_growth(self, host_id: str) -> None:
-        """Logs a host, so that all classes that wait check it again."""
+        """Logs a host, so that all waiting classes check it again."""
         if self._stale or host_id not in self.position:
-            return  # the tree will be rebuilt, so they search all hosts
-        # The positions in a cleared log mean nothing any more, which the new version shows.
+            return  # the tree will be rebuilt, so the classes will search all hosts
+        # The new version makes stored lengths of the cleared log invalid.
         if len(self.grown) >= GROWTH_LOG_MAX:
             self.grown.clear()
             self.version += 1
         self.grown.append(self.position[host_id])
 
     def write(self, position: int, name: str, value: int) -> None:
-        """Sets one number without logging growth: it did not rise, or it gets back its old value.
+        """Sets one number without logging growth. The caller must not raise it above the value that
+        it had when it was last logged.
 
         Args:
             position: the host.
             name: the column, which must exist.
-            value: the number.
+            value: the new number.
         """
         column = self.columns[name]
         before = column[0][position]
@@ -163,7 +170,7 @@ class CapacityIndex:
             name: the column.
             before: the number to restore.
         """
-        # Only `open` records this column. Entries are undone last first, so this host was opened
+        # Only `open` records this column. The latest entry is undone first, so this host was opened
         # last.
         if name == EMPTY:
             self.opened.pop()
@@ -172,10 +179,12 @@ class CapacityIndex:
         _write(column, position, before)
 
     def open(self, position: int) -> None:
-        """Records that an empty host gets slots in the current pass, and adds it to `opened`."""
+        """Records that an empty host gets its first slots in the current pass, and adds it to
+        `opened`.
+        """
         if self.journal is not None:
             self.journal.append((self, position, EMPTY, 1))
-        # Lowered in place, like free amounts: `settle` repairs the nodes above.
+        # Lowered in place, like free amounts. `settle` repairs the nodes above.
         self.columns[EMPTY][0][position] = 0
         self.sums[EMPTY] -= 1
         self.opened.append(position)
@@ -186,11 +195,11 @@ class CapacityIndex:
         The caller must still correct `sums`, and call `settle` at the end.
         """
         self.taken.update(positions)
-        self._loose.update([position >> _BITS for position in positions])
+        self._unrepaired.update([position >> _BITS for position in positions])
 
     def settle(self) -> None:
-        """Repairs the inner nodes above everything that was taken, and marks the hosts of `opened`
-        as in use.
+        """Repairs the inner nodes above all lowered leaves, and marks the hosts of `opened` as in
+        use.
         """
         nodes = self.taken.union(self.opened)
         columns = self._free_columns()
@@ -199,46 +208,47 @@ class CapacityIndex:
             for node in nodes:
                 _mend(columns, level, node)
         self.taken = set()
-        self._loose.clear()
-        # Only now: within the pass, searches find these hosts in `opened`, and must not find them
-        # twice.
+        self._unrepaired.clear()
+        # The mark is set only here. During the pass, searches find these hosts in `opened`, and
+        # must not find them a second time.
         for position in self.opened:
             self.write(position, IN_USE, 1)
-            self.log_growth(self.ids[position])  # it is now one of the hosts in use
+            self.log_growth(self.ids[position])  # searches of hosts in use must check it
 
-    def seen_as(self, prefix: str) -> CapacityIndex:
-        """Returns an index of the same hosts with only the columns that have a prefix.
+    def with_prefix(self, prefix: str) -> CapacityIndex:
+        """Returns an index of the same hosts that has only the columns with a prefix.
 
-        The prefix is removed from their names. Both indexes share the numbers.
+        The prefix is removed from the names of the columns. Both indexes share the numbers.
         """
         seen = CapacityIndex(self.version)
         seen.ids, seen.position = self.ids, self.position
         for name, column in self.columns.items():
             if name.startswith(prefix):
-                # Shared, because a copy would cost as much as the cluster is large. Ledgers roll
-                # changes back.
+                # Shared, because the cost of a copy would be linear in the number of hosts.
+                # Tentative ledgers roll their changes back.
                 seen.columns[name[len(prefix) :]] = column
                 seen.sums[name[len(prefix) :]] = self.sums[name]
         return seen
 
     def _free_columns(self) -> list[Column]:
-        """Returns the columns of what is free. Only these are lowered in place."""
+        """Returns the columns of free capacity. Only these are lowered in place."""
         return [column for name, column in self.columns.items() if not name.startswith(WHEN_EMPTY)]
 
     def remove(self, host_id: str) -> None:
         """Removes a host."""
         self._vectors.pop(host_id, None)
-        # The leaf stays until `freshen`, which reads the other hosts at their old positions.
+        # The leaf stays until `freshen`, because `freshen` reads the other hosts at their old
+        # positions.
         if host_id in self.position:
-            self._gone.add(host_id)
+            self._removed.add(host_id)
         self._stale = True
 
     def freshen(self) -> None:
         """Rebuilds the tree if hosts were added or removed. Must be called before a search."""
         if not self._stale:
             return
-        self.ids = sorted((self.position.keys() - self._gone) | self._vectors.keys())
-        # The origin of a new host is -1, which is the zero appended to each column.
+        self.ids = sorted((self.position.keys() - self._removed) | self._vectors.keys())
+        # The origin of a new host is -1: the zero that is appended to each column.
         origins = [self.position.get(host_id, -1) for host_id in self.ids]
         none = [0] * len(self.position)
         self.position = {host_id: at for at, host_id in enumerate(self.ids)}
@@ -246,15 +256,15 @@ class CapacityIndex:
         for name in sorted(self.columns.keys() | names):
             old = self.columns[name][0] if name in self.columns else none
             leaves = list(map([*old, 0].__getitem__, origins))
-            # Applied last, so that a host which was removed and came back has its new numbers.
+            # Applied last, so that a host that was removed and added again gets its new numbers.
             for host_id, vector in self._vectors.items():
                 leaves[self.position[host_id]] = vector.get(name, 0)
             self.columns[name] = _build_column(leaves)
             self.sums[name] = sum(leaves)
         self._vectors = {}
-        self._gone = set()
+        self._removed = set()
         self._stale = False
-        # Cursors and logs refer to the old positions; the new version makes them void.
+        # Cursors and logs refer to the old positions. The new version makes them invalid.
         self.grown.clear()
         self.version += 1
 
@@ -270,14 +280,14 @@ class CapacityIndex:
         }
 
     def covers(self, position: int, need: Need) -> bool:
-        """Returns True if a host covers a need."""
+        """Returns True if a host has at least the needed amount in every column."""
         return all(
             name in self.columns and self.columns[name][0][position] >= amount
             for name, amount in need.items()
         )
 
     def room(self, position: int, need: Need) -> int:
-        """Returns how many times a host covers a need; 0 if nothing is needed."""
+        """Returns how many times a need fits on a host; 0 if nothing is needed."""
         columns = self.columns
         fits = [
             columns[name][0][position] // amount if name in columns else 0
@@ -286,11 +296,15 @@ class CapacityIndex:
         return min(fits, default=0)
 
     def covering(self, needs: Iterable[Need], start: int = 0) -> Iterator[int]:
-        """Yields the positions from `start` on that cover one of the needs, in order."""
+        """Yields in order the positions, from `start` on, of hosts that cover at least one of the
+        needs.
+        """
         return chain.from_iterable(self.covering_by_block(needs, start))
 
     def covering_by_block(self, needs: Iterable[Need], start: int = 0) -> Iterator[list[int]]:
-        """Yields the same positions in lists: those of one node together, if there is one need."""
+        """Yields the same positions as `covering`, in lists. If there is one need, a list has the
+        positions below one node.
+        """
         searches = [
             self._search(columns, start)
             for need in needs
@@ -298,12 +312,12 @@ class CapacityIndex:
         ]
         if len(searches) == 1:
             return searches[0]
-        # Two searches are merged by position, so their blocks cannot be kept.
+        # Several searches are merged by position, so each list then has one position.
         positions = _merged([chain.from_iterable(blocks) for blocks in searches])
         return ([position] for position in positions)
 
     def covering_among(self, positions: list[int], needs: Iterable[Need]) -> list[int]:
-        """Returns those of `positions` that cover one of the needs, in order."""
+        """Returns in order the positions among `positions` that cover at least one of the needs."""
         found: set[int] = set()
         for need in needs:
             left = positions if (columns := self._columns_of(need)) is not None else []
@@ -314,8 +328,8 @@ class CapacityIndex:
         return sorted(found)
 
     def best_first(self, needs: Iterable[Need], score: str) -> Iterator[int]:
-        """Yields positions that cover one of the needs, the highest score first; of equal scores,
-        the lowest position first.
+        """Yields the positions that cover at least one of the needs, the highest score first. Among
+        equal scores the lowest position comes first.
         """
         searches = [
             self._search_best(columns, self.columns[score])
@@ -332,7 +346,7 @@ class CapacityIndex:
         for name, amount in need.items():
             column = self.columns.get(name)
             if column is None:
-                return None  # it is 0 everywhere
+                return None  # all hosts have 0
             columns.append((column, amount))
         # An empty tree has no root where a search could begin.
         return columns if self.ids else None
@@ -353,7 +367,8 @@ class CapacityIndex:
                 stack.pop()
                 continue
             level = height - len(stack)
-            # Only nodes on the path to `start` are cut; all later ones begin at their first child.
+            # Only nodes on the path to `start` are read from the middle. All later nodes are read
+            # from their first child.
             low = max(node << _BITS, start >> (_BITS * level))
             high = min((node + 1) << _BITS, len(columns[0][0][level]))
             found = _survivors(columns, level, low, high)
@@ -361,17 +376,19 @@ class CapacityIndex:
                 stack.append(iter(found))
             elif found:
                 yield found
-            elif level == 0 and node in self._loose:
-                # A maximum that was too high led here. Repaired, it leads no other search here.
-                self._loose.remove(node)
+            elif level == 0 and node in self._unrepaired:
+                # The maximum of this node was too high. After the repair, no other search visits it
+                # without need.
+                self._unrepaired.remove(node)
                 _mend(self._free_columns(), 1, node)
 
     def _search_best(
         self, columns: list[tuple[Column, int]], score: Column
     ) -> Iterator[tuple[int, int]]:
         height = len(score) - 1
-        # Best first: a node's score is at least that of every host below it. So the first leaf that
-        # comes off the heap is the best one. `first` orders equal scores by position.
+        # This is best-first search: a node's score is at least the score of every host below it. So
+        # the first leaf that is popped from the heap is the best one. `first` orders equal scores
+        # by position.
         heap = [
             (-score[height][node], node << (_BITS * height), height)
             for node in _survivors(columns, height, 0, len(score[height]))
@@ -389,8 +406,8 @@ class CapacityIndex:
                 heapq.heappush(heap, (-score[below][child], child << (_BITS * below), below))
 
     def problems(self) -> list[str]:
-        """Returns texts about inner nodes that are not the maximum of their children, and about
-        wrong sums; empty: there are none.
+        """Describes inner nodes that are not the maximum of their children, and wrong sums; empty:
+        the index is correct.
         """
         found = []
         for name, column in self.columns.items():
@@ -426,7 +443,7 @@ def _write(column: Column, position: int, value: int) -> None:
     if value > before:
         for level in column[1:]:
             position >>= _BITS
-            if level[position] >= value:  # all nodes above it are as large, too
+            if level[position] >= value:  # all nodes above it are at least as large
                 return
             level[position] = value
         return
@@ -447,7 +464,7 @@ def _survivors(columns: list[tuple[Column, int]], level: int, low: int, high: in
     first_column, first_amount = columns[0]
     values = first_column[level]
     found = [node for node in range(low, high) if values[node] >= first_amount]
-    # Later columns are read only at the nodes that the earlier ones left.
+    # Later columns are read only for the nodes that have enough in all earlier columns.
     for column, amount in columns[1:]:
         if not found:
             break
@@ -462,7 +479,7 @@ _Found = TypeVar("_Found", int, tuple[int, int])
 def _merged(searches: list[Iterator[_Found]]) -> Iterator[_Found]:
     last: _Found | None = None
     for item in heapq.merge(*searches):
-        # A host that covers both needs is found by both searches.
+        # Both searches find a host that covers both needs.
         if item != last:
             last = item
             yield item

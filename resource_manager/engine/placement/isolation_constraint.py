@@ -1,7 +1,7 @@
-"""The constraint that a host enforces the limits of cpu and memory that a request requires.
+"""Checks whether a host enforces the limits of cpu and memory that a request requires.
 
-Levels of devices are conditions on single devices (`finegrain/devices/request.py`), so they belong
-to `DevicesSuit`.
+For devices, the required level of enforcement is a condition on each device
+(`finegrain/devices/request.py`). `DevicesSuit` checks it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from resource_manager.engine.placement.constraint import (
 
 _COLUMNS = {CPU: "enforces.cpu", MEMORY: "enforces.memory"}
 _BY_KERNEL = {CPU: ("quota",), MEMORY: ("hard",)}
-"""Words of an isolation report which mean that the kernel enforces the dimension."""
+"""Values in an isolation report that mean that the kernel enforces the limit of a dimension."""
 
 
 class EnforcesLimits(Constraint):

@@ -1,12 +1,11 @@
-"""The capacity that is taken in the indexes of hosts, by a placement pass or by a search that tries
-something out.
+"""Records in the capacity indexes what a placement pass takes, or what a tentative search takes.
 
-Within a pass capacity only shrinks. Leaves of an index are lowered in place; its maxima and sums,
-and the columns that follow from others, may be too high until `settle`. A search may then look at
-hosts that have no room, but it never misses one that has.
+During a pass, free capacity only decreases. Leaves of an index are lowered in place. Its maxima,
+its sums and its derived columns may be too high until `settle`. A search may then visit hosts
+without room, but it never misses a host with room.
 
-A tentative ledger also keeps a journal, so that everything since a mark can be rolled back. It may
-start from the hosts as they are, in the middle of a pass, or from what they could give when empty.
+A tentative ledger also keeps a journal, so that everything since a mark can be rolled back. It
+starts with what is free now, also in the middle of a pass, or with what the hosts have when empty.
 """
 
 from __future__ import annotations
@@ -30,31 +29,31 @@ from resource_manager.engine.placement.tentative_cpus import (
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 Taken = tuple[int, int]
-"""Position of a host in an index, and how many slots are placed there."""
+"""The position of a host in an index, and how many slots are placed there."""
 
 Mark = tuple[int, int]
-"""Where to roll back to: lengths of the journals of amounts and of cpus."""
+"""A point to roll back to: the lengths of the journals of amounts and of cpus."""
 
 
 class Ledger:
-    """What a pass or a tentative search takes. The indexes must be fresh, and nothing else may
-    change them meanwhile but what is reported with `follow`.
+    """The capacity that a pass or a tentative search takes. The indexes must be up to date at the
+    start. Until the ledger ends, every other change of a host must be reported with `follow`.
 
     Attributes:
         indexes: the indexes of hosts.
-        changed: hosts that changed, in this order, if any host has GPUs.
+        changed: hosts that changed, in order. The list is kept only if some host has GPUs.
     """
 
     def __init__(self, hosts: Hosts, prefix: str = "", *, topology: bool = False) -> None:
-        """Makes the ledger of a pass, or of a search.
+        """Makes the ledger of a pass or of a search.
 
         Args:
             hosts: all hosts.
-            prefix: of the columns of what hosts could give when empty (`KNOWN` or `ONLINE`); empty:
-                of what is free now.
-            topology: slots that are taken get cpus as well.
+            prefix: `KNOWN` or `ONLINE`: takes from what hosts have when empty, in the columns with
+                this prefix. Empty: takes from what is free now.
+            topology: True if slots get cpus as well as amounts.
         """
-        self.indexes = hosts.indexes.seen_as(prefix) if prefix else hosts.indexes
+        self.indexes = hosts.indexes.with_prefix(prefix) if prefix else hosts.indexes
         self._prefix = prefix
         self._hosts = hosts
         self._topology = topology
@@ -62,38 +61,42 @@ class Ledger:
         self._proportions: dict[CapacityIndex, Proportions] = {}
         self._journal: list[Written] | None = None  # None: the ledger is not tentative
         self.changed: list[str] = []
-        self._notes_changes = hosts.indexes.gpu_hosts.sums[0] > 0  # else nothing reads them
+        # only rankings by GPUs read the list
+        self._notes_changes = hosts.indexes.gpu_hosts.sums[0] > 0
 
     @cached_property
     def cpus(self) -> TentativeCpus:
-        """Cpus that are taken tentatively."""
+        """The cpus that are taken tentatively."""
         return TentativeCpus(as_if_empty if self._prefix else as_they_are)
 
     @property
     def hosts_in_use(self) -> int:
-        """How many hosts have slots, those of this pass included."""
+        """The number of hosts with slots, including the hosts that got their first slots in this
+        pass.
+        """
         return self._in_use + len(self.indexes.main.opened)
 
     def proportions(self, index: CapacityIndex) -> Proportions:
-        """Returns what the hosts of an index have left, weighed."""
+        """Returns the weighed free capacity of the hosts in an index."""
         found = self._proportions.get(index)
         if found is None:
             found = self._proportions[index] = Proportions(index, self._hosts.indexes.main)
         return found
 
     def took(self, bookings: Bookings, taken: Iterable[Taken]) -> None:
-        """Records slots for which leaves of the class's index were lowered; lowers those of the
-        other indexes.
+        """Records slots for which the caller has lowered the leaves of the class's own index, and
+        lowers the leaves of the other indexes.
         """
         index, journal = bookings.index, self._journal
         if self._notes_changes:
             self.changed += [index.ids[position] for position, _ in taken]
         if journal is None:
             index.took([position for position, _ in taken])
-            # Without indexes of selectors, no other index shows these hosts.
+            # If there are no indexes of selectors, no other index has these hosts.
             if not self.indexes.selected:
                 return
-        # A host may have got several runs; other indexes are lowered once for all of them.
+        # A host may occur several times in `taken`. The other indexes are lowered once for all of
+        # them.
         counts = Counter[int]()
         for position, count in taken:
             counts[position] += count
@@ -101,22 +104,22 @@ class Ledger:
             booking = bookings.at(position)
             if journal is not None:
                 for name, (leaves, amount, _) in zip(booking.names, booking.columns, strict=True):
-                    # The leaves are lowered already, so their old numbers are computed.
+                    # The leaves are already lowered, so their old numbers are computed.
                     journal.append((index, position, name, leaves[position] + amount * count))
             host = self._hosts[index.ids[position]]
             if self._topology:
                 self.cpus.take(bookings.scheduling_class, host, count)
             if self.indexes.selected:
                 self.indexes.lower(host, booking.amounts, count, besides=index)
-                # What other indexes have cached of the host is too high now.
+                # The cached free capacity of the host in other indexes is too high now.
                 self._forget_free(host, besides=index)
 
     def open(self, index: CapacityIndex, position: int) -> None:
-        """Records that an empty host gets slots."""
+        """Records that an empty host gets its first slots."""
         self.indexes.open(self._hosts[index.ids[position]])
 
     def take(self, bookings: Bookings, position: int, count: int = 1) -> None:
-        """Takes capacity for slots in all indexes."""
+        """Takes capacity for slots on one host, in all indexes."""
         host = self._hosts[bookings.index.ids[position]]
         self._note(host)
         self.indexes.open(host)
@@ -126,17 +129,19 @@ class Ledger:
             self.cpus.take(bookings.scheduling_class, host, count)
 
     def close(self, host: Host) -> None:
-        """Takes all slots that a host has left, in all indexes. Only for a tentative ledger."""
+        """Makes a host look full in all indexes, by taking all slots that it may still have. Only a
+        tentative ledger may do this.
+        """
         for index in self.indexes.all().values():
-            # Without a slot left no class fits, whatever amounts are free.
+            # On a host without a free slot no class fits, even if amounts are free.
             if index.knows(host.host_id):
                 for name in (SLOTS, DEFAULT_SLOTS):
                     if name in index.columns:
                         index.write(index.position[host.host_id], name, 0)
 
     def follow(self, hosts: Iterable[Host]) -> None:
-        """Takes in what was booked on these hosts during the pass: slots whose cpus were chosen, a
-        gang, or a slot that grows.
+        """Reads again what is free on hosts that were booked during the pass: for slots whose cpus
+        were chosen, for a gang, or for a slot that grows.
         """
         for host in hosts:
             self._note(host)
@@ -144,13 +149,13 @@ class Ledger:
             self._forget_free(host)
 
     def settle(self) -> None:
-        """Makes the indexes exact again."""
+        """Makes all maxima, sums and derived columns of the indexes correct again."""
         for proportions in self._proportions.values():
             proportions.settle()
         self.indexes.settle(self._hosts)
 
     def mark(self) -> Mark:
-        """Returns a mark to roll back to. The ledger is tentative from the first mark on."""
+        """Returns a mark to roll back to. The first call makes the ledger tentative."""
         if self._journal is None:
             self._journal = []
             # One journal for all indexes, so that everything is undone in reverse order.
@@ -166,15 +171,15 @@ class Ledger:
             index, position, name, before = journal.pop()
             index.undo(position, name, before)
             if index in self._proportions:
-                # It is computed again from the leaves on the next access.
+                # The next access computes it again from the leaves.
                 self._proportions[index].free.pop(position, None)
         self.cpus.roll_back(cpus)
 
     def drop(self) -> None:
-        """Gives back everything and ends the ledger, which must be tentative."""
+        """Gives back everything, and ends the ledger. The ledger must be tentative."""
         self.roll_back((0, 0))
-        # The roll-back adds to the sums what was lowered in place, which was never subtracted from
-        # them. This evens that out.
+        # The roll-back adds amounts to the sums that were lowered in place but never subtracted
+        # from the sums. This subtracts them.
         for proportions in self._proportions.values():
             proportions.settle()
         for index in self.indexes.all().values():
@@ -191,14 +196,14 @@ class Ledger:
 
 
 class Bookings:
-    """What one slot of a class takes on the hosts of an index.
+    """The amounts that one slot of a class takes on each host of an index.
 
     Attributes:
         scheduling_class: the class.
         index: the index.
-        everywhere: on any host; None: that differs between hosts.
-        empty: by position: 1 if the host is empty.
-        free: what hosts have left, weighed, by position; see `Proportions`.
+        everywhere: the booking, if it is the same on all hosts; None: it differs between hosts.
+        empty: by position: 1 if the host has no slots.
+        free: the weighed free capacity of hosts, by position; see `Proportions`.
     """
 
     def __init__(
@@ -217,7 +222,7 @@ class Bookings:
             self.everywhere = self._everywhere()
 
     def at(self, position: int) -> Booking:
-        """Returns what a slot takes on this host."""
+        """Returns the amounts that a slot takes on a host."""
         booking = self.everywhere or self._by_position.get(position)
         if booking is None:
             host = self._hosts[self.index.ids[position]]
@@ -229,8 +234,8 @@ class Bookings:
         wanted, columns = self.scheduling_class, self.index.columns
         pooled, separate, *_ = needs_of(wanted)
         needs = {False: pooled, True: separate}
-        # One booking serves all hosts if only one kind of memory pools has the columns that the
-        # class needs, or if both kinds book the same.
+        # The booking is the same on all hosts in two cases: only hosts with one kind of memory
+        # pools have the needed columns, or the booking is equal for both kinds.
         kinds = [separate for separate, need in needs.items() if need.keys() <= columns.keys()]
         alike = len(kinds) == 1 or pooled == separate
         if wanted.profile is None or not kinds or not alike:

@@ -1,9 +1,9 @@
 """Finds hosts for slots of a scheduling class, and takes the capacity. A `Placer` is one placement
-pass. It works with numbers of slots, and makes no object for each slot.
+pass. It computes numbers of slots per host, and makes no object for each slot.
 
-For each class it tries the levels of candidates in order (`policies.py`). Where amounts decide, a
+For each class it tries the levels of candidates in order (`policies.py`). If amounts decide, a
 division gives the number of slots that fit on a host, and one subtraction per index column takes
-them. Otherwise the cpus and NUMA nodes of each candidate are checked (`search.py`). The caller then
+them. Otherwise it checks the cpus and NUMA nodes of each candidate (`search.py`). The caller then
 books the slots and calls `follow` with their hosts.
 """
 
@@ -22,15 +22,17 @@ from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.placement.ledger import Bookings, Ledger, Taken
 from resource_manager.engine.placement.policies import POLICIES, Level, empty_compared, levels
-from resource_manager.engine.placement.search import Asks, Growth, Scope, Search
+from resource_manager.engine.placement.search import CheckBudget, Growth, Scope, Search
 from resource_manager.engine.placement.stranding import Ranking
 from resource_manager.engine.queue.scheduling_classes import NOT_SEARCHED, SchedulingClass
 
 LISTED_MAX = 256
-"""Up to this many hosts that carry required labels are tried one by one, without an index."""
+"""If at most this many hosts carry the required labels, each of them is checked, and the index is
+not searched.
+"""
 
 Run = tuple[str, int]
-"""An executor's id, and how many slots are placed there."""
+"""The id of an executor, and how many slots are placed there."""
 
 
 class Placer:
@@ -47,23 +49,24 @@ class Placer:
         self._indexes = self._ledger.indexes
         self._found: dict[SchedulingClass, Candidates] = {}
         self._growth: dict[CapacityIndex, Growth] = {}
-        self._closed: set[str] = set()  # hosts that get no more slots
+        self._closed: set[str] = set()  # hosts that get no more slots in this pass
         most = hosts.settings.hosts_asked_max
-        self._asks = Asks(most, most // 2)
-        # An entry of `refusing` stays when the host's refusals are deleted. Such entries are
-        # dropped here, because each class checks all entries.
+        self._check_budget = CheckBudget(most, most // 2)
+        # When the refusals of a host are deleted, the host stays in `refusing`. It is removed here,
+        # because each class checks all entries.
         for name in list(hosts.refusing):
             if name not in hosts or not hosts[name].refusals:
                 del hosts.refusing[name]
 
     def has_room(self, scheduling_class: SchedulingClass) -> bool:
         """Returns True if at least one slot of a class can be placed."""
-        # Most classes that were unblocked still have no room. This check is cheaper than a search.
+        # Most unblocked classes still fit nowhere. This check finds them, and is cheaper than a
+        # search.
         if scheduling_class not in self._found and scheduling_class.searched != NOT_SEARCHED:
             index = self._index_of(scheduling_class)
             if index not in self._growth:
                 self._growth[index] = Growth(index)
-            if self._growth[index].passes_by(scheduling_class):
+            if self._growth[index].still_lacks_room(scheduling_class):
                 return False
         return self._candidates(scheduling_class).first() is not None
 
@@ -73,7 +76,7 @@ class Placer:
         first = found.first()
         if first is None:
             return False
-        # Either two fit on one host, or one each on two hosts.
+        # Either two slots fit on one host, or two hosts have room for one each.
         return found.scope.room(first, 2) > 1 or found.first(besides=(first,)) is not None
 
     def place(
@@ -81,17 +84,17 @@ class Placer:
     ) -> list[Run]:
         """Takes capacity for up to `count` slots.
 
-        The caller must book the slots before the next call. If their cpus and NUMA nodes are chosen
-        (`Host.needs_topology`), it must then call `follow` with their hosts.
+        The caller must book the slots before the next call. If cpus and NUMA nodes are chosen for
+        the slots (`Host.needs_topology`), the caller must also call `follow` with their hosts.
 
         Args:
             scheduling_class: the class.
-            count: how many slots are wanted.
+            count: the largest number of slots to place.
             elsewhere: hosts that must not be chosen.
 
         Returns:
-            Hosts with the number of slots on each. Fewer slots than wanted: no more fit, or what
-            else fits depends on these slots, so that they must be booked first.
+            Hosts with the number of slots on each. There may be fewer than `count` slots for two
+            reasons: no more fit, or these slots must be booked before it is known what else fits.
         """
         found = self._candidates(scheduling_class)
         index = found.scope.index
@@ -102,8 +105,8 @@ class Placer:
             for position, share in taken:
                 runs.append((index.ids[position], share))
                 count -= share
-            # A later level is less suited, so it gets only what the earlier ones could not take.
-            # Where devices are chosen, that is known only when these slots are booked.
+            # A later level suits less well, so it gets only slots that fit on no earlier level. If
+            # devices are chosen, it is known only after the booking of these slots what still fits.
             if not count or (taken and found.one_host_at_a_time(level)):
                 break
         return runs
@@ -114,34 +117,35 @@ class Placer:
         return sum(search.asked for search in found.begun()) if found is not None else 0
 
     def cut_off(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if the search for a class was cut off, because too many hosts were checked
-        and did not suit. Whether one of the other hosts has room is unknown.
+        """Returns True if the search for a class was cut off because too many hosts did not suit.
+        It is then unknown whether one of the other hosts has room.
         """
         found = self._found.get(scheduling_class)
-        # A level that demands preferences may be cut off: the last level accepts any host.
+        # Levels that demand preferred policies do not count: the last level searches the same hosts
+        # without these demands.
         return found is not None and any(
             search.cut_off and search.tier.unmet_max is None for search in found.begun()
         )
 
     def follow(self, hosts: Iterable[Host]) -> None:
-        """Reads again what is booked on these hosts. The caller calls this after it has booked a
+        """Reads again what is free on these hosts. The caller must call this after it has booked a
         gang, a slot that grows, or slots whose cpus and NUMA nodes were chosen.
         """
         self._ledger.follow(hosts)
 
     def finish(self) -> None:
-        """Brings the indexes up to date and stores how far the searches came."""
+        """Ends the pass: brings the indexes up to date, and stores where the searches stopped."""
         self._ledger.settle()
         for found in self._found.values():
             found.finish()
         self._indexes.end_pass()
 
     def _index_of(self, scheduling_class: SchedulingClass) -> CapacityIndex:
-        return self._indexes.made_for(scheduling_class.labels, self._hosts.values())
+        return self._indexes.get_or_build(scheduling_class.labels, self._hosts.values())
 
     def _candidates(self, scheduling_class: SchedulingClass) -> Candidates:
         found = self._found.get(scheduling_class)
-        # An index for the labels may have been built since; then the search begins again there.
+        # If an index for the labels was built since then, the search begins again in that index.
         if found is None or found.scope.index is not self._indexes.of(scheduling_class.labels):
             found = self._found[scheduling_class] = self._begin(scheduling_class)
         return found
@@ -149,14 +153,14 @@ class Placer:
     def _begin(self, scheduling_class: SchedulingClass) -> Candidates:
         """Begins the searches of a class."""
         index, labels = self._index_of(scheduling_class), scheduling_class.labels
-        # The index of a selector implies its labels, so hosts need no check.
+        # The index of a selector has only hosts with its labels, so the labels need no check.
         labels = labels if index is self._indexes.main else ()
         refusing = self._refusing(scheduling_class)
         scope = self._scope_in(index, scheduling_class, labels, refusing)
         return Candidates(scope, self._levels(scheduling_class))
 
     def _refusing(self, scheduling_class: SchedulingClass) -> list[str]:
-        """Returns the hosts that refused slots of a class lately."""
+        """Returns the hosts that refused slots of a class recently."""
         hosts = self._hosts
         return [name for name in hosts.refusing if hosts[name].refuses(scheduling_class)]
 
@@ -167,16 +171,18 @@ class Placer:
         labels: Labels,
         barred: Iterable[str],
     ) -> Scope:
-        """Returns what searches for a class in an index have in common.
+        """Returns the values that all searches for a class in an index share.
 
         Args:
             index: the index.
             scheduling_class: the class.
-            labels: required labels that the index does not imply.
+            labels: required labels that the search must check, because the index also has hosts
+                without them.
             barred: hosts that must not be chosen.
         """
         listed = None
-        # Few carriers are compared directly. A search of the index visits every host with room.
+        # A few hosts with the labels are checked directly. A search of the index would visit every
+        # host with room.
         if labels and self._indexes.carrier_count(labels) <= LISTED_MAX:
             position, carriers = index.position, self._indexes.carriers(labels)
             listed = sorted([position[name] for name in carriers if name in position])
@@ -191,7 +197,7 @@ class Placer:
             barred=frozenset(index.position[name] for name in barred if index.knows(name)),
             closed=self._closed,
             avoids_reserved=self._avoids_reserved,
-            asks=self._asks,
+            check_budget=self._check_budget,
         )
 
     def _levels(self, scheduling_class: SchedulingClass) -> tuple[Level, ...]:
@@ -205,11 +211,11 @@ class Placer:
     def _place_on(
         self, found: Candidates, level: int, count: int, besides: set[int]
     ) -> list[Taken]:
-        """Takes capacity on the hosts of one level. Where amounts do not decide, the hosts are
-        added to `besides`: they get no more slots until these are booked.
+        """Takes capacity on the hosts of one level. If cpus and NUMA nodes are chosen, the hosts
+        are added to `besides`, because they get no more slots until these slots are booked.
         """
         wanted = found.scope.scheduling_class
-        # Whether amounts decide is the same in all tiers of a level.
+        # All tiers of a level have the same value.
         topology = found.searches(level)[0].topology
         if found.is_ranked(level):
             return self._least_stranding(found, level, count, besides)
@@ -220,8 +226,8 @@ class Placer:
             best = (at for search in found.searches(level) for at in search.best_first(column))
             taken: list[Taken] = []
             for position in best:
-                # One slot per host: which cpus are left is known only once the caller has booked
-                # it.
+                # One slot per host, because the free cpus are known only after the caller has
+                # booked the slot.
                 if len(taken) == count:
                     break
                 if position not in besides:
@@ -232,8 +238,8 @@ class Placer:
         return self._one_by_one(found, level, column, count, besides)
 
     def _pack(self, found: Candidates, level: int, count: int, besides: set[int]) -> list[Taken]:
-        """Takes a part of each host with room, in order of rank. Repeats this until all slots are
-        placed or no host has room.
+        """Takes a part of each host with room, the best host first. Repeats this until all slots
+        are placed or no host has room.
         """
         taken: list[Taken] = []
         # Locals and inlined arithmetic: this is the innermost loop of placement.
@@ -241,14 +247,14 @@ class Placer:
         empty_at, free_of = bookings.empty, bookings.free
         searches = found.searches(level)
         while count and (ranked := self._by_affinity(searches, bookings, besides)):
-            # The ranking holds until its last host got a part; then hosts are ranked again.
+            # Hosts are ranked again only after each host of this ranking got a part.
             for _, position in ranked:
                 booking = bookings.everywhere or bookings.at(position)
                 columns = booking.columns
-                # The only host left takes all. Otherwise each host gets a part, so that slots with
-                # other proportions of cpu and memory can share the host.
+                # If only one host is left, it takes all slots. Otherwise each host takes a part, so
+                # that slots with other proportions of cpu and memory can share the host.
                 share = count if len(ranked) == 1 else min(count, booking.at_once)
-                # The ranking has just checked that one slot fits.
+                # One slot fits for certain, because the ranking has just checked it.
                 if share > 1:
                     for leaves, amount, _ in columns:
                         fit = leaves[position] // amount
@@ -256,8 +262,8 @@ class Placer:
                             share = fit
                 for leaves, amount, _ in columns:
                     leaves[position] -= amount * share
-                # Computed again, so that roundings never add up: the order of hosts must not depend
-                # on which indexes there are.
+                # The next access computes it again from the leaves, so that rounding errors do not
+                # add up. The order of hosts must not depend on which indexes exist.
                 free_of.pop(position, None)
                 # The sums of the index are corrected once, when the pass ends.
                 booking.owed += share
@@ -274,13 +280,14 @@ class Placer:
     def _by_affinity(
         self, searches: list[Search], bookings: Bookings, besides: Collection[int]
     ) -> list[tuple[int, int]]:
-        """Returns the first hosts with room, the best first, as (affinity with the sign turned,
-        position): hosts in use, and empty ones if these are few.
+        """Returns some hosts with room as (negative affinity, position), the best first. Empty
+        hosts are included only if few hosts in use have room.
         """
         most = self._hosts.settings.pack_candidates
         used, *others = searches
         ranked = _affinities(used, most, bookings, besides)
-        # Empty hosts are compared only if few in use have room, so that they stay empty for longer.
+        # Empty hosts are compared only if few hosts in use have room, so that they stay empty
+        # longer.
         for empty in others if len(ranked) < most else ():
             compared = empty_compared(most, self._ledger.hosts_in_use)
             if len(ranked) < compared:
@@ -291,10 +298,12 @@ class Placer:
     def _pack_each(
         self, found: Candidates, level: int, count: int, besides: set[int]
     ) -> list[Taken]:
-        """Takes as much as fits of one host after the other, each the best of those compared."""
+        """Places as many slots as fit on the best of the compared hosts, then on the next one, and
+        so on.
+        """
         taken: list[Taken] = []
         while count and (best := self._best_fit(found, level, besides)) is not None:
-            # Its cpus are known again only when the caller has booked these slots.
+            # Its free cpus are known again only after the caller has booked these slots.
             besides.add(best)
             share = found.scope.room(best, count)
             self._ledger.take(found.scope.bookings, best, share)
@@ -305,15 +314,16 @@ class Placer:
     def _least_stranding(
         self, found: Candidates, level: int, count: int, besides: set[int]
     ) -> list[Taken]:
-        """Takes slots on the host where they strand least GPU capacity, again and again. Where
-        devices are chosen, it stops after the first host.
+        """Repeatedly places slots on the host where they strand least GPU capacity. If devices are
+        chosen, it stops after the first host.
         """
         taken: list[Taken] = []
         scope = found.scope
         ranking = found.ranking(level, self._indexes.gpu_hosts, self._ledger.changed)
         while count:
             best = ranking.best(besides)
-            # A host that is not ranked will do, rather than none.
+            # The ranking has a limited number of hosts. If none of them has room, any other host is
+            # used.
             if best is None and (window := found.window(level, 1, besides)):
                 best = window[0]
             if best is None:
@@ -327,9 +337,9 @@ class Placer:
         return taken
 
     def _best_fit(self, found: Candidates, level: int, besides: set[int]) -> int | None:
-        """Returns the host that meets most preferred policies. On a tie it is the one with least
-        free cpu, so that hosts with much free cpu stay free for large requests. A host in use comes
-        before an empty one.
+        """Returns the host that meets most preferred policies. Among equal hosts it is the one with
+        least free cpu, so that hosts with much free cpu remain for large requests. A host in use
+        comes before an empty one.
         """
         window = found.window(level, self._hosts.settings.pack_candidates, besides)
         return min(window, key=found.rank, default=None)
@@ -340,16 +350,16 @@ class Placer:
         """Takes one slot at a time, on the host with the highest score."""
         bookings = found.scope.bookings
         index = bookings.index
-        # Two sources, each in order of score: hosts not used here yet, and those whose score has
-        # changed because they were.
+        # Merges two sources, each in order of score: hosts without a slot from this call, and hosts
+        # whose score has changed because they got one.
         best = (at for search in found.searches(level) for at in search.best_first(column))
         ahead = (at for at in best if at not in besides)
         taken: list[Taken] = []
-        again: list[tuple[int, int]] = []  # heap of hosts that got slots here
+        again: list[tuple[int, int]] = []  # heap of hosts that got slots in this call
         position = next(ahead, None)
         while len(taken) < count and (again or position is not None):
             score = index.columns[column][0]
-            # On equal scores the lower position goes first, as in the index.
+            # Among equal scores the lower position comes first, as in the index.
             if position is not None and (not again or (-score[position], position) < again[0]):
                 chosen, position = position, next(ahead, None)
             else:
@@ -372,15 +382,23 @@ class Candidates:
         self._rankings: dict[int, Ranking] = {}
 
     def is_ranked(self, level: int) -> bool:
-        """Returns True if the hosts of a level are ranked by the GPU capacity that is stranded."""
+        """Returns True if the hosts of a level are ranked by the GPU capacity that a slot strands
+        there.
+        """
         return self.levels[level][0].ranked
 
     def one_host_at_a_time(self, level: int) -> bool:
-        """Returns True if what fits on other hosts is known only when slots are booked."""
+        """Returns True if the slots of a host must be booked before another host is chosen."""
         return self.is_ranked(level) and self.searches(level)[0].topology
 
     def ranking(self, level: int, gpu_hosts: GpuHosts, changed: list[str]) -> Ranking:
-        """Returns the ranking of a level; see `Ranking`."""
+        """Returns the ranking of a level, and makes it at the first call.
+
+        Args:
+            level: the position of the level.
+            gpu_hosts: the hosts with GPUs.
+            changed: hosts that changed in this pass; more may be appended later.
+        """
         found = self._rankings.get(level)
         if found is None:
             found = Ranking(self.searches(level), self.scope, gpu_hosts, changed)
@@ -388,7 +406,7 @@ class Candidates:
         return found
 
     def searches(self, level: int) -> list[Search]:
-        """Returns the searches of a level."""
+        """Returns the searches of a level, one for each tier. They are made at the first call."""
         found = self._searches.get(level)
         if found is None:
             found = [Search(self.scope, tier) for tier in self.levels[level]]
@@ -396,19 +414,25 @@ class Candidates:
         return found
 
     def begun(self) -> Iterator[Search]:
-        """Yields the searches of all levels that were tried."""
+        """Yields the searches of all levels that were used so far."""
         return chain.from_iterable(self._searches.values())
 
     def first(self, besides: Collection[int] = ()) -> int | None:
-        """Returns a host with room; None: there is none."""
+        """Returns a host with room that is not in `besides`; None: there is none."""
         for level in range(len(self.levels)):
             if window := self.window(level, 1, besides):
                 return window[0]
         return None
 
     def window(self, level: int, most: int, besides: Collection[int]) -> list[int]:
-        """Returns the first hosts of a level that have room: hosts in use, else empty ones. If the
-        search of hosts in use was cut off, empty hosts are not returned: they may not be needed.
+        """Returns up to `most` hosts of a level that have room: hosts in use, or empty hosts if no
+        host in use has room. If the search of hosts in use was cut off, empty hosts are not
+        returned, because another host in use may have room.
+
+        Args:
+            level: the position of the level.
+            most: the largest number of hosts.
+            besides: positions of hosts that are left out.
         """
         found: list[int] = []
         for search in self.searches(level):
@@ -425,16 +449,17 @@ class Candidates:
         wanted, host = scope.scheduling_class, scope.host(position)
         cpu = BEST_EFFORT_CPU_MILLI if wanted.best_effort else CPU_MILLI
         free = scope.index.value(host.host_id, cpu)
-        # A preference counts most, then little free cpu. The position makes the result unique.
+        # Preferred policies come first, then little free cpu. The position breaks ties.
         return scope.ledger.cpus.unmet(wanted, host), free, -host.score(wanted), position
 
     def finish(self) -> None:
-        """Stores with the class how far the searches came."""
-        # Only if every level was searched to its end is it certain that no host has room.
+        """Stores with the class where its searches stopped."""
+        # It is certain that no host has room only if every level was searched to its end.
         index, full = self.scope.index, len(self._searches) == len(self.levels)
         for search in self.begun():
             ended = search.finish()
-            # Hosts that such a level leaves out are searched by the last one, which accepts any.
+            # A level with a limit of unmet policies leaves out hosts. The last level searches them,
+            # because it accepts any host.
             full = full and (ended or search.tier.unmet_max is not None)
         self.scope.scheduling_class.searched = (
             (index.version, len(index.grown)) if full else NOT_SEARCHED
@@ -444,15 +469,16 @@ class Candidates:
 def _affinities(
     search: Search, most: int, bookings: Bookings, besides: Collection[int]
 ) -> list[tuple[int, int]]:
-    """Returns the first hosts of a search that have room, as (affinity with the sign turned,
-    position). Candidates that have none any more are dropped.
+    """Returns the first hosts of a search that have room, as (negative affinity, position).
+    Candidates without room are dropped.
     """
     ranked: list[tuple[int, int]] = []
     search.drop_opened()
-    # Hosts in `besides` may be among the first, so that many more are ranked.
+    # Hosts in `besides` are removed at the end, so as many more hosts are ranked.
     candidates, free_of, wanted = search.candidates, bookings.free, most + len(besides)
     everywhere = bookings.everywhere.columns if bookings.everywhere is not None else None
-    # Full hosts are dropped, so the first `len(ranked)` candidates are those already ranked.
+    # Full hosts are dropped from the candidates, so the first `len(ranked)` ones are already
+    # ranked.
     while len(ranked) < wanted and (len(ranked) < len(candidates) or search.further()):
         # Iterates over a slice, because the loop removes candidates.
         for position in candidates[len(ranked) : wanted]:
@@ -464,8 +490,8 @@ def _affinities(
                     break
                 affinity += free * affinity_of_one
             else:
-                # Negative, so that sorting puts the best first. A host may have nothing left that
-                # is weighed.
+                # Negative, so that sorting puts the best host first. The divisor is 1 for a host
+                # without weighed free capacity.
                 ranked.append((-affinity // (free_of[position] or 1), position))
     if besides:
         return [each for each in ranked if each[1] not in besides][:most]

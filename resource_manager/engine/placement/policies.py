@@ -1,34 +1,36 @@
-"""The order of hosts for a slot: which are candidates before others, and which of the candidates is
-best.
+"""Defines the order of hosts for a slot: which hosts become candidates first, and which candidate
+is best.
 
 Hosts are divided into tiers by columns of the capacity index. Hosts in the tiers of one level are
 compared with each other. The next level is tried if no host of the earlier levels has room.
 
-- A class where amounts decide: first the hosts without GPUs, then those with GPUs. Hosts that align
-  every slot to NUMA nodes come last. Other slots need these hosts.
-- A class with devices: all hosts with room, in order of the GPU capacity that a slot would strand
-  there (`stranding.py`).
-- A topology-constrained class: first the hosts that can meet all its preferred policies, then those
-  that miss one, and so on. So a preference ranks all hosts, not only the first ones with room.
+- For a class where amounts decide, the hosts without GPUs come first, then the hosts with GPUs.
+  Hosts that align every slot to NUMA nodes come last, because other slots need them more.
+- For a class with devices, all hosts with room are ordered by the GPU capacity that a slot would
+  strand there (`stranding.py`).
+- For a topology-constrained class, the hosts that can meet all its preferred policies come first,
+  then the hosts that miss one policy, and so on. So a preference ranks all hosts, not only the
+  first ones with room.
 
 Example: a request prefers "SpreadByPCPUs". 1,000 hosts demand whole cores, and one host does not.
-The first level needs the column `pin.cores`, which only that one host has, so it is found at once.
+The first level needs the column `pin.cores`. Only the one host has this column, so it is found at
+once.
 
-Hosts of one level are compared by the strategy, and the host id breaks ties. All numbers are
-integers, so that the result is the same on every machine.
+The strategy compares the hosts of one level, and the host id breaks ties. All numbers are integers,
+so that the result is the same on every machine.
 
 - "pack": hosts in use come before empty ones. Of the first hosts with room, it takes the one whose
-  free resources are most like what the slot needs (`Proportions`). So what is left stays in
-  proportion, and less is stranded. Example: a slot that needs much memory goes to a host that has
-  much memory and little cpu free.
-- "spread": of all hosts, the one whose fullest dimension has most left.
-- "balanced": of all hosts, the one where the slot brings free cpu and free memory closest to
-  proportion. For a slot that needs more cpu than memory, compared with an average host, this is the
+  free resources have the most similar proportions to the needs of the slot (`Proportions`). So the
+  remaining resources stay in proportion, and less is stranded. Example: a slot that needs much
+  memory goes to a host with much free memory and little free cpu.
+- "spread": of all hosts, it takes the one whose scarcest dimension has the largest free part.
+- "balanced": of all hosts, it takes the one where the slot makes the free parts of cpu and memory
+  most equal. For a slot that needs more cpu than memory, compared with an average host, this is the
   host with the largest surplus of cpu.
 
-For "spread" and "balanced" the score is a column of the index (`hosts/scores.py`), which finds the
-best host without comparing all. The affinity of "pack" depends on the slot as well, so it is
-computed for a few hosts only.
+For "spread" and "balanced" the score is a column of the index (`hosts/scores.py`), so the index
+finds the best host without comparing all hosts. The affinity of "pack" depends on the slot as well,
+so it is computed for a few hosts only.
 """
 
 from __future__ import annotations
@@ -57,25 +59,25 @@ from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 HOSTS_PER_EMPTY_ONE = 64
-"""Per this many hosts in use, "pack" compares one more empty host with those in use.
+"""For each group of this many hosts in use, "pack" compares one more empty host.
 
-A host is used fully only if slots of different proportions are placed on it. If only one host with
-much room were compared, that would be chance: 100,000 slots of `bench.engine` would need 5 % more
-hosts.
+A host becomes full in all dimensions only if slots of different proportions are placed on it. If
+only one host with much room were compared, such a mix would be left to chance: 100,000 slots of
+`bench.engine` would need 5 % more hosts.
 """
 
 PART_AT_ONCE = 3
-"""Equal slots get at most one of this many parts of an average host before the next host is tried.
-So different slots are placed on a host, which use different dimensions.
+"""Equal slots get at most `1 / PART_AT_ONCE` of an average host before the next host is tried. So
+slots with different needs share a host, and use different dimensions of it.
 """
 
 _AVERAGE_HOST = 1 << 36
-"""Weight of everything that an average host has of one dimension."""
+"""Weight of the whole amount that an average host has of one dimension."""
 
 _AFFINITY_SCALE = 29
 _FREE_SCALE = 16
-"""Bits that are dropped from numbers that are used most. The factors then usually have less than 30
-bits, which Python multiplies faster. Larger factors are correct as well.
+"""The number of low bits that are dropped from the most used numbers. Most factors then have less
+than 30 bits, which Python multiplies faster. Larger factors give correct results, too.
 """
 
 
@@ -84,8 +86,9 @@ class Policy(NamedTuple):
 
     Attributes:
         use_first: hosts in use come before empty ones.
-        column: returns the index column that orders the hosts, from what the slot needs and the
-            sums of the index of all hosts; None: hosts are ordered by affinity (`Proportions`).
+        column: returns the index column that orders the hosts. Its arguments are the needs of the
+            slot and the sums of the index of all hosts. None: hosts are ordered by affinity
+            (`Proportions`).
     """
 
     use_first: bool
@@ -93,12 +96,12 @@ class Policy(NamedTuple):
 
 
 def _larger_surplus(need: Need, cluster: Amounts) -> str:
-    """Returns the column for cpu or memory: the one of which the slot needs more, compared with an
-    average host.
+    """Returns the column for cpu or the one for memory, depending on which of the two the slot
+    needs more of, compared with an average host.
     """
     cpu, memory = need.get(CPU_MILLI, 0), sum(need.get(name, 0) for name in MEMORY)
     has_memory = sum(cluster.get(KNOWN + name, 0) for name in MEMORY)
-    # Compares shares of the totals, multiplied crosswise so that nothing is rounded.
+    # Compares parts of the totals, without division so that nothing is rounded.
     more_cpu = cpu * has_memory >= memory * cluster.get(KNOWN + CPU_MILLI, 0)
     return CPU_SURPLUS if more_cpu else MEMORY_SURPLUS
 
@@ -111,25 +114,23 @@ POLICIES: dict[Strategy, Policy] = {
 
 
 def empty_compared(most: int, hosts_in_use: int) -> int:
-    """Returns how many hosts "pack" compares if it has to take empty ones among them: `most`, or
-    fewer.
-    """
+    """Returns how many hosts "pack" compares if some of them must be empty, at most `most`."""
     return min(most, 1 + hosts_in_use // HOSTS_PER_EMPTY_ONE)
 
 
 @dataclass(slots=True, eq=False)
 class Booking:
-    """What one slot takes on a host, in columns of an index."""
+    """The amounts that one slot takes on a host, with the columns of an index."""
 
     amounts: Amounts
     columns: list[tuple[list[int], int, int]]  # leaves, amount, affinity of one free unit
-    names: list[str]  # of these columns
+    names: list[str]  # names of these columns
     at_once: int  # slots that are placed on one host before the next host is tried
-    owed: int = 0  # slots that were placed, but are not yet subtracted from the sums of the index
+    owed: int = 0  # placed slots that are not subtracted from the sums of the index yet
 
 
 class _WeighedFree(dict[int, int]):
-    """Weighed free capacity by position, computed on first access."""
+    """Weighed free capacity of hosts by position, computed on first access."""
 
     def __init__(self, columns: Iterable[tuple[list[int], int]]) -> None:
         super().__init__()
@@ -147,9 +148,9 @@ class Proportions:
         sum over dimensions of (need * free) / sum over dimensions of free
 
     This is the dot product of R. Grandl et al., "Multi-resource packing for cluster schedulers"
-    (Tetris, SIGCOMM 2014), divided by the size of what is free, so that an empty host is not better
-    only because it is empty. A host with a rare resource is the last one for slots that do not need
-    this resource.
+    (Tetris, SIGCOMM 2014). It is divided by the total free capacity, so that an empty host is not
+    better only because it is empty. If a host has a rare resource free, slots that do not need this
+    resource use the host last.
 
     Weights make dimensions comparable: an average host has the same weight in each of them.
 
@@ -159,13 +160,13 @@ class Proportions:
 
     Attributes:
         index: the index of the hosts.
-        weights: weight of one unit of each dimension, over all hosts.
-        free: weighed free capacity of hosts, by position. Code that lowers a leaf of the index must
-            remove the host from it.
+        weights: the weight of one unit of each dimension. It depends on the total of all hosts.
+        free: the weighed free capacity of hosts, by position. Code that lowers a leaf of the index
+            must remove the host's entry.
     """
 
     def __init__(self, index: CapacityIndex, whole: CapacityIndex) -> None:
-        """Derives the weights.
+        """Computes the weights.
 
         Args:
             index: the index of the hosts that are compared.
@@ -182,13 +183,13 @@ class Proportions:
             for name, weight in self.weights.items()
             if name in index.columns
         )
-        # If no host has a limit of slots, passes need not read or lower that column.
+        # If no host has a limit of slots, passes need not read or lower the column of slots.
         self._unlimited = index.sums.get(KNOWN + SLOTS) == UNLIMITED * len(index)
-        self._bookings: dict[int, Booking] = {}  # by identity of the amounts
+        self._bookings: dict[int, Booking] = {}  # by identity of the object with the amounts
         self._keys: list[Amounts] = []  # kept, so that no identity is reused
 
     def booking(self, amounts: Amounts) -> Booking:
-        """Returns amounts as columns of the index, which must exist."""
+        """Returns the booking for some amounts. The index must have a column for each of them."""
         booking = self._bookings.get(id(amounts))
         if booking is None:
             booking = self._bookings[id(amounts)] = self._resolve(in_grains(amounts))
@@ -204,17 +205,18 @@ class Proportions:
                 (columns[name][0], amount, weighed * weights.get(name, 0) >> _AFFINITY_SCALE)
             )
             largest = max(largest, weighed)
-        # A slot that books nothing needs this column, or a host would take any number.
+        # A slot that books no amounts needs this column, or a host would take any number of such
+        # slots.
         if not self._unlimited or not taken:
             taken.append((columns[SLOTS][0], 1, 0))
             names.append(SLOTS)
-        # Slots that an average host takes, by the slot's largest dimension; a part of them, rounded
-        # up.
+        # The number of slots that fit on an average host by the slot's largest dimension, divided
+        # by `PART_AT_ONCE` and rounded up.
         at_once = -(-(_AVERAGE_HOST // largest) // PART_AT_ONCE)
         return Booking(amounts, taken, names, max(1, at_once))
 
     def settle(self) -> None:
-        """Subtracts what was taken from the sums of the index."""
+        """Subtracts all placed slots from the sums of the index."""
         sums = self.index.sums
         for booking in self._bookings.values():
             for name, (_, amount, _) in zip(booking.names, booking.columns, strict=True):
@@ -226,15 +228,15 @@ KNOWN_MAX = 16_384
 
 
 class Tier(NamedTuple):
-    """Some of the hosts.
+    """A part of the hosts.
 
     Attributes:
-        columns: index columns with the least value that these hosts must have, in addition to the
+        columns: index columns with the least value that the hosts must have, in addition to the
             needs of the class.
         in_use: True: only hosts with slots; False: only empty ones; None: both.
-        unmet_max: number of preferred policies that a host may miss; None: any.
-        aligning: only hosts that align every slot to NUMA nodes.
-        ranked: the host that strands least GPU capacity comes first (`stranding.py`).
+        unmet_max: the number of preferred policies that a host may miss; None: any number.
+        aligning: True: only hosts that align every slot to NUMA nodes.
+        ranked: True: the host where a slot strands least GPU capacity comes first (`stranding.py`).
     """
 
     columns: tuple[tuple[str, int], ...] = ()
@@ -256,7 +258,7 @@ def levels(
     Args:
         scheduling_class: the class.
         use_first: hosts in use come before empty ones.
-        aligning: some hosts align every slot.
+        aligning: some hosts align every slot to NUMA nodes.
         gpus: some hosts have GPUs.
     """
     if scheduling_class.topology_constrained:
@@ -275,12 +277,12 @@ def levels(
 def _by_preferences(
     needs: tuple[tuple[tuple[str, int], ...], ...], never_met: int, use_first: bool
 ) -> tuple[Level, ...]:
-    told = [need for need in needs if need]  # the index has columns for these
+    indexed = [need for need in needs if need]  # preferences that the index has columns for
     found: list[Level] = []
     for missed in range(len(needs)):
-        # An index search can demand only preferences that have columns. Each combination of met
-        # preferences is one tier. Other preferences are compared when a host's cpus are checked.
-        some = combinations(told, max(0, len(told) - missed))
+        # A search of the index can demand only preferences that have columns. Each combination of
+        # met preferences is one tier. Other preferences are checked together with a host's cpus.
+        some = combinations(indexed, max(0, len(indexed) - missed))
         most = missed + never_met
         found.append(tuple(Tier(tuple(chain(*each)), unmet_max=most) for each in some))
     # The last level takes any host with room.

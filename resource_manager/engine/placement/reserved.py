@@ -1,4 +1,4 @@
-"""The ledger of reservations: which capacity is kept on which hosts, and for which owner.
+"""The ledger of reservations: how much capacity is reserved, on which hosts, and for which owner.
 
 `scheduling/reservations.py` decides when a reservation is made and when it ends.
 """
@@ -20,12 +20,12 @@ class ReservationOwner:
     """A request, a gang, or a slot that must grow, for which capacity is reserved.
 
     Attributes:
-        number: arrival number, which identifies it.
-        job_id: its job.
+        number: its arrival number, which identifies it.
+        job_id: the id of its job.
         allocation_id: its allocation id; of a gang, that of the first member.
-        waiter: identifies its starvation clock.
-        gang_id: id of the gang; empty: it is not a gang.
-        slot: the slot that must grow; None: it is not a resize.
+        waiter: the key of its starvation clock.
+        gang_id: the id of the gang; empty: the owner is not a gang.
+        slot: the slot that must grow; None: the owner is not a resize.
     """
 
     number: int
@@ -53,18 +53,20 @@ class ReservationOwner:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Capacity that is kept for one owner.
+    """Capacity that is reserved for one owner.
 
     Attributes:
-        owner: the request, gang or slot that it is kept for.
+        owner: the request, gang or slot that the capacity is reserved for.
         requests: what the owner requests; empty for a resize.
-        shares: by host, how many members of each request it would get; empty for a resize.
+        shares: by host, how many members of each request the host would get; empty for a resize.
         hosts: the reserved capacity, by host.
         starved_since: start of the owner's starvation clock.
         since_time_ms: when the reservation was made (wall clock).
-        until_ms: when it expires, if slots that must end have not ended by then (monotonic).
-        version: version of the cluster as of which all its hosts suit the owner.
-        lacking: a host that did not have enough free capacity at the last check.
+        until_ms: when the reservation expires, if the slots that must end have not ended by then
+            (monotonic clock).
+        version: the version of the cluster at which all its hosts were last found to suit the
+            owner.
+        lacking: a host that did not have enough free capacity when it was last checked.
     """
 
     owner: ReservationOwner
@@ -85,23 +87,24 @@ class Reservation:
 
 @dataclass(slots=True)
 class Reservations:
-    """All reservations, and results of the search for more of them.
+    """All reservations, and what the search for further reservations has found.
 
     Attributes:
-        by_number: by the owner's arrival number, oldest first.
+        by_number: all reservations by the owner's arrival number, the oldest reservation first.
         outlasting: slots that had not ended when a reservation expired. They may be services, so
             no other reservation waits for their end.
-        unexamined: starved waiters, the longest starved last, not examined yet. The list is filled
-            again when it is empty.
+        unexamined: starved waiters that were not examined yet, the longest starved last. The list
+            is filled again when it is empty.
         claimed: hosts that no further reservation may use until `unexamined` is filled again.
-        searched: waiters for which no free hosts were found, with the hosts that would suit if
-            other reservations ended; empty: no hosts would.
-        searched_as_of: version of the cluster for which `searched` is valid, and until when.
-        next_since: start of the oldest starvation clock that was not over at the last check.
+        searched: waiters for which a search found no hosts without reservations. The value contains
+            the hosts that would suit if other reservations ended; empty: none would.
+        searched_as_of: the version of the cluster for which `searched` is valid, and the time until
+            which it is valid.
+        next_since: the start of the oldest starvation clock that had not expired at the last check.
         due_ms: when starved waiters are examined next; earlier if more waiters become starved.
-        stuck: a further check may make a reservation although nothing has changed: waiters are left
-            to examine, or time alone may help.
-        placements: number of placements of all jobs at the last check.
+        stuck: True if another check may make a reservation although nothing has changed: some
+            waiters were not examined yet, or a time limit may expire.
+        placements: the number of placements of all jobs at the last check.
     """
 
     by_number: dict[int, Reservation] = field(default_factory=dict)
@@ -126,8 +129,9 @@ class Reservations:
     def remove(self, ended: Reservation) -> None:
         """Removes a reservation. Its hosts may now suit waiters for which no hosts were found."""
         del self.by_number[ended.owner.number]
-        # Keeps only waiters that no host would suit: for all others, a new search may find hosts.
+        # Keeps only waiters that no host would suit. For all others, a new search may find hosts
+        # now.
         self.searched = {each: found for each, found in self.searched.items() if not found}
-        # The next check begins again with the longest starved, and is due at once.
+        # The next check begins again with the longest starved waiter, and is due at once.
         self.unexamined.clear()
         self.due_ms = 0

@@ -1,20 +1,21 @@
 """Ranks hosts with GPUs by how much GPU capacity a slot would strand there.
 
-What a host can still sell of its GPUs is at most the value of their free parts
-(`devices/part_values.py`). It is also limited by its free cpu and memory: a GPU without cpu and
-memory serves no request. Both limits are compared with the average of all hosts with GPUs, which
-have so much cpu and memory for each GPU. A request may need less than the average, so a GPU counts
-as sellable while the host has `PARTS` of the average for it. A slot strands what the host could
-sell before, minus what it can sell with the slot.
+The sellable GPU capacity of a host has two limits. One is the value of the free parts of its GPUs
+(`devices/part_values.py`). The other is its free cpu and memory, because a GPU without cpu and
+memory serves no request. How much cpu and memory a GPU needs is estimated by the average of all
+hosts with GPUs. Requests may need less, so only a part of the average (`PARTS`) is demanded for
+each GPU. The stranded capacity of a slot is the sellable capacity before the slot, minus the
+sellable capacity after it.
 
 Example: an average host has 12 cpus for each GPU. Host A has 2 GPUs and 8 cpus free, host B has 2
-GPUs and 24 cpus. A slot needs 4 cpus and no GPU. With 0.6 of the average, a GPU needs 7.2 cpus, so
-A can sell 1.11 of its GPUs before and 0.55 after. B can sell both GPUs before and after. So the
-slot goes to B.
+GPUs and 24 cpus. A slot needs 4 cpus and no GPU. With 0.6 of the average, a GPU needs 7.2 cpus. So
+A can sell 1.11 of its GPUs before the slot and 0.55 after it. B can sell both GPUs before and after
+it. So the slot goes to B.
 
 Sources: fragmentation gradient descent (Q. Weng et al., "Beware of Fragmentation", ATC 2023) ranks
-hosts by the same difference of a fragmentation measure. Values that are not linear in the size
-follow V. Gupta and A. Radovanovic, "Interior-point-based online stochastic bin packing" (2020).
+hosts by the same difference of a fragmentation measure. The idea that a part's value is not
+proportional to its size is from V. Gupta and A. Radovanovic, "Interior-point-based online
+stochastic bin packing" (2020).
 """
 
 from __future__ import annotations
@@ -36,26 +37,29 @@ from resource_manager.engine.placement.gpu_hosts import GpuHosts, Sums
 from resource_manager.engine.placement.search import Scope, Search
 
 PARTS: Final = (3, 6)
-"""Tenths of the average cpu and memory for each GPU; the mean of both limits counts. They were
-chosen by replaying the requests of a production cluster (`docs/measurements.md`).
+"""Tenths of the average cpu and memory per GPU that a sellable GPU needs. The results for both
+numbers are added. The numbers were chosen by replaying the requests of a production cluster
+(`docs/measurements.md`).
 """
 
 _CACHED_MAX: Final = 1 << 17
 
 RANKED_MAX: Final = 4_096
-"""Up to this many hosts with room are compared, the first ones by id."""
+"""At most this many hosts with room are compared, the first ones by id."""
 
 Needs = tuple[int, int, tuple[int, ...]]
-"""What a slot needs of a host: cpu in thousandths, memory in grains, and parts of GPUs in
+"""The needs of a slot on a host: cpu in thousandths, memory in grains, and parts of GPUs in
 hundredths.
 """
 
 Rank = tuple[int, int, int]
-"""What is stranded, 0 if the host is in use, and the position; the least is best."""
+"""The stranded capacity, 0 for a host in use (1 for an empty one), and the position. The host with
+the lowest rank is best.
+"""
 
 
 class Stranding:
-    """Computes what slots of one class strand on the hosts of an index."""
+    """Computes how much GPU capacity slots of one class strand on the hosts of an index."""
 
     def __init__(self, gpu_hosts: GpuHosts, scope: Scope) -> None:
         self._scope = scope
@@ -63,16 +67,18 @@ class Stranding:
         columns = scope.index.columns
         self._cpu_at = columns[CPU_MILLI][0] if CPU_MILLI in columns else [0] * len(scope.index)
         self._memory_at = [columns[name][0] for name in MEMORY if name in columns]
-        # What a slot needs is the same on all hosts of a kind.
+        # The needs of a slot are the same on all hosts of a kind.
         self._needs: dict[object, Needs] = {}
 
     def first(self, position: int) -> int:
-        """Returns what one more slot would strand on a host, whether it has room or not."""
+        """Returns how much one more slot would strand on a host, even if the host has no room for
+        it.
+        """
         return _first(*self._free(position), self._needs_at(position), self._sums)
 
     def losses(self, position: int) -> Iterator[int]:
-        """Yields what one more slot would strand on a host, then what the next one would, and so
-        on without end.
+        """Yields how much one more slot would strand on a host, then the next slot, and so on
+        without end.
         """
         return _losses(*self._free(position), self._needs_at(position), self._sums)
 
@@ -86,7 +92,7 @@ class Stranding:
 
     def _needs_at(self, position: int) -> Needs:
         host = self._scope.host(position)
-        # What a default slot books is up to each host.
+        # Each host decides what its default slot books.
         if self._scope.scheduling_class.profile is None:
             return self._needs_on(host)
         layout = host.cpus.devices.layout if host.cpus is not None else None
@@ -108,10 +114,11 @@ class Stranding:
 
 
 class Ranking:
-    """The hosts of a level with room for a class, the one that strands least first.
+    """The hosts of a level that have room for a class, ordered by the GPU capacity that a slot
+    strands there.
 
-    The hosts are a heap. An entry is outdated if the host has changed since. Changed hosts get a
-    new entry before the next host is chosen.
+    The order is kept in a heap. An entry becomes outdated when its host changes. Changed hosts get
+    a new entry before the next host is chosen, and outdated entries are skipped.
     """
 
     def __init__(
@@ -120,9 +127,9 @@ class Ranking:
         """Ranks the hosts.
 
         Args:
-            searches: of the level.
-            scope: of the class.
-            gpu_hosts: for the average of what hosts have.
+            searches: the searches of the level.
+            scope: the values that the searches of the class share.
+            gpu_hosts: the hosts with GPUs, for the average cpu and memory per GPU.
             changed: hosts that changed in this pass; more are appended.
         """
         self._scope = scope
@@ -141,7 +148,7 @@ class Ranking:
     def best(self, besides: Collection[int]) -> int | None:
         """Returns the best host that has room and is not in `besides`; None: there is none."""
         self._catch_up()
-        passed = []
+        popped = []
         found = None
         while self._heap:
             rank = heapq.heappop(self._heap)
@@ -149,18 +156,18 @@ class Ranking:
             if self._rank(position) != rank:
                 continue
             if position in besides:
-                passed.append(rank)
-            # The check may compute cpus and devices, so it is made for the best host only.
+                popped.append(rank)
+            # The check may compute cpus and devices, so only the best host is checked.
             elif self._search_of[position].accepts(position):
-                passed.append(rank)
+                popped.append(rank)
                 found = position
                 break
-        for rank in passed:
+        for rank in popped:
             heapq.heappush(self._heap, rank)
         return found
 
     def share(self, position: int, most: int) -> int:
-        """Returns how many slots, 1 to `most`, go to the best host before another one is better."""
+        """Returns how many slots go to the best host before another host is better: 1 to `most`."""
         others = heapq.nsmallest(2, self._heap)
         next_best = min((rank[0] for rank in others if rank[-1] != position), default=None)
         share = 0
@@ -190,14 +197,14 @@ def _first(parts: tuple[int, ...], cpu_milli: int, memory: int, needs: Needs, su
 def _losses(
     parts: tuple[int, ...], cpu_milli: int, memory: int, needs: Needs, sums: Sums
 ) -> Iterator[int]:
-    """Yields what slots strand, one after the other, without end.
+    """Yields how much each of an endless sequence of slots strands.
 
     Args:
-        parts: what is free of each GPU, in hundredths.
-        cpu_milli: what is free of the cpu.
-        memory: what is free of the memory, in grains.
-        needs: of each slot.
-        sums: of all hosts with GPUs.
+        parts: the free part of each GPU, in hundredths.
+        cpu_milli: the free cpu, in thousandths.
+        memory: the free memory, in grains.
+        needs: the needs of each slot.
+        sums: the totals of all hosts with GPUs.
     """
     left = list(parts)
     cpu_needed, memory_needed, parts_needed = needs
@@ -212,7 +219,7 @@ def _losses(
 
 
 def _sold(parts: list[int], cpu_milli: int, memory: int, sums: Sums) -> int:
-    """Returns what a host can still sell, summed over `PARTS`."""
+    """Returns the sellable GPU capacity of a host, summed over `PARTS`."""
     value = sum([DEFAULT_VALUES[part] for part in parts])
     if not value:
         return 0
@@ -236,8 +243,8 @@ def _take(left: list[int], parts: tuple[int, ...]) -> None:
         others = [at for at in range(len(left)) if at not in taken]
         if not others:
             return
-        # A request for memory alone may fit on a GPU whose cores are all given out. Whether a host
-        # has room is not decided here, so what is left becomes 0 then.
+        # A request for memory alone may fit on a GPU whose compute is completely taken. The free
+        # part then becomes 0. This function does not decide whether a host has room.
         enough = [at for at in others if left[at] >= part]
         best = min(enough, key=partial(_loss_at, left, part)) if enough else max(others)
         left[best] = max(left[best] - part, 0)

@@ -1,4 +1,6 @@
-"""Places slots of a gang's members, to find out whether all of them fit. Takes nothing for good."""
+"""Places slots of a gang's members tentatively, to find out whether all of them fit. Everything is
+rolled back at the end.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,16 @@ from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.placement.ledger import Bookings, Ledger, Mark
 from resource_manager.engine.placement.placer import Candidates, Placer
 from resource_manager.engine.placement.policies import POLICIES, Level, Tier
-from resource_manager.engine.placement.search import Asks, Scope, Search
+from resource_manager.engine.placement.search import CheckBudget, Scope, Search
 from resource_manager.engine.queue.gangs import MemberRequest
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 HOSTS_AT_ONCE = 8
-"""Hosts that are given slots together where any host will do."""
+"""Number of hosts that get slots together if hosts need not be compared."""
 
 OF_ONE_SLOT = (PIN_CORES, PIN_NODE_CPUS, NODE_CPU_MILLI)
-"""Columns of which several members together need no more than one of them: each may be on another
-NUMA node, or use other cpus of the same cores.
+"""Columns in which several members together need no more than one member needs: each member may use
+another NUMA node, or other cpus of the same cores.
 """
 
 _UNLIMITED = 1 << 62
@@ -41,13 +43,13 @@ _UNLIMITED = 1 << 62
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """Equal members of a gang, while hosts for them are searched.
+    """Equal members of a gang, during the search for hosts.
 
     Attributes:
-        number: position of their request, for `Share`.
-        wanted: a scheduling class of their own, so that other searches for equal requests go on
-            where they were.
-        count: how many there are.
+        number: position of their request in the gang, for `Share`.
+        wanted: a separate scheduling class, so that this search does not change the cursors of the
+            queued class of equal requests.
+        count: number of members.
         barred: executors that must not be chosen.
     """
 
@@ -64,7 +66,9 @@ class Members:
 
 
 def least_needs(members: Sequence[Members]) -> list[Need]:
-    """Returns what a host must have at least for any member, by kind of memory pools."""
+    """Returns the least that a host must have to serve some member, one entry for each kind of
+    memory pools.
+    """
     pooled = _least([needs_of(each.wanted).pooled for each in members])
     separate = _least([needs_of(each.wanted).separate for each in members])
     return [pooled] if pooled == separate else [pooled, separate]
@@ -76,14 +80,15 @@ def _least(needs: Sequence[Need]) -> Need:
 
 
 class TentativePlacer(Placer):
-    """A placer whose slots are rolled back. It ends with `drop`; until then nothing else may change
+    """A placer whose slots are rolled back. It ends with `drop`. Until then nothing else may change
     the indexes.
 
     Attributes:
-        topology: amounts alone do not decide: slots get cpus and NUMA nodes, too.
+        topology: True if amounts alone do not decide, so that slots get cpus and NUMA nodes as
+            well.
     """
 
-    _avoids_reserved = False  # what is reserved is not free in the index
+    _avoids_reserved = False  # the free amounts in the index already exclude reserved capacity
 
     def __init__(
         self, hosts: Hosts, members: Sequence[Members], prefix: str = "", *, may_build: bool = False
@@ -92,13 +97,14 @@ class TentativePlacer(Placer):
 
         Args:
             hosts: all hosts.
-            members: what is placed.
-            prefix: as for `Ledger`.
-            may_build: hosts with labels that members require may get an index of their own.
+            members: the members to place.
+            prefix: see `Ledger`.
+            may_build: whether indexes may be built for the labels that members require.
         """
-        # Before the ledger is made: its journal is set only in indexes that exist by then.
+        # Indexes are built before the ledger, because the ledger sets its journal only in existing
+        # indexes.
         for each in members if may_build else ():
-            hosts.indexes.made_for(each.wanted.labels, hosts.values())
+            hosts.indexes.get_or_build(each.wanted.labels, hosts.values())
         constrained = any(each.wanted.topology_constrained for each in members)
         self.topology = constrained or bool(hosts.indexes.aligning)
         ledger = Ledger(hosts, prefix, topology=self.topology)
@@ -111,36 +117,40 @@ class TentativePlacer(Placer):
         }
         self._barred = {each.wanted: each.barred for each in members}
         self._scopes: dict[SchedulingClass, Scope] = {}
-        # Failed checks have no limit here: a gang must not seem impossible because they ran out.
-        self._asks = Asks(_UNLIMITED, 0)
+        # The number of failed checks has no limit here, because a gang must not seem impossible
+        # only because the checks ran out.
+        self._check_budget = CheckBudget(_UNLIMITED, 0)
         self._as_if_empty = bool(prefix)
         if self._as_if_empty:
-            # As if empty, no host is in use, and any host with room will do.
+            # If hosts are treated as empty, none is in use, and any host with room is good enough.
             self._policy = POLICIES["pack"]._replace(use_first=False)
 
     def hosts(self, members: Members) -> Iterator[str]:
-        """Yields the hosts that have room for one of the members, the best of those compared first.
-        Leaves out those that are closed meanwhile.
+        """Yields the hosts that have room for one of the members, the best of the compared ones
+        first. Skips hosts that are closed during the iteration.
         """
-        # Members that stand for a whole gang are not known from the start.
+        # A search on one host passes members that represent the whole gang. These are not known at
+        # the start.
         self._barred[members.wanted] = members.barred
-        # A search for this call alone, because `_ranked` drops candidates as it yields them.
+        # This call gets a new search, because `_ranked` removes the candidates that it yields.
         found = self._begin(members.wanted)
-        index, passed = found.scope.index, set[int]()
+        index, yielded = found.scope.index, set[int]()
         for level in range(len(found.levels)):
             for at in self._ranked(found, level):
                 # A host may be in several tiers.
-                if at not in passed and index.ids[at] not in self._closed:
-                    passed.add(at)
+                if at not in yielded and index.ids[at] not in self._closed:
+                    yielded.add(at)
                     yield index.ids[at]
 
     def room(self, members: Members, host_id: str, most: int) -> int:
-        """Returns how many of the members fit a host, at most `most`."""
+        """Returns how many of the members fit on a host, at most `most`."""
         found = self._place_at(members, host_id)
         return 0 if found is None else found[0].room(found[1], most)
 
     def take(self, members: Members, host_id: str, most: int) -> int:
-        """Places as many of the members on a host as fit, at most `most`. Returns how many."""
+        """Places as many of the members on a host as fit, at most `most`. Returns how many were
+        placed.
+        """
         found = self._place_at(members, host_id)
         if found is None:
             return 0
@@ -151,7 +161,9 @@ class TentativePlacer(Placer):
         return count
 
     def admits(self, members: Members, host_id: str) -> bool:
-        """Returns True if neither labels of a host nor earlier refusals exclude the members."""
+        """Returns True if the labels of a host allow the members, and the host is not barred for
+        them.
+        """
         scope = self._scope(members.wanted)
         if not scope.index.knows(host_id) or scope.index.position[host_id] in scope.barred:
             return False
@@ -175,20 +187,20 @@ class TentativePlacer(Placer):
         return self._hosts[host_id]
 
     def free(self, host_id: str, name: str) -> int:
-        """Returns what a host has left, in a column of the index."""
+        """Returns the number of a host in a column of the index."""
         return self._indexes.main.value(host_id, name)
 
     def state(self, host_id: str) -> object:
-        """Returns everything that decides which members fit a host, labels aside. Hosts whose cpus
-        matter are never alike.
+        """Returns a key that is equal for two hosts if the same members fit there, apart from
+        labels. If cpus matter, no two hosts have the same key.
         """
         if self.topology and self._hosts[host_id].cpus is not None:
             return host_id
         return tuple(self.free(host_id, name) for name in self._columns)
 
-    def roomy(self, members: Sequence[Members]) -> Iterator[tuple[str, int]]:
-        """Yields the hosts with room for the smallest member, those in use first, and how many of
-        these fit each, by amounts.
+    def hosts_with_room(self, members: Sequence[Members]) -> Iterator[tuple[str, int]]:
+        """Yields each host with room for the smallest member, hosts in use first, with the number
+        of smallest members that fit there. Only amounts are compared.
         """
         index, needs = self.index, least_needs(members)
         # Each member may use another device, so what one device has left limits no number.
@@ -204,7 +216,7 @@ class TentativePlacer(Placer):
                 yield host_id, max([index.room(at, need or {SLOTS: 1}) for need in counted])
 
     def close(self, host_id: str) -> None:
-        """Takes all slots that a host has left, and lets `hosts` leave it out, until `reopen`."""
+        """Takes all slots that a host may still have, and makes `hosts` skip it, until `reopen`."""
         self._closed.add(host_id)
         self._ledger.close(self._hosts[host_id])
 
@@ -214,7 +226,7 @@ class TentativePlacer(Placer):
         self.roll_back()
 
     def restrict(self, within: Labels) -> None:
-        """Lets only hosts be chosen that carry these labels, too."""
+        """From now on, chooses only hosts that also carry these labels."""
         self._within = within
         # Both caches depend on the labels that hosts must carry.
         self._scopes.clear()
@@ -225,12 +237,14 @@ class TentativePlacer(Placer):
         return self._ledger.mark()
 
     def roll_back(self, mark: Mark | None = None) -> None:
-        """Gives back what was taken since a mark; None: everything."""
+        """Gives back everything that was taken since a mark, or since the start if `mark` is
+        None.
+        """
         self._ledger.roll_back(mark or self._start)
-        self._found.clear()  # what was full may have room again
+        self._found.clear()  # a host that was full may have room again
 
     def drop(self) -> None:
-        """Gives everything back, and ends."""
+        """Gives back everything, and ends the placer."""
         self._ledger.drop()
 
     def _ranked(self, found: Candidates, level: int) -> Iterator[int]:
@@ -251,7 +265,7 @@ class TentativePlacer(Placer):
                 best = [at for _, at in self._by_affinity(searches, scope.bookings, ())]
             if not best:
                 return
-            # So that the next ranking has only hosts that were not yielded.
+            # The next ranking then has only hosts that were not yielded yet.
             for search in searches:
                 search.drop(best)
             yield from best
@@ -270,13 +284,14 @@ class TentativePlacer(Placer):
         if scope is None:
             own, index = scheduling_class.labels, self._indexes.main
             labels = own if not self._within else tuple(sorted({*own, *self._within}))
-            # The narrowest index is best. One for a part of the labels leaves all of them to check.
+            # The index with the most labels is best. If an index has only a part of the labels, the
+            # search must still check all labels.
             for implied in (labels, self._within, own) if labels else ():
                 if (selected := self._indexes.of(implied)) is not self._indexes.main:
                     index, labels = selected, () if implied == labels else labels
                     break
             barred = list(self._barred.get(scheduling_class, ()))
-            # A refusal is about the present, and says nothing of an empty host.
+            # A refusal is about the present state of a host, and not about the empty host.
             if not self._as_if_empty:
                 barred += self._refusing(scheduling_class)
             scope = self._scope_in(index, scheduling_class, labels, barred)
@@ -286,7 +301,7 @@ class TentativePlacer(Placer):
     def _by_affinity(
         self, searches: list[Search], bookings: Bookings, besides: Collection[int]
     ) -> list[tuple[int, int]]:
-        if self._as_if_empty:  # any will do
+        if self._as_if_empty:  # any host is good enough
             return [(0, at) for at in searches[0].window(HOSTS_AT_ONCE, besides)]
         return super()._by_affinity(searches, bookings, besides)
 

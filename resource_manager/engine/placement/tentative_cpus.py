@@ -1,8 +1,8 @@
-"""Cpus and NUMA nodes of hosts while it is tried out what fits.
+"""Gives cpus and NUMA nodes to slots tentatively, to find out what fits.
 
-Slots are given cpus on copies of the hosts' ledgers of cpus, in the order in which they are taken.
-A caller that books them in that order gives them the same cpus. The hosts' own ledgers never
-change. Amounts and numbers of slots are the caller's.
+Slots get cpus in copies of the hosts' cpu ledgers, in the order in which they are taken. If the
+caller later books them in this order, they get the same cpus. The hosts' own ledgers do not change.
+The caller itself must check amounts and numbers of slots.
 """
 
 from __future__ import annotations
@@ -19,30 +19,31 @@ from resource_manager.engine.hosts.cpu_allocator import ResourceRequest, cpu_req
 from resource_manager.engine.hosts.host import Host
 
 StartOf = Callable[[Host], CpuLedger | None]
-"""Returns the ledger of cpus to start from; None: the host does not report its cpus."""
+"""A function that returns the cpu ledger to start from; None: the host does not report its cpus."""
 
 _KEY = "\0"
-"""Allocation id of slots that are tried out."""
+"""Allocation id of tentative slots."""
 
 
 def as_they_are(host: Host) -> CpuLedger | None:
-    """Returns the cpus of a host with all its slots."""
+    """Returns the cpu ledger of a host with all its slots."""
     return host.cpus
 
 
 def as_if_empty(host: Host) -> CpuLedger | None:
-    """Returns the cpus of a host without its slots."""
+    """Returns the cpu ledger of a host without its slots."""
     return host.cpus.empty() if host.cpus is not None else None
 
 
 class TentativeCpus:
-    """Cpus of all hosts, with slots that are tried out."""
+    """The cpus of all hosts, with tentative slots."""
 
     def __init__(self, start_of: StartOf = as_they_are) -> None:
         self._start_of = start_of
         self._changed: dict[str, CpuLedger | None] = {}  # by host; None: nothing is taken there
         self._journal: list[tuple[str, CpuLedger | None]] = []
-        self._known: dict[object, tuple[int, int]] = {}  # slots asked for, and how many fit
+        # number of slots that were tried, and how many of them fit
+        self._known: dict[object, tuple[int, int]] = {}
 
     def mark(self) -> int:
         """Returns a mark to roll back to."""
@@ -55,11 +56,12 @@ class TentativeCpus:
             self._changed[host_id] = before
 
     def fit(self, request: ResourceRequest, host: Host, most: int) -> int:
-        """Returns how many slots a host's cpus and NUMA nodes suit, at most `most`."""
+        """Returns for how many slots a host's cpus and NUMA nodes suffice, at most `most`."""
         if not most or not host.needs_topology(request):
             return most
         changed = self._changed.get(host.host_id)
-        # Where nothing was taken, the host itself caches the answer for its present state.
+        # If nothing was taken from the host, the host itself caches the result for its present
+        # state.
         if host.cpus is None or (changed is None and self._start_of is as_they_are):
             return len(host.assign_many(request, most))
         asked = cpu_request_of(request, host.booking_for(request))
@@ -69,7 +71,7 @@ class TentativeCpus:
         alike = self._start_of is as_if_empty
         key = host.cpu_kind if alike else host.host_id, asked
         known, fitting = self._known.get(key, (0, 0))
-        # If fewer fit than were asked for, asking for more finds no more.
+        # If the last try fitted all its slots, more may fit. Otherwise a larger try finds no more.
         if known < most and known == fitting:
             start = self._start_of(host)
             fitting = _count(start, asked, most) if start is not None else 0
@@ -77,8 +79,8 @@ class TentativeCpus:
         return min(most, fitting)
 
     def fit_all(self, members: Sequence[tuple[ResourceRequest, int]], host: Host) -> bool:
-        """Returns True if a host suits all members together, in this order; each comes with its
-        number.
+        """Returns True if a host suits all members together, in this order. Each request comes with
+        its number of members.
         """
         if not any(host.needs_topology(request) for request, _ in members):
             return True
@@ -87,14 +89,14 @@ class TentativeCpus:
             for at, (request, count) in enumerate(members, 1):
                 if self.fit(request, host, count) < count:
                     return False
-                if at < len(members):  # after the last one, nothing is asked
+                if at < len(members):  # after the last request, no other check follows
                     self.take(request, host, count)
             return True
         finally:
             self.roll_back(mark)
 
     def unmet(self, request: ResourceRequest, host: Host) -> int:
-        """Returns how many preferred policies a slot would miss that has room on a host."""
+        """Returns how many preferred policies a slot would miss on a host that has room for it."""
         changed = self._changed.get(host.host_id)
         if changed is None:
             return host.unmet(request)
@@ -102,16 +104,22 @@ class TentativeCpus:
         return len(found.notes) if isinstance(found, CpuAssignment) else 0
 
     def take(self, request: ResourceRequest, host: Host, count: int) -> None:
-        """Gives slots their cpus on a host.
+        """Gives cpus on a host to a number of slots.
+
+        Args:
+            request: the request of the slots.
+            host: the host.
+            count: number of slots.
 
         Raises:
-            InvariantBroken: the host does not suit them; `fit` was not asked.
+            InvariantBroken: the host does not suit the slots. The caller must check this with `fit`
+                first.
         """
         before = self._changed.get(host.host_id)
         start = before if before is not None else self._start_of(host)
         if start is None:
             return
-        # Changes a copy, so that `before` is intact for a roll-back.
+        # A copy is changed, so that a roll-back can restore `before`.
         ledger, asked = start.scratch(), cpu_request_of(request, host.booking_for(request))
         given = CpuAssignment(request.cpus[0].qos) if request.cpus is not None else None
         for _ in range(count):

@@ -1,1 +1,3 @@
-"""Computes which executors to request, and whether a gang could be placed as a whole."""
+"""Computes which executors to request from providers, and whether a gang could be placed as a
+whole.
+"""

@@ -1,20 +1,23 @@
 """Chooses executors to request: a cheap set that serves a backlog.
 
-This is bin packing with several resources, and bins of several sizes and prices. A greedy algorithm
-repeatedly requests the offer (a kind of executor, with its cost) whose content is worth most per
-cost. The content is the requests that one such executor would serve. A request is worth what its
-amounts cost, each at the lowest price of any offer. This is the value that the linear relaxation
-gives it if one offer is the cheapest in every dimension. The most valuable requests are put into an
-executor first, because it is hardest to find room for them.
+This is vector bin packing with bins of several sizes and prices. An offer is a kind of executor
+with its cost. The content of an offer is the set of requests that one such executor would serve. A
+greedy algorithm repeatedly requests the offer whose content is worth most per cost, as in the
+greedy algorithm for set cover (V. Chvatal, 1979).
 
-Example: 4 cpus and 8 GiB cost 2, 8 cpus and 32 GiB cost 5. The lowest prices are 0.5 a cpu and
-0.16 a GiB. Six requests of 1 cpu and 4 GiB are worth 1.1 each. The small executor has room for
-two, worth 2.3 for a cost of 2; the large one for all six, worth 6.8 for a cost of 5. So the large
-one is requested.
+The worth of a request is the cost of its amounts, each at the lowest price of any offer. If one
+offer is the cheapest in every dimension, this is the value of the request in the linear relaxation.
+The most valuable requests are put into an executor first, because it is hardest to find room for
+them.
 
-The executors that were chosen last are usually the least full. So a few of them are replaced by the
-cheapest executors for the same requests (`exact.py`). For a backlog of few requests, the cheapest
-set for all of them is found.
+Example: an executor with 4 cpus and 8 GiB costs 2, one with 8 cpus and 32 GiB costs 5. The lowest
+prices are 0.5 per cpu and 0.16 per GiB. Six requests of 1 cpu and 4 GiB are worth 1.1 each. The
+small executor has room for two of them, worth 2.3 for a cost of 2. The large one has room for all
+six, worth 6.8 for a cost of 5. So the large one is requested.
+
+The executors that were chosen last are usually the least full. So some of them are replaced by the
+cheapest executors for the same requests (`exact.py`). For a backlog of a few requests, this finds
+the cheapest set for all of them.
 """
 
 from __future__ import annotations
@@ -37,13 +40,14 @@ from resource_manager.engine.planning.packing import Counts, Entry, fill
 from resource_manager.engine.planning.steps import Steps
 
 _PARTS = 16
-"""The content of every offer is computed again whenever 1 / `_PARTS` of the requests that were left
-at the previous computation have been served.
+"""After the content of all offers was computed, it is computed again as soon as 1 / `_PARTS` of the
+remaining requests are served.
 """
 
 _FEW = 256
-"""For up to this many requests, the search is also run once with each offer as the preferred one,
-whose executors are requested first. The best result is taken (see `_rank`).
+"""For at most this many requests, the search runs several times: once for each offer, with this
+offer preferred. Executors of the preferred offer are requested first. The best result is used (see
+`_rank`).
 """
 
 _KINDS_PER_STEP = 512
@@ -54,17 +58,17 @@ def cover(counts: Mapping[int, int], offers: Sequence[Offer], allowance: Allowan
 
     Args:
         counts: number of requests of each kind.
-        offers: what can be requested.
-        allowance: how many of each may be requested; it is not changed.
+        offers: the executors that can be requested.
+        allowance: how many executors of each offer may be requested. It is not changed.
 
     Returns:
-        The executors, and the requests that are not served: those that fit on no offer, and those
-        for which limits allow no more executors.
+        The executors, and the requests that they do not serve: requests that fit on no offer, and
+        requests for which limits allow no more executors.
     """
     usable = [at for at, offer in enumerate(offers) if allowance.copies(at, offer)]
     worth = yield from _worth(counts, [offers[at] for at in usable])
     yield 2 * len(worth)
-    # If all of them can be served exactly below, trying every offer first gains nothing.
+    # If the exact search below can serve all requests, preferred offers do not improve the result.
     few = sum(counts.values()) <= _FEW and prod(n + 1 for n in counts.values()) > STATES_MAX
     made: list[Cover] = []
     for preferred in [None, *usable] if few else [None]:
@@ -79,7 +83,9 @@ def cover(counts: Mapping[int, int], offers: Sequence[Offer], allowance: Allowan
 
 
 def _rank(made: Cover, worth: Counts, offers: Sequence[Offer]) -> tuple[int, int, int]:
-    """Orders covers: by what they leave, then by cost, then by number of executors."""
+    """Sort key of covers: the worth of the requests that are left, then the cost, then the number
+    of executors.
+    """
     return (
         sum(worth[kind] * count for kind, count in made.left.items()),
         sum(offers[each.offer].cost * each.copies for each in made.purchases),
@@ -92,7 +98,8 @@ def _worth(counts: Mapping[int, int], offers: Sequence[Offer]) -> Steps[Counts]:
     lowest = prices(offers)
     worth: Counts = {}
     for number, (kind, count) in enumerate(counts.items(), 1):
-        # Any offer that fits will do: amounts differ only by memory pools and for default slots.
+        # The first offer that fits is used. Amounts differ between offers only for memory pools and
+        # default slots.
         if count and (offer := next((each for each in offers if each.fits(kind)), None)):
             worth[kind] = sum([lowest[at] * amount for at, amount in offer.needs[kind] or ()])
         if number % _KINDS_PER_STEP == 0:
@@ -101,8 +108,8 @@ def _worth(counts: Mapping[int, int], offers: Sequence[Offer]) -> Steps[Counts]:
 
 
 class _Greedy:
-    """Requests executors of the best value for their cost until all requests are served or nothing
-    fits. If an offer is preferred, its executors are requested first.
+    """Repeatedly requests the executor with the highest worth per cost, until all requests are
+    served or none fits. If an offer is preferred, its executors are requested first.
     """
 
     def __init__(
@@ -119,7 +126,7 @@ class _Greedy:
         self._preferred = preferred
         self.allowance = allowance
         self._entries: list[Entry] = [(kind, counts[kind]) for kind in order]
-        # (value for money, negated; offer; its content by entry), the best one first
+        # heap of (negative worth per cost, offer, content of the offer by entry)
         self._fills: list[tuple[int, int, list[Entry]]] = []
         self._left = sum(count for _, count in self._entries)
         self.made = Cover()
@@ -129,8 +136,8 @@ class _Greedy:
         renew_at = self._left
         while self._left:
             if self._left <= renew_at:
-                # Contents are computed again only after 1 in `_PARTS` was served, since each costs
-                # a pass.
+                # To compute a content costs a pass over all entries, so it is done only after 1 in
+                # `_PARTS` was served.
                 renew_at = self._left - 1 - self._left // _PARTS
                 self._entries = [entry for entry in self._entries if entry[1]]
                 self._fills.clear()
@@ -139,18 +146,19 @@ class _Greedy:
             if not self._fills:
                 break
             _, at, content = heapq.heappop(self._fills)
-            # Requests of this content may have been served since by other offers.
+            # Executors of other offers may have served some requests of this content since it was
+            # computed.
             fills = min(self._entries[each][1] // count for each, count in content)
             copies = min(fills, self.allowance.copies(at, self._offers[at]))
             if copies:
                 self._request(at, content, copies)
-            # An offer that limits exclude is not computed again, so that the loop ends.
+            # If limits exclude the offer, its content is not computed again, so that the loop ends.
             if copies or not fills:
                 yield self._fill(at)
         self.made.left = {kind: count for kind, count in self._entries if count}
 
     def _fill(self, at: int) -> int:
-        """Computes what one more executor of an offer would serve.
+        """Computes which requests one more executor of an offer would serve.
 
         Returns how many entries were tried.
         """
@@ -178,11 +186,11 @@ class _Greedy:
 
 
 def _last_at_least_cost(made: Cover, offers: Sequence[Offer], allowance: Allowance) -> Steps[None]:
-    """Replaces the executors that were chosen last with the cheapest set for their requests.
+    """Replaces the executors that were chosen last by the cheapest set for their requests.
 
     The new executors also serve the requests that are left. If none are left, executors are
-    replaced only if the new ones cost less, or the same and are fewer. As many executors are taken
-    back as the exact search allows.
+    replaced only if the new ones cost less, or if they cost the same and are fewer. It replaces as
+    many executors as the exact search can handle.
     """
     counts, cost, number = dict(made.left), 0, 0
     kept = [Purchase(each.offer, each.content, each.copies) for each in made.purchases]
@@ -198,7 +206,7 @@ def _last_at_least_cost(made: Cover, offers: Sequence[Offer], allowance: Allowan
         if not last.copies:
             kept.pop()
     if number:
-        # If requests are left, any cost is accepted, as long as all of them are served.
+        # If requests are left, any cost is accepted if all of them are served.
         price = (UNBOUNDED * PRICE_UNIT, 0) if made.left else (cost, number)
         better = yield from least_cost(counts, offers, allowance, price)
         if better is not None:

@@ -1,5 +1,5 @@
-"""A draft of a plan: bins, the requests that were put into them, and the executors that may still
-be requested.
+"""Keeps the draft of a plan: bins, the requests that were put into them, and the executors that may
+still be requested.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ COST_UNIT = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """A kind of executor that could be requested: its capacity (in columns of the capacity index),
-    its exact total (for limits), its cost, and how many more may be requested.
+    """A kind of executor that can be requested: its capacity in columns of the capacity index, its
+    exact total (for limits), its cost, and how many more may be requested.
     """
 
     capacity: Capacity
@@ -31,7 +31,7 @@ class Supply:
 
 @dataclass(slots=True)
 class Mark:
-    """The state of a draft at some point, to go back to."""
+    """A state of a draft to which `undo` can return."""
 
     opened: int
     allowance: Allowance
@@ -42,10 +42,11 @@ class Draft:
     """The bins of one plan.
 
     Attributes:
-        pending: executors that were requested and have not registered, by name, oldest first.
-        hosts: free capacity of registered executors, by name.
+        pending: bins of executors that were requested and have not registered, by name, oldest
+            first.
+        hosts: bins with the free capacity of registered executors, by name.
         opened: new executors, as (supply, bin).
-        offers: what may be requested, one for each supply.
+        offers: the executors that may be requested, one offer for each supply.
         allowance: how many of each offer may still be requested.
     """
 
@@ -68,7 +69,7 @@ class Draft:
             Offer(
                 space.vector(each.capacity.amounts),
                 space.needs(each.capacity),
-                # At least 1, because values are divided by costs.
+                # At least 1, because worths are divided by costs.
                 max(1, round(each.cost * COST_UNIT)),
                 tuple(each.total.get(name, 0) for name in limits),
             )
@@ -94,7 +95,14 @@ class Draft:
     # Changes.
 
     def add(self, into: Bin, kind: int, most: int, mark: Mark | None = None) -> int:
-        """Puts as many of a kind into a bin as fit, up to `most`; returns how many."""
+        """Puts as many requests of a kind into a bin as fit, and returns how many.
+
+        Args:
+            into: the bin.
+            kind: the kind of requests.
+            most: the largest number of requests.
+            mark: the attempt that the addition belongs to; None: it cannot be undone.
+        """
         count = into.fit(kind, most)
         if count:
             into.add(kind, count)
@@ -115,7 +123,7 @@ class Draft:
         return new
 
     def request(self, cover: Cover) -> Steps[None]:
-        """Requests executors for the requests that a cover puts there."""
+        """Requests the executors of a cover, and puts the requests of the cover into them."""
         for purchase in cover.purchases:
             for _ in range(purchase.copies):
                 new = self.open(purchase.offer)
@@ -140,7 +148,7 @@ class Draft:
                 empty += left == count
                 if mark is not None:
                     mark.added.append((each, kind, count))
-            # Served entries are dropped only when they are many, as each time copies the list.
+            # Served entries are removed only when there are many, because this copies the list.
             if empty * 8 > len(entries):
                 entries, empty = [entry for entry in entries if entry[1]], 0
             yield tried
@@ -151,8 +159,8 @@ class Draft:
         return Mark(len(self.opened), self.allowance.copy())
 
     def undo(self, mark: Mark) -> None:
-        """Undoes all requests of executors and all additions to bins since a mark."""
-        # Bins that existed at the mark lose what was added since. Later bins are removed.
+        """Undoes everything that was requested or put into bins since a mark."""
+        # From bins that existed at the mark, later additions are removed. Later bins are deleted.
         for into, kind, count in mark.added:
             into.add(kind, -count)
         mark.added.clear()

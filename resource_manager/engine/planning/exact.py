@@ -1,14 +1,19 @@
-"""The cheapest executors for a few requests, by dynamic programming.
+"""Finds the cheapest executors for a few requests, by dynamic programming with branch and bound.
 
-A state is a set of requests that are left to serve; at most `STATES_MAX` states are visited. The
-offers are considered one after the other. From every state that was reached so far, at the least
-known cost, the search adds one executor of the offer. It tries each full content: one to which no
-request that is left could be added. Then it adds a second executor of the offer, and so on, as long
-as that reaches any state at a lower cost. A state is dropped if serving the rest costs too much
-even with fractions of executors.
+A state is the number of requests of each kind that are not served yet. At most `STATES_MAX` states
+are visited. The offers are considered one after the other. From every state that was reached so
+far, the search adds one executor of the offer. It tries each full content: a content to which no
+remaining request could be added. Then it adds a second executor of the offer, and so on, until no
+state is reached at a lower cost. A state is dropped if even fractions of executors for the
+remaining requests would cost too much.
 
-The result is the cheapest one unless limits bind: of two paths to a state only the cheaper one is
-kept, even if it uses more of a limit.
+Example: three requests of 2 cpus are left, so the state is (3). An offer with 4 cpus costs 3. Its
+full content is 2 requests, so one executor leads from (3) to (1) at cost 3. A second one leads from
+(1) to (0) at cost 6. An offer with 2 cpus costs 1: it leads from (3) to (2), (1) and (0) at costs
+1, 2 and 3. So three executors of this offer are the result.
+
+Without limits, the result is the cheapest one. With limits it may not be: of two paths to a state
+only the cheaper one is kept, even if it uses more of a limit.
 """
 
 from __future__ import annotations
@@ -21,18 +26,18 @@ from resource_manager.engine.planning.packing import Need
 from resource_manager.engine.planning.steps import Steps
 
 STATES_MAX = 256
-"""Most states of one search. If there may be more, no exact search is made."""
+"""The largest number of states of one search. If there may be more, no exact search is made."""
 
 _VISITS_MAX = 8_000
-"""Most contents that are tried before a search is given up."""
+"""The search is given up after this many contents were tried."""
 
 _Content = tuple[int, ...]
-"""How many requests of each kind."""
+"""Number of requests of each kind."""
 
 
 class _Node(NamedTuple):
-    """The cheapest known path to a state: its price, what it leaves of the limits, and the executor
-    that was added last.
+    """The cheapest known path to a state: its cost and number of executors, the remaining limits,
+    and the executor that was added last.
     """
 
     cost: int
@@ -49,21 +54,22 @@ def least_cost(
     allowance: Allowance,
     price: tuple[int, int],
 ) -> Steps[list[Purchase] | None]:
-    """Finds executors that serve all of a few requests at the least cost, then the least number.
+    """Finds the executors with the least cost that serve all of a few requests. Among sets of equal
+    cost it takes the one with the fewest executors.
 
     Args:
-        counts: how many requests of each kind.
-        offers: what can be requested.
-        allowance: how many of each.
-        price: (cost, number) that the result must be below.
+        counts: number of requests of each kind.
+        offers: the executors that can be requested.
+        allowance: how many executors of each offer may be requested.
+        price: (cost, number of executors). The result must be below it.
 
     Returns:
-        The executors; None if no set costs less, or the search was given up.
+        The executors; None if no set is below `price`, or if the search was given up.
     """
     kinds = list(counts)
     usable = [at for at, offer in enumerate(offers) if allowance.copies(at, offer)]
     bound = _Bound(kinds, [offers[at] for at in usable])
-    # All requests are left at first; the state without any is the end.
+    # At first all requests are left. The search ends at the state without requests.
     best = {tuple(counts.values()): _Node(0, 0, allowance.limits)}
     end: _Node | None = None
     visits = 0
@@ -71,10 +77,11 @@ def least_cost(
         offer, visits_before = offers[at], visits
         needs = [offer.needs[kind] for kind in kinds]
         contents: dict[_Content, list[_Content]] = {}
-        # One executor after another of this offer, as long as that reaches a cheaper state.
+        # Adds executors of this offer one after another, as long as a cheaper state is reached.
         reached = best
         for _ in range(allowance.most[at]):
-            # Only states of the last step go on; others were tried with this offer before.
+            # Only states that the last step reached are continued. Others were tried with this
+            # offer before.
             before, reached = list(reached.items()), {}
             for left, node in before:
                 limits = [a - b for a, b in zip(node.limits, offer.counted, strict=True)]
@@ -88,8 +95,8 @@ def least_cost(
                     visits += 1
                     state = tuple([a - b for a, b in zip(left, content, strict=True)])
                     known = best.get(state)
-                    # Dropped if the state is known for no more, or if even fractions of executors
-                    # cost too much.
+                    # Dropped if a path of at most this cost is known, or if even fractions of
+                    # executors for the rest cost too much.
                     if (known is not None and known[:2] <= (cost, number)) or (
                         cost + bound.of(state),
                         number,
@@ -97,7 +104,7 @@ def least_cost(
                         continue
                     best[state] = reached[state] = _Node(cost, number, limits, node, at, content)
                     if not any(state):
-                        # From here on only what is cheaper than this is followed.
+                        # From now on only cheaper paths are followed.
                         end, price = best[state], (cost, number)
             if visits > _VISITS_MAX:
                 return None
@@ -108,8 +115,8 @@ def least_cost(
 
 
 class _Bound:
-    """Computes a lower bound of the cost to serve a state: the linear relaxation of its scarcest
-    dimension.
+    """Computes a lower bound of the cost to serve the requests of a state: the cost in the linear
+    relaxation of the most expensive dimension.
     """
 
     def __init__(self, kinds: Sequence[int], offers: Sequence[Offer]) -> None:
@@ -131,7 +138,7 @@ class _Bound:
                 sum([count * value for count, value in zip(state, column, strict=True)])
                 for column in zip(*self._values, strict=True)
             ]
-            # Rounded down, because a bound above the true cost would drop the best way.
+            # Rounded down, because a bound above the true cost could drop the best path.
             self._known[state] = max(sums, default=0) // PRICE_UNIT
         return self._known[state]
 
@@ -139,18 +146,18 @@ class _Bound:
 def _contents(
     needs: Sequence[Need | None], left: _Content, room: list[int], kind: int
 ) -> Iterator[_Content]:
-    """Yields all contents of one executor to which no request that is left could be added."""
+    """Yields all contents of one executor to which no remaining request could be added."""
     need = needs[kind] or ()
     most = left[kind] if needs[kind] is not None else 0
     for dimension, amount in need:
         most = min(most, room[dimension] // amount)
     last = kind == len(left) - 1
-    # Nothing comes after the last kind, so only the most of it is useful.
+    # No kind follows the last one, so only the largest number of its requests is useful.
     for count in range(most, most - 1 if last else -1, -1):
         for dimension, amount in need:
             room[dimension] -= amount * count
         for rest in [()] if last else _contents(needs, left, room, kind + 1):
-            # What later kinds take is out of the room as long as they are not asked to go on.
+            # While this generator is paused here, `room` does not include what later kinds take.
             if count == most or any(room[each] < amount for each, amount in need):
                 yield (count, *rest)
         for dimension, amount in need:
@@ -158,7 +165,7 @@ def _contents(
 
 
 def _purchases(node: _Node, kinds: Sequence[int]) -> Iterator[Purchase]:
-    """Yields the executors that lead to a state."""
+    """Yields the executors on the path to a state."""
     while node.before is not None:
         content = {kind: count for kind, count in zip(kinds, node.content, strict=True) if count}
         yield Purchase(node.offer, content)

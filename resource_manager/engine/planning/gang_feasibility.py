@@ -1,7 +1,7 @@
 """Decides whether a gang could ever be placed as a whole, on known executors or on new ones.
 
-Runs the search that places gangs, and the planner, as if all executors were empty. If the search is
-given up, the gang counts as possible: it waits instead of being rejected.
+It runs the search that places gangs, and the planner, as if all executors were empty. If the search
+is cut off, the gang counts as possible, so that it waits and is not rejected by mistake.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ def gang_feasibility(
     where: Where,
     members: Sequence[MemberRequest],
 ) -> Feasibility:
-    """Returns what the sizes of executors say about a gang as a whole. The indexes must be fresh.
+    """Returns whether a gang could be placed as a whole on empty executors. The indexes must be up
+    to date.
 
     Args:
         hosts: all known executors.
-        elastic: what can be requested.
-        provisions: executors that were requested, and may be given back by then.
+        elastic: the executors that can be requested.
+        provisions: ids of executors that were requested from providers. They may be given back
+            before the gang is placed.
         where: how members are placed relative to each other.
-        members: what they request.
+        members: the requests of the members.
     """
     provided = bool(elastic.provisioning)
     if not hosts and not provided:
@@ -56,7 +58,7 @@ def gang_feasibility(
     if alike is not None and seek(hosts, where, [alike], prefix=ONLINE) is not None:
         return Feasibility.POSSIBLE
     online = GangSearch(hosts, where, members, prefix=ONLINE)
-    # If the search was given up, the gang waits: rejecting it might be wrong.
+    # If the search was cut off, it might be wrong to reject the gang, so it waits.
     if online.find() is not None or online.cut_off:
         return Feasibility.POSSIBLE
     if provided and _could_be_provided(hosts, elastic, provisions, where, members):
@@ -111,14 +113,16 @@ def _could_be_provided(
     where: Where,
     members: Sequence[MemberRequest],
 ) -> bool:
-    """Returns True if all members fit on new executors and on staying ones, all of them empty."""
+    """Returns True if all members fit on new executors together with executors that stay, when all
+    of these are empty.
+    """
     gang = GangDemand(
         {kind: each.count for kind, each in enumerate(members)}, where.placement, where.label
     )
     constrained: dict[int, ResourceRequest] = {
         kind: each
         for kind, each in enumerate(members)
-        # If known executors align every slot, new ones may, too.
+        # If known executors align every slot to NUMA nodes, new ones may do so, too.
         if each.topology_constrained or hosts.indexes.aligning
     }
     demands = [demand_of(each) for each in members]
@@ -126,7 +130,7 @@ def _could_be_provided(
         name: with_counts(capacity, elastic.seen.get(name), constrained, together([gang]))
         for name, capacity in elastic.capacities.items()
     }
-    # Nothing else is queued: whether the gang could ever be served depends only on sizes.
+    # The backlog has only this gang, because feasibility depends only on the sizes of executors.
     backlog = Backlog(
         demands=[
             counted(each, kind) if kind in constrained else each
@@ -140,7 +144,7 @@ def _could_be_provided(
         gangs=[gang],
         limits=_room_below_maximum(hosts, elastic, provisions),
     )
-    if make_plan(backlog).gangs:  # usually so, and there may be many known executors
+    if make_plan(backlog).gangs:  # this is usually true, and saves planning on many known executors
         return True
     staying = _staying(hosts, provisions, gang, demands, constrained)
     return bool(staying) and bool(make_plan(replace(backlog, hosts=staying)).gangs)
@@ -149,14 +153,15 @@ def _could_be_provided(
 def _room_below_maximum(
     hosts: Hosts, elastic: Elastic, provisions: Container[str]
 ) -> dict[str, int]:
-    """Returns what may be requested beside the executors that stay."""
+    """Returns the amounts that may be requested in addition to the executors that stay."""
     limits = elastic.provisioning.total_max
     there = total_of(
         host.executor.registration.total
         for name, host in (hosts.items() if limits else ())
         if host.online and name not in provisions
     )
-    # Executors that come by themselves know no maximum, so it may be exceeded already.
+    # Executors that no provider started are not limited by the maximum, so it may already be
+    # exceeded.
     return {name: max(0, most - there.get(name, 0)) for name, most in limits.items()}
 
 
@@ -167,10 +172,11 @@ def _staying(
     demands: Sequence[Demand],
     constrained: Mapping[int, ResourceRequest],
 ) -> dict[str, Capacity]:
-    """Returns executors that stay and could serve a member when empty.
+    """Returns the executors that stay and could serve a member when empty.
 
-    As many of each as there are members are enough, unless members must share a label. None are
-    needed where all members must be on one: the caller has searched those.
+    For each kind of members, as many executors are sufficient as the gang has members, unless all
+    members must share the value of a label. If all members must be on one executor, none are
+    returned, because the caller has already searched these.
     """
     if gang.placement is GangPlacement.SAME_EXECUTOR:
         return {}

@@ -1,9 +1,9 @@
 """Plans gangs: all members of a gang are planned, or none.
 
-Gangs are planned one after another. Each may use the capacity that earlier gangs left on registered
-executors, pending executors and executors that were chosen for earlier gangs, and new executors.
-Places that the previous plan gave to some members are kept if the other members can still be
-served.
+Gangs are planned one after another, on registered executors, pending executors, executors that were
+chosen for earlier gangs, and new executors. Each gang gets the capacity that earlier ones have
+left. If the previous plan has places for some members, they are kept if the other members can still
+be placed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from resource_manager.engine.planning.steps import Steps
 
 @dataclass(frozen=True, slots=True)
 class GangDemand:
-    """A gang: how many members of each kind, where they go relative to each other, and before which
-    entry of the queue it comes. Its kinds belong to no other gang and to no queued request.
+    """A gang in a plan: the number of its members of each kind, how they are placed relative to
+    each other, and the index of the queue entry that follows it. No other gang or request has the
+    same kinds.
     """
 
     members: Mapping[int, int]
@@ -39,8 +40,8 @@ class GangPlanner:
         self._kept: dict[int, Mark] = {}  # by `id` of the gang
 
     def keep(self, gangs: Sequence[GangDemand], kept: Mapping[str, Counts]) -> None:
-        """Puts the members of all gangs where the previous plan put them. So no gang takes capacity
-        that was planned for another gang.
+        """Puts the members of all gangs on the executors where the previous plan put them. So no
+        gang takes capacity that was planned for another gang.
         """
         for gang in gangs:
             mark = self._draft.mark()
@@ -54,11 +55,11 @@ class GangPlanner:
                 self._kept[id(gang)] = mark
 
     def plan(self, gang: GangDemand) -> Steps[bool]:
-        """Plans a gang. If its members do not all fit, changes nothing and returns False."""
+        """Plans a gang. If not all members fit, it changes nothing and returns False."""
         if (kept := self._kept.pop(id(gang), None)) is not None:
             if (yield from self._complete(gang, kept)):
                 return True
-            # The places are given up, and the gang is planned as if it were new.
+            # The kept places are given up, and the gang is planned like a new one.
             for into, kind, count in kept.added:
                 into.add(kind, -count)
         if gang.placement is not GangPlacement.SAME_LABEL:
@@ -66,7 +67,7 @@ class GangPlanner:
         return (yield from self._with_one_value(gang))
 
     def _complete(self, gang: GangDemand, kept: Mark) -> Steps[bool]:
-        """Plans the members that are not where they were planned before."""
+        """Plans the members that have no kept place."""
         left = dict(gang.members)
         used: dict[Bin, None] = {}
         for into, kind, count in kept.added:
@@ -77,14 +78,16 @@ class GangPlanner:
             return True
         match gang.placement:
             case GangPlacement.SAME_EXECUTOR:
-                # Its executor has no room for the others, or all of it would have been kept there.
+                # The executor has no room for the other members. Otherwise all members would have
+                # been kept there.
                 return False
             case GangPlacement.SPREAD:
-                # Each executor of a spread gang has one member, so those in use are left out.
+                # Each executor of a spread gang gets one member, so executors with a kept member
+                # are left out.
                 others = [each for each in self._draft.bins() if each not in used]
                 found = yield from self._attempt(gang, left, bins=others)
             case GangPlacement.SAME_LABEL:
-                # All kept members carry the same value, so any of their executors tells it.
+                # All executors of kept members have the same value of the label.
                 value = next(iter(used)).capacity.labels[gang.label]
                 found = yield from self._attempt(gang, left, value=value)
             case GangPlacement.ANYWHERE:
@@ -92,12 +95,13 @@ class GangPlanner:
         return found is not None
 
     def _with_one_value(self, gang: GangDemand) -> Steps[bool]:
-        """Chooses the value of the label for which new executors cost least; then the one that
-        takes least of pending executors, because others count on those; then the first one.
+        """Chooses the value of the label for which new executors cost least. Among equal ones it
+        takes the value that uses pending executors least, because other requests are planned on
+        these; then the first value.
         """
         draft = self._draft
         pending = set(draft.pending.values())
-        # Each value is tried and undone, then the best one is planned again.
+        # Each value is tried and undone. Then the best one is planned again.
         best: tuple[int, int, str] | None = None
         for value in draft.values_of(gang.label):
             mark = yield from self._attempt(gang, gang.members, value=value)
@@ -120,16 +124,16 @@ class GangPlanner:
         value: str | None = None,
         bins: Sequence[Bin] | None = None,
     ) -> Steps[Mark | None]:
-        """Plans members of a gang: into bins first, the others on new executors.
+        """Plans members of a gang: first in bins, then the remaining ones on new executors.
 
         Args:
             gang: the gang.
-            members: how many of each kind.
-            value: of the gang's label, that all executors have to carry; None: any.
-            bins: into these; None: all of them.
+            members: number of members of each kind.
+            value: the value of the gang's label that all executors must have; None: any value.
+            bins: the bins to use; None: all bins.
 
         Returns:
-            From where this can be undone; None if there is no way, and nothing has changed.
+            A mark to undo the attempt; None if not all members fit. Then nothing has changed.
         """
         draft = self._draft
         bins = draft.bins() if bins is None else bins
@@ -138,7 +142,7 @@ class GangPlanner:
             bins = [each for each in bins if each.capacity.labels.get(gang.label) == value]
             supplies = draft.supplies_with((gang.label, value))
         mark = draft.mark()
-        # Largest first: room for small members is easier to find in what is left.
+        # The largest members come first, because room for small ones is easier to find later.
         left = dict(sorted(members.items(), key=lambda each: (-self._size(each[0]), each[0])))
         match gang.placement:
             case GangPlacement.SAME_EXECUTOR:
@@ -149,7 +153,7 @@ class GangPlanner:
                 rest = yield from draft.fill(bins, left.items(), mark)
                 allowed = draft.allowance.only(supplies)
                 found = yield from cover(dict(rest), draft.offers, allowed)
-                # Requested even if incomplete; `undo` below takes it back.
+                # Requested even if it is incomplete, because `undo` below removes it again.
                 yield from draft.request(found)
                 done = not (found.left or found.never)
         yield len(bins)
@@ -159,12 +163,15 @@ class GangPlanner:
         return None
 
     def _on_one(self, members: Counts, bins: Sequence[Bin], supplies: Sequence[int]) -> bool:
-        """Puts all members on one executor: in the first bin, or on the cheapest new one."""
+        """Puts all members on one executor: into the first bin with room, or on the cheapest new
+        executor.
+        """
         if any(_add_all(into, members) for into in bins):
             return True
         draft = self._draft
         for at in self._cheapest_first(supplies):
-            # Tried on a bin first, so that nothing is requested for members that do not fit.
+            # Tried with a bin outside the draft first, so that no executor is requested if the
+            # members do not fit.
             if draft.allowance.copies(at, draft.offers[at]) and _add_all(
                 draft.new_bin(at), members
             ):
@@ -174,7 +181,7 @@ class GangPlanner:
     def _spread(
         self, members: Counts, bins: Sequence[Bin], supplies: Sequence[int], mark: Mark
     ) -> bool:
-        """Puts each member on an executor of its own: in bins, and on the cheapest new ones."""
+        """Puts each member on a separate executor: into bins, and on the cheapest new executors."""
         draft = self._draft
         left = [kind for kind, count in members.items() for _ in range(count)]
         for into in bins:
@@ -196,12 +203,12 @@ class GangPlanner:
         return sorted(supplies, key=lambda at: self._draft.offers[at].cost)
 
     def _size(self, kind: int) -> int:
-        # Only a rough order: numbers of different dimensions are compared as they are.
+        # This order is only rough, because numbers of different dimensions are compared directly.
         return max(self._demands[kind].pooled.values(), default=0)
 
 
 def _add_all(into: Bin, members: Counts) -> bool:
-    """Puts all members into a bin; returns False, and changes nothing, if they do not fit."""
+    """Puts all members into a bin. If they do not fit, it changes nothing and returns False."""
     added: list[Entry] = []
     for kind, count in members.items():
         if into.fit(kind, count) < count:

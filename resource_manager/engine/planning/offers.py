@@ -1,4 +1,6 @@
-"""Executors that may be requested: what one has and costs, and how many are allowed."""
+"""Describes executors that may be requested: their capacity, their cost, and how many are
+allowed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from dataclasses import dataclass, field
 from resource_manager.engine.planning.packing import Counts, Need
 
 PRICE_UNIT = 1 << 20
-"""Prices are counted in fractions of this."""
+"""Prices are counted in units of 1 / `PRICE_UNIT`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +18,11 @@ class Offer:
     """One kind of executor that may be requested.
 
     Attributes:
-        total: what it has, by dimension.
-        needs: what one request of each kind takes of it; None: it cannot be there.
-        cost: what it costs.
-        counted: what it counts for against each limit.
+        total: its capacity by dimension.
+        needs: the amounts that one request of each kind takes there; None: it can never be served
+            there.
+        cost: its cost, in millionths.
+        counted: the amount that it counts against each limit.
     """
 
     total: Sequence[int]
@@ -28,7 +31,7 @@ class Offer:
     counted: tuple[int, ...] = ()
 
     def fits(self, kind: int) -> bool:
-        """Returns True if an empty one could serve a request of a kind."""
+        """Returns True if an empty executor of this offer could serve a request of a kind."""
         need = self.needs[kind]
         if need is None:
             return False
@@ -41,7 +44,7 @@ class Offer:
 def prices(offers: Sequence[Offer]) -> list[int]:
     """Returns the lowest price of any offer for one unit of each dimension."""
     return [
-        # Rounded down, so that what is computed from prices is never above the true cost.
+        # Rounded down, so that a cost that is computed from prices is never above the true cost.
         min(
             [each.cost * PRICE_UNIT // total for each in offers if (total := each.total[at])],
             default=0,
@@ -55,24 +58,24 @@ class Allowance:
     """How many executors may still be requested.
 
     Attributes:
-        most: of each offer.
-        limits: what all of them together may still count for, by limit.
+        most: the number of executors of each offer that may still be requested.
+        limits: the amounts that all executors together may still count against each limit.
     """
 
     most: list[int]
     limits: list[int] = field(default_factory=list)
 
     def copy(self) -> Allowance:
-        """Returns a copy that can be changed by itself."""
+        """Returns an independent copy."""
         return Allowance(self.most[:], self.limits[:])
 
     def only(self, chosen: Sequence[int]) -> Allowance:
-        """Returns a copy that allows no other offers than these."""
+        """Returns a copy that allows only these offers."""
         most = [most if at in chosen else 0 for at, most in enumerate(self.most)]
         return Allowance(most, self.limits[:])
 
     def copies(self, at: int, offer: Offer) -> int:
-        """Returns how many of an offer may still be requested."""
+        """Returns how many executors of an offer may still be requested."""
         bounds = [
             limit // amount
             for limit, amount in zip(self.limits, offer.counted, strict=True)
@@ -81,7 +84,13 @@ class Allowance:
         return max(0, min([self.most[at], *bounds]))
 
     def take(self, at: int, offer: Offer, copies: int) -> None:
-        """Subtracts executors that are requested; a negative number gives them back."""
+        """Subtracts requested executors from the allowance.
+
+        Args:
+            at: the position of the offer.
+            offer: the offer.
+            copies: number of executors; a negative number gives executors back.
+        """
         self.most[at] -= copies
         for each, amount in enumerate(offer.counted):
             self.limits[each] -= amount * copies
@@ -89,7 +98,9 @@ class Allowance:
 
 @dataclass(slots=True)
 class Purchase:
-    """Equal executors to request: of which offer, what each serves, how many."""
+    """Equal executors to request: the offer, the requests that each one serves, and the number of
+    executors.
+    """
 
     offer: int
     content: Counts
@@ -101,10 +112,10 @@ class Cover:
     """Executors to request for some requests, and the requests that they do not serve.
 
     Attributes:
-        purchases: the executors.
+        purchases: the executors to request.
         left: requests for which no more executors are allowed.
-        never: requests that fit on no executor that is allowed.
-        worth: what one request of each kind is worth, of those that fit on some executor.
+        never: requests that fit on none of the allowed executors.
+        worth: the worth of one request of each kind that fits on some executor.
     """
 
     purchases: list[Purchase] = field(default_factory=list)

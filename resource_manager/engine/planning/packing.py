@@ -1,7 +1,7 @@
-"""Vectors for bin packing: what requests need, and what executors have left.
+"""Converts requests and executors to vectors for bin packing.
 
-Equal requests form one kind, and only their number is kept. A bin is one executor: pending,
-registered, or one that could be requested.
+Equal requests form one kind, and only their number is kept. A bin is one executor: a pending one, a
+registered one, or one that could be requested.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
 from resource_manager.engine.placement.elastic import UNBOUNDED, Capacity
 
 Need = tuple[tuple[int, int], ...]
-"""What one request takes: (dimension, amount), without amounts of zero.
+"""The amounts that one request takes, as (dimension, amount). Amounts of 0 are left out.
 
 A dimension is an index into the vectors of one `Space`.
 """
 
 Counts = dict[int, int]
-"""How many of each kind; a kind is an index into the demands of one `Space`."""
+"""Number of requests of each kind. A kind is an index into the demands of one `Space`."""
 
 Entry = tuple[int, int]
-"""(kind, how many)"""
+"""(kind, number of requests)"""
 
 _NOWHERE: Need = ((0, UNBOUNDED + 1),)
 
@@ -31,22 +31,23 @@ _SCANNED_WHOLE = 256
 """If there are at most this many entries, all of them are tried for every bin."""
 
 _MISSES = 8
-"""If there are more entries: when this many in a row do not fit, only every second one is tried;
-when this many more do not fit, only every fourth, and so on. When one fits, all are tried again.
+"""If there are more entries: after this many consecutive entries did not fit, only every second
+entry is tried. After as many further ones did not fit, only every fourth is tried, and so on. After
+an entry fits, all entries are tried again.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one of several equal requests needs, in columns of the capacity index.
+    """The needs of each one of several equal requests, in columns of the capacity index.
 
     Memory is in units of 64 KiB. A request that gets the default slot has `DEFAULT_SLOTS` instead
     of amounts and `SLOTS`.
 
     Attributes:
-        pooled: on an executor with one memory pool.
-        separate: on an executor with a pool for each memory part.
-        labels: those that the executor must have.
+        pooled: needs on an executor with one memory pool.
+        separate: needs on an executor with a separate pool for each memory part.
+        labels: labels that the executor must carry.
     """
 
     pooled: Amounts
@@ -59,10 +60,11 @@ class Bin:
     """An executor in a plan.
 
     Attributes:
-        capacity: what it has in total, or has free if it is registered.
-        left: amounts that are left, by dimension.
-        needs: what one request of each kind takes here; None: it can never be here.
-        content: what the plan puts here.
+        capacity: the total capacity of the executor; if it is registered, its free capacity.
+        left: the remaining amounts, by dimension.
+        needs: the amounts that one request of each kind takes here; None: it can never be served
+            here.
+        content: the number of requests of each kind that the plan puts here.
     """
 
     capacity: Capacity
@@ -71,14 +73,14 @@ class Bin:
     content: Counts = field(default_factory=dict)
 
     def fit(self, kind: int, most: int) -> int:
-        """Returns how many more of a kind fit, up to `most`."""
+        """Returns how many more requests of a kind fit, up to `most`."""
         need = self.needs[kind]
         if need is None:
             return 0
         return min([most, *[self.left[dimension] // amount for dimension, amount in need]])
 
     def add(self, kind: int, count: int) -> None:
-        """Puts `count` more of a kind here; a negative count takes them out again."""
+        """Adds `count` requests of a kind. A negative count removes requests."""
         for dimension, amount in self.needs[kind] or ():
             self.left[dimension] -= amount * count
         self.content[kind] = self.content.get(kind, 0) + count
@@ -95,9 +97,10 @@ class Space:
         names = dict.fromkeys(
             name for each in capacities for name in (*each.amounts, *each.default)
         )
-        # Default slots are no dimension: each executor converts them into what one takes there.
+        # Default slots are not a dimension, because they are converted to the amounts that one
+        # takes on each executor.
         names.pop(DEFAULT_SLOTS, None)
-        # `SLOTS` is dimension 0, of which `_NOWHERE` needs more than anything has.
+        # `SLOTS` is dimension 0. `_NOWHERE` needs more of it than any executor has.
         self._dimensions = {name: at for at, name in enumerate({SLOTS: None, **names})}
         separate = any(each.separate for each in capacities)
         self._pooled = [self._need(demand.pooled) for demand in demands]
@@ -115,9 +118,10 @@ class Space:
         return [amounts.get(name, 0) for name in self._dimensions]
 
     def needs(self, capacity: Capacity) -> Sequence[Need | None]:
-        """Returns what one request of each kind takes there; None: it can never be there.
+        """Returns the amounts that one request of each kind takes there; None: it can never be
+        served there.
 
-        Capacities with the same needs share one list, because it has an item for every kind.
+        The list has an item for every kind, so capacities with the same needs share one list.
         """
         carried = capacity.labels
         foreign = {
@@ -125,7 +129,7 @@ class Space:
             for labels in self._selectors
             if any(carried.get(name) != value for name, value in labels)
         }
-        # What a default slot takes is defined by each executor.
+        # Each executor defines what its default slot takes.
         default = None
         if capacity.default and self._defaults:
             default = self._need({**capacity.default, SLOTS: 1})
@@ -134,9 +138,9 @@ class Space:
             needs = (self._separate if capacity.separate else self._pooled)[:]
             for kind in self._defaults:
                 many = self._demands[kind].pooled[DEFAULT_SLOTS]
-                # Without a default profile, such requests can be nowhere here.
+                # An executor without a default profile cannot serve such requests.
                 needs[kind] = default and tuple((at, amount * many) for at, amount in default)
-            # Executors without the labels can never have requests of these kinds.
+            # Executors without the labels can never serve requests of these kinds.
             if foreign:
                 for kind, demand in enumerate(self._demands):
                     if demand.labels in foreign:
@@ -145,7 +149,7 @@ class Space:
         return self._known[key]
 
     def _need(self, amounts: Amounts) -> Need | None:
-        """Returns these amounts as a need; None if one is of a dimension that no capacity has."""
+        """Returns these amounts as a need; None if no capacity has one of the dimensions."""
         dimensions = self._dimensions
         try:
             return tuple(
@@ -162,18 +166,19 @@ class Space:
 def fill(
     left: list[int], needs: Sequence[Need | None], entries: Sequence[Entry]
 ) -> tuple[list[Entry], int]:
-    """Takes from the entries, in order, whatever still fits into one bin (first fit).
+    """Puts requests into one bin in the order of the entries, as many as fit (first fit).
 
-    Of very many entries not all are tried: where many in a row do not fit, more and more are
-    skipped. What is skipped may fit all the same, and is left to another bin.
+    If there are very many entries, not all are tried. After many consecutive entries that did not
+    fit, more and more are skipped. A skipped entry might have fitted. It stays for another bin.
 
     Args:
-        left: what the bin has left; what is taken is subtracted.
-        needs: what one of each kind takes of it.
-        entries: the requests; those with count 0 are skipped.
+        left: the remaining amounts of the bin. The function subtracts what it takes.
+        needs: the amounts that one request of each kind takes there.
+        entries: the requests. Entries with count 0 are skipped.
 
     Returns:
-        (index of the entry, how many) of those that are taken, and how many entries were tried.
+        The taken requests as (index of the entry, number of requests), and the number of entries
+        that were tried.
     """
     taken: list[Entry] = []
     at = misses = tried = 0
@@ -187,7 +192,8 @@ def fill(
             continue
         tried += 1
         need = needs[kind] or _NOWHERE
-        # Lowers the count to what fits in every dimension; `else` runs if that is at least one.
+        # Lowers `count` to the number that fits in every dimension. `else` runs if this is at least
+        # 1.
         for dimension, amount in need:
             if left[dimension] < amount * count:
                 count = left[dimension] // amount
@@ -197,7 +203,7 @@ def fill(
             for dimension, amount in need:
                 left[dimension] -= amount * count
             taken.append((here, count))
-            # Neighbours of what fits are likely to fit, so all are tried again.
+            # The entries after one that fits are likely to fit as well, so all are tried again.
             misses, step = 0, 1
             continue
         misses += 1

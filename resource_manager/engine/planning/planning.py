@@ -1,9 +1,9 @@
-"""Plans queued requests and gangs on pending executors, and chooses new ones for the rest.
+"""Plans queued requests and gangs on pending executors, and chooses new executors for the rest.
 
-Input and output are numbers, and equal input gives equal output. What was planned on a pending
-executor before stays there. Gangs are planned first, because they need most. New executors are
-chosen for what is left (`cover.py`). If limits allow too few of them, everything is planned from
-scratch in order of arrival, so that the oldest requests are served.
+Input and output are numbers, and equal input gives equal output. Requests that the previous plan
+put on a pending executor stay there. Gangs are planned first, because they need most. New executors
+are chosen for the remaining requests (`cover.py`). If limits allow too few new executors,
+everything is planned again in order of arrival, so that the oldest requests are served.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ from resource_manager.engine.planning.packing import Bin, Counts, Demand, Entry
 from resource_manager.engine.planning.steps import Steps, finish
 
 _ATTEMPTS_MAX = 8
-"""How often executors are chosen again because limits do not allow enough of them."""
+"""At most this many times, executors are chosen again because limits do not allow enough of
+them.
+"""
 
 _LEFT_PART = 20
-"""A choice is accepted if it leaves at most one request per this many that it serves. The requests
-that are left are tried again before later ones.
+"""A choice of executors is accepted if it leaves at most one request for each group of this many
+requests that it serves. The remaining requests are tried again before later ones.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Input of a plan.
+    """The input of a plan.
 
     Attributes:
-        demands: what a request of each kind asks for.
+        demands: the needs of a request of each kind.
         queue: queued requests, as (kind, number) in order of arrival.
         supplies: executors that may be requested.
         pending: executors that were requested and have not registered, oldest first, by name.
         gangs: queued gangs, in order of arrival.
-        hosts: free capacity of registered executors, by name; only gangs are planned on it.
-        limits: what all executors that are requested may have together, by dimension.
-        kept: what was planned on each pending executor before.
+        hosts: free capacity of registered executors, by name. Only gangs are planned there.
+        limits: the amounts that all new executors together may have, by dimension.
+        kept: the requests that the previous plan put on each pending executor.
     """
 
     demands: Sequence[Demand]
@@ -64,14 +66,14 @@ class New:
 
 @dataclass(slots=True)
 class Plan:
-    """Result of planning.
+    """The result of planning.
 
     Attributes:
-        pending: number of requests by kind, on each pending executor.
+        pending: number of requests by kind that are planned on each pending executor.
         new: executors to request.
-        left: number of requests by kind that are planned nowhere.
-        gangs: indexes in `Backlog.gangs` of those that are planned.
-        counted_on: registered executors that gangs are planned on.
+        left: number of requests by kind that are not planned on any executor.
+        gangs: indexes in `Backlog.gangs` of the gangs that are planned.
+        counted_on: registered executors on which gangs are planned.
     """
 
     pending: dict[str, Counts] = field(default_factory=dict)
@@ -82,7 +84,7 @@ class Plan:
 
 
 def make_plan(backlog: Backlog) -> Plan:
-    """Plans everything that can be planned."""
+    """Makes a plan for a backlog."""
     return finish(plan_in_steps(backlog))
 
 
@@ -93,12 +95,12 @@ def plan_in_steps(backlog: Backlog) -> Steps[Plan]:
     yield 2 * len(backlog.demands)
     planning = _Planning(backlog)
     yield 2 * len(backlog.demands)
-    # Without these, keeping would only repeat what planning from scratch does.
+    # Without pending executors and gangs there is nothing to keep.
     if backlog.pending or backlog.gangs:
         plan = yield from planning.keeping()
         if plan is not None:
             return plan
-        # The attempt has changed its draft.
+        # A new draft is needed, because the attempt has changed the old one.
         planning = _Planning(backlog)
         yield 2 * len(backlog.demands)
     return (yield from planning.from_scratch())
@@ -121,8 +123,8 @@ class _Planning:
         self._left: Counts = {}
 
     def keeping(self) -> Steps[Plan | None]:
-        """Plans without moving what was planned before. Returns None if a request is then left out
-        because of limits.
+        """Plans without moving requests that the previous plan has placed. Returns None if limits
+        then leave out a request.
         """
         self._gangs.keep(self._backlog.gangs, self._backlog.kept)
         for number in range(len(self._backlog.gangs)):
@@ -130,7 +132,8 @@ class _Planning:
         rest = yield from self._keep()
         rest = yield from self._draft.fill(self._open_bins(), rest)
         found = yield from cover(_counts(rest), self._draft.offers, self._draft.allowance)
-        # `never` counts only offers that are still allowed. Without limits, others might do.
+        # `never` considers only offers that are still allowed. Without limits, other offers might
+        # serve these requests.
         if found.left or self._could_be_served(found.never):
             return None
         yield from self._draft.request(found)
@@ -141,20 +144,21 @@ class _Planning:
         """Plans everything in order of arrival."""
         draft, queue, rest, at = self._draft, self._backlog.queue, list[Entry](), 0
         for number, gang in enumerate(self._backlog.gangs):
-            # Each gang is planned at its place in the queue, so that earlier requests come first.
+            # Each gang is planned at its place in the queue, so that earlier requests are planned
+            # before it.
             rest += yield from draft.fill(self._open_bins(), queue[at : gang.before])
             at = max(at, gang.before)
             yield from self._plan_gang(number)
         rest += yield from draft.fill(self._open_bins(), queue[at:])
-        # Executors requested for later gangs may have room for earlier requests.
+        # Executors that were requested for later gangs may have room for earlier requests.
         if draft.opened:
             rest = yield from draft.fill(self._open_bins(), rest)
         yield from self._request_for(rest)
         return self._plan()
 
     def _keep(self) -> Steps[list[Entry]]:
-        """Puts requests on the executors where they were planned before, and returns the others. Of
-        equal requests, the oldest ones keep their places.
+        """Puts requests on the executors where the previous plan put them, and returns the others.
+        Among equal requests, the oldest ones keep their places.
         """
         wanted = _counts(self._backlog.queue)
         for name, content in self._backlog.kept.items():
@@ -164,7 +168,7 @@ class _Planning:
                         wanted[kind] -= self._draft.add(into, kind, most)
                 yield len(content)
         rest = []
-        # From the end, because of equal requests the latest are those without a place.
+        # Iterates from the end, because among equal requests the latest ones have no place.
         for kind, count in reversed(self._backlog.queue):
             here = min(count, wanted[kind])
             wanted[kind] -= here
@@ -177,8 +181,8 @@ class _Planning:
             self._planned.append(number)
 
     def _request_for(self, queue: list[Entry]) -> Steps[None]:
-        """Requests executors for as many of the oldest requests as limits allow, then for later
-        ones with what limits still allow.
+        """Requests executors for the oldest requests, as far as limits allow, then for later ones
+        with the remaining limits.
         """
         draft = self._draft
         while queue:
@@ -192,15 +196,15 @@ class _Planning:
             yield from draft.request(found)
             queue = _without(queue, found)
             yield len(queue)
-            # What these executors have left may do for later requests.
+            # The free capacity of these executors may serve later requests.
             queue = yield from draft.fill([each for _, each in draft.opened], queue)
 
     def _could_be_served(self, counts: Counts) -> bool:
-        """Returns True if one of these would be served if there were no limits."""
+        """Returns True if one of these requests could be served without limits."""
         return any(offer.fits(kind) for kind in counts for offer in self._draft.offers)
 
     def _open_bins(self) -> list[Bin]:
-        """Returns the bins that queued requests go to."""
+        """Returns the bins for queued requests."""
         return [*self._draft.pending.values(), *(each for _, each in self._draft.opened)]
 
     def _plan(self) -> Plan:
@@ -222,8 +226,8 @@ def _counts(queue: Iterable[Entry]) -> Counts:
 
 
 def _first(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
-    """Returns the oldest requests that together are worth as much as those that a cover serves, at
-    least one of them.
+    """Returns the oldest requests that together are worth as much as the requests that a cover
+    serves; at least one.
     """
     worth = cover.worth
     value = sum([worth[kind] * count for kind, count in cover.served.items()])
@@ -232,7 +236,7 @@ def _first(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
         if kind in worth:
             fit = min(count, value // worth[kind]) if worth[kind] else count
             value -= worth[kind] * fit
-            # At least one, or the next attempt would be made for nothing.
+            # At least one request, because the next attempt would be useless otherwise.
             first.append((kind, fit if first else max(1, fit)))
             if fit < count:
                 break
@@ -240,8 +244,8 @@ def _first(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
 
 
 def _without(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
-    """Returns the requests that a cover leaves, without those that fit on no offer. Of each kind,
-    the oldest requests are served.
+    """Returns the requests that a cover does not serve, except those that fit on no offer. Of each
+    kind, the oldest requests are served.
     """
     served = dict(cover.served)
     rest = []

@@ -1,7 +1,8 @@
-"""Long computations that can be paused: generators that report how much work they have done.
+"""Defines long computations that can be paused: generators that report how much work they have
+done.
 
-A generator yields about how many requests it has compared with executors since its last yield,
-and returns its result. The caller may pause it after any yield and continue later.
+A generator yields the approximate number of comparisons of requests with executors since its last
+yield, and returns its result at the end. The caller may pause after any yield and continue later.
 """
 
 from __future__ import annotations

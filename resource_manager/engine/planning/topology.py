@@ -1,16 +1,17 @@
-"""Counts topology-constrained requests in a plan, where amounts alone do not say how many fit.
+"""Counts how many topology-constrained requests fit on an executor in a plan, because amounts alone
+do not show this.
 
-A plan has one extra dimension for each such kind of request: the number of its requests that fit an
-executor. The number comes from the cpus and NUMA nodes of the executor if it is registered, or else
-from those of the executor of its shape that registered last. As long as none has, amounts decide.
+A plan has one extra dimension for each such kind of requests: the number of requests of this kind
+that fit on an executor. If the executor is registered, the number is computed from its cpus and
+NUMA nodes. Otherwise it is computed from those of the executor that registered last with the same
+shape. If no executor of the shape has registered, only amounts are compared.
 
-Example: by amounts, four requests for two whole cores fit an executor, but its free cpus contain
-whole cores for three of them only. So it has 3 in the dimension of this kind, and each request
-takes 1 of it.
+Example: an executor has enough cpu for four requests of two whole cores each, but enough free whole
+cores only for three. So it has 3 in the dimension of this kind, and each request takes 1 of it.
 
-Kinds are counted against each other on registered executors, and for the members of a gang that
-must be on one executor, because nothing else would show that they do not fit together. On pending
-executors they are not: what does not fit together is planned again after the registration.
+Different kinds compete for the same cores. This is considered on registered executors, and for the
+members of a gang that must be on one executor. On pending executors it is ignored: requests that do
+not fit together are planned again after the registration.
 """
 
 from __future__ import annotations
@@ -37,15 +38,17 @@ _COUNTED = "counted/"
 """Prefix of the dimensions of kinds."""
 
 _TRIED_MAX = 64
-"""If this many requests of a kind fit, they are not counted, and amounts decide."""
+"""If at least this many requests of a kind fit, they are not counted, and only amounts are
+compared.
+"""
 
 
 def empty_like(host: Host, operator: HostPolicy = NOTHING_SET) -> Host:
-    """Returns a host as it would be without slots, to predict others of the same kind.
+    """Returns a copy of a host without slots, to predict future hosts of the same kind.
 
     Args:
         host: the host.
-        operator: settings of the operator that it would have.
+        operator: the settings of operators for the predicted host.
     """
     executor = Executor(host.executor.registration, registration_number=0)
     executor.cpu_state = host.executor.cpu_state
@@ -59,7 +62,7 @@ def counted(demand: Demand, kind: int) -> Demand:
 
 
 def amounts_of(need: Amounts) -> dict[str, int]:
-    """Returns columns of the capacity index, without the dimensions of `counted`."""
+    """Returns the amounts of a need, without the extra dimensions of `counted`."""
     return {name: amount for name, amount in need.items() if not name.startswith(_COUNTED)}
 
 
@@ -69,14 +72,15 @@ def with_counts(
     kinds: Mapping[int, ResourceRequest],
     together: Iterable[Mapping[int, int]] = (),
 ) -> Capacity:
-    """Adds to a capacity how many requests of each kind fit its cpus and NUMA nodes.
+    """Adds the extra dimensions to a capacity: how many requests of each kind its cpus and NUMA
+    nodes suit.
 
     Args:
-        capacity: in columns of the capacity index.
-        host: the executor itself, or one like it; None: none is known.
+        capacity: the capacity of the executor, in columns of the capacity index.
+        host: the executor itself, or a similar one; None: none is known.
         kinds: the kinds that are counted.
-        together: groups of kinds that are counted against each other, with the number of requests
-            of each; no kind is in two groups.
+        together: groups of kinds that compete for the same cores, with the number of requests of
+            each kind. No kind is in two groups.
     """
     if not kinds:
         return capacity
@@ -96,24 +100,26 @@ def together(gangs: Iterable[GangDemand]) -> list[Mapping[int, int]]:
 
 def _fit(host: Host | None, request: ResourceRequest) -> int:
     if host is None or not host.needs_topology(request):
-        # Nothing is known of the cpus, or they do not matter: amounts decide.
+        # The cpus are unknown or do not matter, so only amounts are compared.
         return UNBOUNDED
     found = len(host.assign_many(request, _TRIED_MAX))
-    # Counting further costs more than it tells: amounts are likely to be the limit then.
+    # To count further is not useful, because amounts are then likely to be the limit.
     return found if found < _TRIED_MAX else UNBOUNDED
 
 
 def _fit_together(
     host: Host, counts: Mapping[int, int], kinds: Mapping[int, ResourceRequest], amounts: Amounts
 ) -> dict[int, int]:
-    """Returns how many of each kind fit if each gets what the kinds before it leave."""
+    """Returns how many requests of each kind fit if each kind gets only the capacity that earlier
+    kinds have left.
+    """
     trials, left = TentativeCpus(), dict(amounts)
     found: dict[int, int] = {}
     for kind, count in counts.items():
         need = in_grains(host.booking_for(kinds[kind]))
         room = min((left.get(name, 0) // each for name, each in need.items()), default=count)
         fit = trials.fit(kinds[kind], host, min(count, room, _TRIED_MAX))
-        # The next kind gets only what this one leaves.
+        # The next kind gets only the remaining capacity.
         trials.take(kinds[kind], host, fit)
         for name, each in need.items():
             left[name] = left.get(name, 0) - each * fit

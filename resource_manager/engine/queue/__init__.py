@@ -1,1 +1,1 @@
-"""The ledger of pending work: each job's queues, and which of them is tried next."""
+"""The ledger of pending work: the queues of each job, and the order in which they are tried."""

@@ -1,4 +1,4 @@
-"""Job queues that a quota blocks, although hosts may have room for them."""
+"""Keeps the job queues that a quota blocks. Hosts may have room for them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from resource_manager.engine.queue.scheduling_classes import JobQueue, Schedulin
 
 
 class QuotaBlocked:
-    """Job queues that a quota blocks, by group and class. All requests of a class book the same
-    amounts, so the quota of a group admits either all queues of a class or none.
+    """Job queues that a quota blocks, by group and scheduling class. All requests of a class book
+    the same amounts, so the quota of a group admits all queues of a class or none of them.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class QuotaBlocked:
 
     @property
     def groups(self) -> list[str]:
-        """The groups whose quota blocks anything."""
+        """The groups whose quotas block at least one job queue."""
         return list(self._by_group)
 
     def put(self, job_queue: JobQueue, group_id: str) -> None:
-        """Notes that the quota of a group blocks a job queue."""
+        """Records that the quota of a group blocks a job queue."""
         job_queue.blocked_by = group_id
         self._by_group.setdefault(group_id, {}).setdefault(job_queue.scheduling_class, {})[
             job_queue
@@ -53,7 +53,8 @@ class QuotaBlocked:
     def of(
         self, group_id: str, admits: Callable[[SchedulingClass], bool], most: int
     ) -> list[JobQueue]:
-        """Returns up to `most` job queues that the quota of a group blocks and would admit now.
+        """Returns up to `most` job queues that the quota of a group has blocked, but would admit
+        now.
 
         Args:
             group_id: the group.

@@ -1,8 +1,8 @@
-"""Holds all gangs, and records which of them are pending.
+"""Keeps all gangs, and which of them are pending.
 
 A pending gang is one non-batchable item in the queue (`non_batchable.py`), with the arrival number
-of its first member. Gangs with equal requests are of one *kind*. If one gang of a kind does not
-fit, none does, so a failed search is remembered once per kind.
+of its first member. Gangs with equal requests have the same *kind*. If one gang of a kind does not
+fit, the others do not fit either. So the result of a failed search is stored once for each kind.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from resource_manager.engine.queue.requests import Requests
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """How the members of a gang are placed relative to each other; `label` only with SAME_LABEL."""
+    """How the members of a gang are placed relative to each other. `label` is used only with
+    SAME_LABEL.
+    """
 
     placement: GangPlacement
     label: str = ""
@@ -50,15 +52,15 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class MemberRequest:
-    """Equal members of a gang: what each requests, and how many there are.
+    """Equal members of a gang: the request of each one, and their number.
 
     Attributes:
-        profile: None: unknown.
-        labels: labels that they require of an executor.
+        profile: the resource profile of each member; None: unknown.
+        labels: labels that the executor must carry.
         count: number of members.
-        elsewhere: executors that must not serve them, because they still have an older slot of one
-            of the members.
-        cpus: their CPU policy; None: none.
+        elsewhere: executors that must not serve the members, because they still have an older slot
+            of a member.
+        cpus: the CPU policy of each member; None: none.
     """
 
     profile: ResourceProfile | None
@@ -69,17 +71,17 @@ class MemberRequest:
 
     @property
     def key(self) -> SchedulingKey:
-        """The scheduling class that each would be in if it were not in a gang."""
+        """The key of the scheduling class of an equal request outside a gang."""
         return self.profile, self.labels, self.cpus
 
     @property
     def best_effort(self) -> bool:
-        """True if they book best-effort cpu."""
+        """True if the members book best-effort cpu."""
         return self.cpus is not None and self.cpus[0].best_effort
 
     @property
     def topology_constrained(self) -> bool:
-        """True if amounts alone can never decide whether a host can serve one."""
+        """True if amounts alone do not decide on any host whether a member fits."""
         return is_topology_constrained(self.profile, self.cpus)
 
 
@@ -100,8 +102,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class FailedSearch:
-    """A search that found no room: the version of the index of all executors at that time, and the
-    length of its growth log (a log of hosts that got more room).
+    """When a search found no room: the version of the index of all executors at that time, and the
+    length of the index's growth log (a log of the hosts that got more room).
     """
 
     version: int
@@ -110,14 +112,15 @@ class FailedSearch:
 
 @dataclass(slots=True, eq=False)
 class GangKind:
-    """The requests that equal gangs have in common, with cached results."""
+    """The requests that equal gangs share, with cached results."""
 
     where: Where
     member_requests: tuple[MemberRequest, ...]
     users: int = 0  # pending gangs of this kind
-    failed_search: FailedSearch | None = None  # no host that could help has got more room since
+    # the last failed search; None: a new search may succeed
+    failed_search: FailedSearch | None = None
     verdict: tuple[int, str] | None = None  # cached (version of the cluster, feasibility)
-    # cached (version of the cluster, the most that all members together book)
+    # cached (version of the cluster, the largest amounts that all members together book)
     need: tuple[int, dict[str, int]] | None = None
 
 
@@ -129,18 +132,19 @@ class WaitingGang:
     kind: GangKind
     members: list[Request]
     tried: bool = False
-    may_reject: bool = False  # False: all members wait for an executor that may come
+    may_reject: bool = False  # False: all members have `allow_pending`
     steps: int = 0  # steps that the last exact search took
-    # The last failed search that left out executors which still have older slots of members.
+    # The last failed search in which executors with older slots of members were excluded.
     failed_search: tuple[tuple[MemberRequest, ...], FailedSearch] | None = None
-    # Cached (version of the state, why members wait by their scheduling class).
+    # Cached (version of the state, the reasons why members wait, by scheduling class).
     reasons: tuple[int, dict[SchedulingKey, str]] = (-1, {})
 
 
 @dataclass(slots=True)
 class GangLedger:
-    """All gangs by id. A gang that has not ended is pending, or is being allocated, or is granted.
-    While it is allocated, `unconfirmed` counts the slots that its executors have not confirmed yet.
+    """All gangs by id. A gang that has not ended is pending, is being allocated, or is granted.
+    While it is being allocated, `unconfirmed` counts the slots that executors have not confirmed
+    yet.
     """
 
     by_id: dict[str, Gang] = field(default_factory=dict)  # in order of arrival
@@ -148,7 +152,7 @@ class GangLedger:
     unconfirmed: dict[str, int] = field(default_factory=dict)
     # by job: sum of `len(member_requests)` of its pending gangs
     by_job: Counter[str] = field(default_factory=Counter)
-    moves: int = 0  # rises whenever a gang begins or ceases to be pending
+    moves: int = 0  # rises whenever a gang becomes pending or stops being pending
     _kinds: dict[tuple[Where, tuple[MemberRequest, ...]], GangKind] = field(default_factory=dict)
 
     def in_order(self) -> list[WaitingGang]:
@@ -160,7 +164,7 @@ class GangLedger:
         return self.by_id[request.spec.gang_id] if request.spec.gang_id else None
 
     def waits(self, request: Request) -> bool:
-        """Returns True if a member is pending with its gang; one that has ended is not."""
+        """Returns True if a member is pending together with its gang, and has not ended."""
         return request.spec.gang_id in self.waiting and request.state not in ENDED_REQUEST_STATES
 
     def begin_to_wait(
@@ -171,13 +175,13 @@ class GangLedger:
         *,
         tried: bool = False,
     ) -> None:
-        """Queues a gang with the arrival number that it has had from the start.
+        """Queues a gang with its original arrival number.
 
         Args:
             gang: the gang.
             members: its members that have not ended, in order of arrival.
             non_batchables: the queue.
-            tried: True if it was tried before; it then does not count as new.
+            tried: True if the gang was tried before, so that it does not count as new.
         """
         self.moves += 1
         kind = self._kind_of(gang.spec, members)
@@ -185,8 +189,8 @@ class GangLedger:
         may_reject = not all(each.spec.allow_pending for each in members)
         self.waiting[gang.gang_id] = WaitingGang(gang, kind, members, tried, may_reject)
         self.by_job[gang.job_id] += len(kind.member_requests)
-        # A host without the labels that all members share can serve none of them, so its growth
-        # does not unblock the gang.
+        # A host must carry the labels that all members require, or it can serve no member. So only
+        # growth of hosts with these labels unblocks the gang.
         labels = set(members[0].spec.required_labels)
         labels.intersection_update(*(each.spec.required_labels for each in members))
         non_batchables.add(
@@ -202,7 +206,7 @@ class GangLedger:
         )
 
     def stop_waiting(self, gang: Gang, non_batchables: NonBatchables) -> None:
-        """Removes a gang from the queue, if it is there."""
+        """Removes a gang from the queue, if it is queued."""
         waiting = self.waiting.pop(gang.gang_id, None)
         if waiting is None:
             return
@@ -218,28 +222,30 @@ class GangLedger:
             del self._kinds[kind.where, kind.member_requests]
 
     def forget(self, request: Request) -> Gang | None:
-        """Removes a deleted request from its gang, if it has one.
+        """Removes a deleted request from its gang, if it has a gang.
 
         Returns:
-            The gang, which is deleted as well, if this was its last member; else None.
+            The gang, which is deleted as well, if this was its last member; otherwise None.
         """
         gang = self.of(request)
         if gang is None:
             return None
-        # A job's latest requests are deleted first, so this member is the last one.
+        # The latest requests of a job are deleted first, so this is the last member in the list.
         gang.members.pop()
         return None if gang.members else self.by_id.pop(gang.gang_id)
 
     def restore(self, gangs: Iterable[Gang]) -> None:
-        """Adds stored gangs. The caller must then call `restore_member` and `sort_out`."""
+        """Adds stored gangs. The caller must then call `restore_member` for each request, and
+        `derive_states`.
+        """
         self.by_id = {g.gang_id: g for g in sorted(gangs, key=lambda gang: gang.arrival_number)}
 
     def restore_member(self, request: Request) -> None:
-        """Adds a stored request to its gang, if it has one. The caller passes requests in order of
-        arrival.
+        """Adds a stored request to its gang, if it has a gang. The caller must pass requests in
+        order of arrival.
 
         Raises:
-            InvariantBroken: its gang is not stored.
+            InvariantBroken: the gang of the request is not stored.
         """
         gang_id = request.spec.gang_id
         if gang_id and gang_id not in self.by_id:
@@ -249,16 +255,18 @@ class GangLedger:
         if gang_id:
             self.by_id[gang_id].members.append(request.allocation_id)
 
-    def sort_out(self, requests: Requests, transitions: Transitions, now: Instant) -> list[Gang]:
-        """Derives the states of restored gangs from those of their members.
+    def derive_states(
+        self, requests: Requests, transitions: Transitions, now: Instant
+    ) -> list[Gang]:
+        """Computes the states of restored gangs from the states of their members.
 
         A gang is granted if the slots of all its remaining members were carved. Otherwise members
-        with a carved slot go back to ALLOCATING and wait for the others.
+        with a carved slot return to ALLOCATING, and wait for the other members.
 
         Args:
             requests: all requests, by allocation id.
-            transitions: sets the states.
-            now: time of the restart.
+            transitions: the transitions that set the states.
+            now: the time of the restart.
 
         Returns:
             The gangs that must be queued.
@@ -279,8 +287,9 @@ class GangLedger:
                 waiting.append(gang)
             timeout_ms = gang.spec.timeout_ms
             if timeout_ms is not None:
-                # Uses wall time, because the monotonic clock of the previous process is unknown. If
-                # the wall clock was set back, the gang waits at most its whole timeout again.
+                # Uses the wall clock, because the monotonic clock of the previous process is
+                # unknown. If the wall clock was set back, the gang waits for at most its whole
+                # timeout again.
                 left = gang.waiting_since_time_ms + timeout_ms - now.time_ms
                 gang.waiting_until_ms = now.monotonic_ms + min(timeout_ms, max(0, left))
         return waiting
@@ -294,7 +303,7 @@ class GangLedger:
 
 
 def _state_of(members: list[Request]) -> GangState:
-    """Returns the state of a gang, derived from its remaining members. All of them have the same
+    """Returns the state of a gang, computed from its remaining members. All of them have the same
     state.
     """
     if not members:
@@ -317,8 +326,8 @@ def living(requests: Requests, gang: Gang) -> Iterator[Request]:
 
 
 def member_requests_of(members: Iterable[Request]) -> tuple[MemberRequest, ...]:
-    """Returns one `MemberRequest` for all equal members. They are sorted, so that equal gangs have
-    equal keys.
+    """Returns one `MemberRequest` for each set of equal members. The result is sorted, so that
+    equal gangs have equal keys.
     """
     return tuple(
         sorted(
@@ -330,9 +339,11 @@ def member_requests_of(members: Iterable[Request]) -> tuple[MemberRequest, ...]:
 
 
 def member_requests_for(specs: Iterable[RequestSpec]) -> tuple[MemberRequest, ...]:
-    """Returns one `MemberRequest` for all equal specs, in the order of their first occurrence."""
-    asked = Counter(scheduling_key(spec) for spec in specs)
+    """Returns one `MemberRequest` for each set of equal specs, in the order of their first
+    occurrence.
+    """
+    counts = Counter(scheduling_key(spec) for spec in specs)
     return tuple(
         MemberRequest(profile, labels, count, cpus=cpus)
-        for (profile, labels, cpus), count in asked.items()
+        for (profile, labels, cpus), count in counts.items()
     )

@@ -1,9 +1,8 @@
-"""Non-batchable items: gangs and resizes of slots, which are tried one at a time.
+"""Keeps non-batchable items: gangs and resizes of slots, which are tried one at a time.
 
 Each item belongs to a job and has an arrival number, like a request. An item that does not fit is
-blocked until a host that could serve it has more room. Then it is tried in the next pass. Within a
-pass, items are sorted by the order of their jobs in the fairness tree, then by arrival
-(`ItemOrder`).
+blocked until a host that could serve it has more room. The next pass tries it again. Within a pass,
+items are sorted by the order of their jobs in the fairness tree, then by arrival (`ItemOrder`).
 """
 
 from __future__ import annotations
@@ -26,29 +25,30 @@ Rank = tuple[OrderKey, int]
 """The sort key of an item: the key of its job, then its arrival number."""
 
 _ALL_JOBS = ""
-"""Used in place of a job's id if items go in order of arrival."""
+"""Used in place of a job's id if items are tried in order of arrival."""
 
 
 class ItemOrder:
     """The items of one pass, in the order in which they are tried.
 
     Each job has a heap of its items. Each group above such a job has a heap of its children (groups
-    and jobs). An entry's key is corrected only when the entry is at the top of its heap. That
-    suffices: a placement moves the job and its groups back in the order, and moves nothing forward.
-    So after a placement one entry of each level is corrected, however many jobs and items wait.
+    and jobs). The key of an entry is corrected only when the entry is at the top of its heap. This
+    is sufficient, because a placement moves the job and its groups back in the order, and moves no
+    entry forward. So after a placement one entry of each level is corrected. The cost does not
+    depend on the number of waiting jobs and items.
 
     Example: the group `a` has 1,000 jobs with a gang each, and `b` has one. A gang of `a` is
     placed. The next call of `first` moves `a` behind `b` in the heap of the root. In the heap of
     `a`, the key of one job is now outdated. That heap is not read until `a` comes first again.
 
     Args:
-        tree: orders the jobs; None: items go in order of arrival.
+        tree: the fairness tree that orders the jobs; None: items are tried in order of arrival.
     """
 
     def __init__(self, tree: FlowTree | None) -> None:
         self._tree = tree
-        self._jobs: dict[int, str] = {}  # by arrival number of the item
-        # Heaps of arrival numbers. The number of a removed item is dropped when it comes first.
+        self._jobs: dict[int, str] = {}  # id of the job, by arrival number of the item
+        # Heaps of arrival numbers. The number of a removed item stays until it is at the top.
         self._by_job: dict[str, list[int]] = {}
         # For each group, a heap of its children. A child's key may be outdated.
         self._below: dict[Flow, list[tuple[SortKey, Flow]]] = {}
@@ -61,7 +61,7 @@ class ItemOrder:
 
     def add(self, number: int, job_id: str) -> None:
         """Adds an item. `refresh` must be called before `first`."""
-        if not self._jobs:  # the last pass is over: drop the numbers that it left in the heaps
+        if not self._jobs:  # the last pass has ended: drop its outdated numbers from the heaps
             self._by_job.clear()
         self._jobs[number] = job_id
         owner = job_id if self._tree is not None else _ALL_JOBS
@@ -72,8 +72,8 @@ class ItemOrder:
         self._jobs.pop(number, None)
 
     def refresh(self) -> None:
-        """Orders the jobs by their current virtual time. The caller guarantees that until the next
-        call no job moves forward in the order.
+        """Orders the jobs by their current virtual time. The caller must guarantee that no job
+        moves forward in the order until the next call.
         """
         tree = self._tree
         if tree is None:
@@ -102,8 +102,8 @@ class ItemOrder:
         return None if number is None else ((), number)
 
     def _first_below(self, tree: FlowTree, flow: Flow) -> Rank | None:
-        """Returns the first item of a job, or of all jobs below a group. Its rank holds only the
-        keys of the levels below `flow`. None: there is no item.
+        """Returns the rank of the first item of a job, or of all jobs below a group. The rank has
+        only the keys of the levels below `flow`. None: there is no item.
         """
         if flow.children is None:
             number = self._first_of(flow.name)
@@ -111,7 +111,7 @@ class ItemOrder:
         heap = self._below.get(flow, [])
         while heap:
             known, child = heap[0]
-            if (key := tree.sort_key(child)) != known:  # it has used more since
+            if (key := tree.sort_key(child)) != known:  # its virtual time has risen
                 heapq.heapreplace(heap, (key, child))
             elif (found := self._first_below(tree, child)) is not None:
                 return (key, *found[0]), found[1]
@@ -142,11 +142,11 @@ class NonBatchable:
         arrival_number: unique among requests and items.
         kind: gang or resize.
         name: the gang's id, or the allocation id of the slot.
-        job_id: its job.
-        generation: the slot's generation; 0 for a gang.
-        host_id: the only executor that can serve it; empty: any that has `labels`.
+        job_id: the id of its job.
+        generation: the generation of the slot; 0 for a gang.
+        host_id: the only executor that can serve it; empty: any executor with `labels`.
         labels: labels that all members require.
-        required_labels: the sets of labels that its members require, each once.
+        required_labels: the different sets of labels that its members require.
         count: number of the gang's members; 1 for a resize.
     """
 
@@ -164,21 +164,21 @@ class NonBatchable:
 class NonBatchables:
     """All pending items, by arrival number.
 
-    Each item is in the current pass, waits for the next pass, or is blocked. The item that is being
-    tried is none of these, until the caller removes or blocks it.
+    Each item is in the current pass, waits for the next pass, or is blocked. Only the item that is
+    being tried is in none of these, until the caller removes or blocks it.
 
     Attributes:
-        starvation: clocks of everything that is pending, these items included.
-        in_pass: the items that have yet to be tried in this pass.
+        starvation: the starvation clocks of all pending requests and items.
+        in_pass: the items that were not tried in this pass yet.
     """
 
     def __init__(self, flows: FlowTree | None = None, *, fair: bool = True) -> None:
         """Makes an empty collection.
 
         Args:
-            flows: the fairness tree, which counts pending items; None: they are not counted, and
-                go in order of arrival.
-            fair: False: items go in order of arrival, although there is a tree.
+            flows: the fairness tree, which counts pending items; None: items are not counted, and
+                are tried in order of arrival.
+            fair: False: items are tried in order of arrival, even if `flows` is given.
         """
         self.starvation = StarvationClocks(flows)
         self._flows = flows
@@ -188,8 +188,8 @@ class NonBatchables:
         self.in_pass = ItemOrder(flows if fair else None)
         # Blocked items that only one executor can serve, by its id.
         self._on_host: dict[str, dict[int, None]] = {}
-        # All other blocked items: first by their first label, then by all their labels. The first
-        # key limits the sets that `grew` compares, since there may be very many.
+        # All other blocked items, first by their first label, then by all their labels. The first
+        # key reduces the number of sets that `grew` compares, because there may be very many.
         self._anywhere: dict[Labels, dict[Labels, dict[int, None]]] = {}
         self._required: Counter[Labels] = Counter()
         # Items that a quota blocks, by group. They are also in `_on_host` or `_anywhere`.
@@ -220,7 +220,7 @@ class NonBatchables:
 
     @property
     def unblocked(self) -> bool:
-        """True if any can be tried, in this pass or the next one."""
+        """True if some item can be tried, in this pass or the next one."""
         return bool(self._for_next_pass or self.in_pass)
 
     def is_required(self, labels: Labels) -> bool:
@@ -256,7 +256,7 @@ class NonBatchables:
         return item
 
     def block(self, item: NonBatchable) -> None:
-        """Notes that an item does not fit, unless it was unblocked meanwhile."""
+        """Blocks an item that does not fit, unless it was unblocked while it was tried."""
         number = item.arrival_number
         if number not in self._all or number in self._for_next_pass:
             return
@@ -267,18 +267,19 @@ class NonBatchables:
             groups.setdefault(item.labels, {})[number] = None
 
     def block_by_quota(self, item: NonBatchable, group_id: str) -> None:
-        """Notes that the quota of a group blocks an item."""
+        """Blocks an item because of the quota of a group."""
         number = item.arrival_number
         if number in self._all:
-            # Another group may have blocked it before.
+            # The quota of another group may have blocked it before.
             self._end_quota_block(number)
             self._quota_blocked.setdefault(group_id, {})[number] = None
             self._blocked_by[number] = group_id
         self.block(item)
 
     def unblock_by_quota(self, group_id: str) -> None:
-        """Unblocks all items that the quota of a group blocked. They are not unblocked a few at a
-        time: an item that is blocked again would join the rest, and the caller would never finish.
+        """Unblocks all items that the quota of a group blocked. They are not unblocked in parts,
+        because an item that is blocked again would be added to the remaining ones, and the caller
+        would never finish.
         """
         for number in self._quota_blocked.pop(group_id, {}):
             del self._blocked_by[number]
@@ -286,15 +287,15 @@ class NonBatchables:
 
     @property
     def blocked_by(self) -> list[str]:
-        """The groups whose quota blocks an item."""
+        """The groups whose quotas block at least one item."""
         return list(self._quota_blocked)
 
     def grew(self, host_id: str, labels: Mapping[str, str]) -> None:
         """Unblocks the items that an executor may serve, because it has more room or other
         labels.
         """
-        if woken := self._on_host.pop(host_id, None):
-            self._for_next_pass.update(woken)
+        if unblocked_here := self._on_host.pop(host_id, None):
+            self._for_next_pass.update(unblocked_here)
         if not self._anywhere:
             return
         # Compares only the sets whose first label is one of this host's labels, and the empty set.
@@ -307,7 +308,7 @@ class NonBatchables:
                 self._anywhere.pop(first, None)
 
     def unblock(self, number: int) -> None:
-        """Moves an item into the next pass, unless it is in the current one."""
+        """Puts an item into the next pass, unless it is in the current one."""
         item = self._all.get(number)
         if item is not None and number not in self.in_pass:
             self._take_from_blocked(item)
@@ -321,14 +322,15 @@ class NonBatchables:
         self.order()
 
     def order(self) -> None:
-        """Sorts the items of this pass by the current order of their jobs. Until the next call, no
-        item moves forward in the order: `ItemOrder` relies on that.
+        """Sorts the items of this pass by the current order of their jobs. The caller must
+        guarantee that no item moves forward in the order until the next call, because `ItemOrder`
+        relies on it.
         """
         self.in_pass.refresh()
 
     def until(self, job_id: str = "") -> int | None:
-        """Returns the arrival number of the next item of this pass if it belongs to this job
-        (empty: to any job); else None.
+        """Returns the arrival number of the next item of this pass, if the item belongs to this job
+        (empty: to any job); otherwise None.
         """
         first = self.in_pass.first()
         if first is None or (job_id and self._all[first[1]].job_id != job_id):
@@ -336,8 +338,9 @@ class NonBatchables:
         return first[1]
 
     def next_before(self, rank: Rank | None) -> NonBatchable | None:
-        """Takes the next item out of this pass and returns it, if it comes before `rank` (None: in
-        any case). The caller must then call `remove` or `block`.
+        """Removes the next item from this pass and returns it, if it comes before `rank`. If `rank`
+        is None, the next item is returned in any case. The caller must then call `remove` or
+        `block`.
         """
         first = self.in_pass.first()
         if first is None or (rank is not None and first > rank):

@@ -1,9 +1,9 @@
-"""Picks the job queue that is served next, and how many of its requests are placed at once.
+"""Chooses the job queue that is served next, and how many of its requests are placed at once.
 
-The fairness tree picks the job. Of that job's active queues, the one with the oldest request comes
-first. Without the tree, requests are served in order of arrival.
+The fairness tree chooses the job. Among the active queues of this job, the one with the oldest
+request comes first. Without the tree, requests are served in order of arrival.
 
-`ClassPass` has the order in which a pass looks for hosts: by the oldest request of a class.
+`ClassPass` orders the scheduling classes of a pass by their oldest requests.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from resource_manager.engine.queue.scheduling_classes import ActiveQueues, JobQu
 
 
 class ClassPass:
-    """Classes of one pass, in order of their oldest request.
+    """The classes of one pass, in the order of their oldest requests.
 
-    A class that moves or is removed leaves its old arrival number in the heap. Such a number is
-    dropped when it comes to the top.
+    If a class moves or is removed, its old arrival number stays in the heap until it is at the top.
     """
 
     def __init__(self) -> None:
         self._heap: list[int] = []  # arrival numbers
         self._at: dict[int, SchedulingClass] = {}
-        self._head_of: dict[SchedulingClass, int] = {}  # the reverse
+        self._head_of: dict[SchedulingClass, int] = {}  # the reverse of `_at`
 
     def __len__(self) -> int:
         return len(self._at)
@@ -46,15 +45,15 @@ class ClassPass:
         self._heap = sorted(self._at)
 
     def put(self, scheduling_class: SchedulingClass, number: int) -> None:
-        """Adds a class at this arrival number, or moves it there."""
+        """Adds a class with this arrival number, or moves it to this number."""
         self.discard(scheduling_class)
         self._head_of[scheduling_class] = number
         self._at[number] = scheduling_class
         heapq.heappush(self._heap, number)
 
     def advance(self, scheduling_class: SchedulingClass, number: int) -> None:
-        """Moves a class of this pass forward to this arrival number, if its own is higher. A class
-        that is not in the pass is ignored.
+        """Moves a class of this pass forward to this arrival number, if its present number is
+        higher. A class that is not in the pass is ignored.
         """
         if self._head_of.get(scheduling_class, -1) > number:
             self.put(scheduling_class, number)
@@ -76,7 +75,7 @@ class ClassPass:
             head = at[number].head()
             if head is None or head == number:
                 return number
-            self.put(at[number], head)  # older requests of the class have left meanwhile
+            self.put(at[number], head)  # the oldest request of the class has left the queue
         return None
 
     def take(self) -> SchedulingClass | None:
@@ -90,8 +89,8 @@ class ClassPass:
 
 
 TOGETHER_MAX = 1_024
-"""Most requests that are placed at once. A limit is needed because every one of them is looked up
-before it is known how many fit.
+"""The largest number of requests that are placed at once. A limit is needed because each request is
+looked up before it is known how many fit.
 """
 
 _ALL_JOBS = ""
@@ -99,7 +98,7 @@ _ALL_JOBS = ""
 
 
 class ServiceOrder:
-    """Active job queues by job, and the non-batchable items beside them.
+    """The active job queues of each job, and the non-batchable items.
 
     Attributes:
         non_batchables: pending gangs and resizes.
@@ -118,12 +117,14 @@ class ServiceOrder:
         self._paused: list[str] = []
 
     def active(self) -> dict[str, ActiveQueues]:
-        """Returns the active queues by job; without fairness, all under an empty name."""
+        """Returns the active queues by job. Without fairness, all queues are under an empty
+        name.
+        """
         return dict(self._by_job)
 
     def active_queues_of(self, job_id: str) -> ActiveQueues:
-        """Returns the collection of the job's active queues, and makes it if there is none. Without
-        fairness, all jobs share one.
+        """Returns the collection of the job's active queues. Makes it if it does not exist. Without
+        fairness, all jobs share one collection.
         """
         owner = job_id if self._tree is not None else _ALL_JOBS
         among = self._by_job.get(owner)
@@ -158,7 +159,7 @@ class ServiceOrder:
 
     def next_non_batchable(self, job_queue: JobQueue | None) -> NonBatchable | None:
         """Removes the next gang or resize from the pass and returns it, if it comes before
-        `job_queue`. The caller must then remove it from `non_batchables` or block it.
+        `job_queue`. The caller must then remove the item from `non_batchables`, or block it.
 
         Args:
             job_queue: the job queue that is served next; None: the item is returned in any case.
@@ -174,24 +175,27 @@ class ServiceOrder:
         return self.non_batchables.next_before(rank)
 
     def is_alone(self, job_queue: JobQueue) -> bool:
-        """Returns True if no other job has anything that could be served."""
+        """Returns True if no other job has requests or items that could be served."""
         if self._tree is None:
             return True
         job = self._tree.jobs[job_queue.job_id]
-        # Every group above the job has one active child, so the job is the only active one.
+        # If every group above the job has one active child, the job is the only active one.
         return not self.non_batchables.in_pass and all(flow.active == 1 for flow in job.ancestors())
 
     def run_length(self, job_queue: JobQueue, cost: float) -> float:
-        """Returns how many slots, each with this cost, a queue may get before another job comes
-        first.
+        """Returns how many slots a queue may get before another job comes first.
+
+        Args:
+            job_queue: the queue.
+            cost: the cost of each slot per second.
         """
         if self._tree is None:
             return inf
         job = self._tree.jobs[job_queue.job_id]
         length = run_length(self._tree, job, cost)
         if self.non_batchables.in_pass and self.non_batchables.until(job_queue.job_id) is None:
-            # An item of another job is next. The tree does not count items as active, so its run
-            # length ignores that job. A short run lets the item come first soon.
+            # The next item belongs to another job. The tree does not count items as active, so its
+            # run length ignores this job. The run is made short, so that the item is soon served.
             length = min(length, max(1, job.running // RUN_PART))
         return length
 
@@ -199,9 +203,9 @@ class ServiceOrder:
         """Returns up to `most` arrival numbers from the head of a job queue that precede every
         other pending item of the job.
         """
-        # `most` may be infinite, which `int` does not take.
+        # `most` may be infinite, and `int` does not accept that.
         count = TOGETHER_MAX if most > TOGETHER_MAX else int(most)
-        # Another queue of the job, a gang or a resize may have an older item.
+        # Another queue of the job may have an older request, or a gang or a resize may be older.
         until = job_queue.active_queues.until(job_queue)
         if self.non_batchables.in_pass:
             item = self.non_batchables.until(job_queue.job_id if self._tree is not None else "")
@@ -216,10 +220,11 @@ class ServiceOrder:
         return found
 
     def pause(self, group_id: str) -> bool:
-        """Skips a group until `resume_paused`, because its quota admits no class that has room.
+        """Skips a group until `resume_paused`, because its quota admits none of the classes that
+        have room.
 
         Returns:
-            False if requests are served in order of arrival: the order then ignores groups.
+            False if requests are served in order of arrival, because groups are then ignored.
         """
         if self._tree is None:
             return False
@@ -228,6 +233,6 @@ class ServiceOrder:
         return True
 
     def resume_paused(self) -> None:
-        """Lets all paused groups take part again."""
+        """Ends the pause of all paused groups."""
         while self._paused and self._tree is not None:
             self._tree.resume(self._tree.groups[self._paused.pop().removeprefix(GROUP)])

@@ -1,11 +1,11 @@
-"""Holds everything that is pending, and decides what is tried next.
+"""Keeps all pending requests and items, and decides which one is tried next.
 
 Equal requests form a *scheduling class*. The requests of one job in a class form a *job queue*.
-Classes are tried in *passes*. A pass searches once for a host with room for each class, and may
-span several decisions. If no host has room for a class, the class is blocked until a host with its
-labels has more room. Among the classes with room, `order.py` picks the job queue that is served
-next. A job queue is inactive while its class is blocked or a quota blocks it; the job's other
-queues are still served. Gangs and resizes (`non_batchable.py`) take part in the same passes.
+Classes are tried in *passes*. A pass searches once for a host with room for each class. It may span
+several decisions. If no host has room for a class, the class is blocked until a host with its
+labels has more room. Among the classes with room, `order.py` chooses the job queue that is served
+next. A job queue is inactive while its class is blocked or a quota blocks it. The other queues of
+the job are still served. Gangs and resizes (`non_batchable.py`) are tried in the same passes.
 
 Example: one host has 3 free cpus, and two jobs with equal weight have run nothing yet.
 
@@ -13,11 +13,11 @@ Example: one host has 3 free cpus, and two jobs with equal weight have run nothi
     1 cpu    job A: 1 to 2; job B: 4 to 8    has room: `fitting`
     8 cpus   job A: 3                        no room: `blocked`
 
-For each free cpu the fairness tree picks a job: A (on a tie, the job that has waited longest), B,
-then A again. So requests 1, 4 and 2 are placed. The host has no room for the class of 1 cpu any
-more, so this class is blocked, too. When a slot ends, the host has more room. Both classes are
-unblocked (`for_next_pass`), and the next pass tries each of them once. Request 5 is placed, and the
-class of 8 cpus is blocked again.
+For each free cpu the fairness tree chooses a job: first A (among equal jobs, the one that has
+waited longest), then B, then A again. So requests 1, 4 and 2 are placed. Then the host has no more
+room for the class of 1 cpu, so this class is blocked, too. When a slot ends, the host has more
+room. Both classes are unblocked (`for_next_pass`), and the next pass tries each of them once.
+Request 5 is placed, and the class of 8 cpus is blocked again.
 """
 
 from __future__ import annotations
@@ -47,21 +47,22 @@ from resource_manager.engine.queue.scheduling_classes import (
 class WaitingQueue:
     """All pending requests, by scheduling class and job.
 
-    A class is in exactly one of `current_pass`, `fitting`, `for_next_pass` and `blocked`, with one
-    exception: from `next_class` until the caller reports the result of its search, it is in none.
+    A class is in exactly one of `current_pass`, `fitting`, `for_next_pass` and `blocked`. There is
+    one exception: after `next_class` it is in none of them, until the caller reports the result of
+    the search.
 
     Attributes:
-        order: picks the job queue that is served next.
+        order: chooses the job queue that is served next.
         non_batchables: gangs and resizes that are pending.
-        current_pass: classes that have yet to be tried in this pass.
-        fitting: classes that were tried in this pass, and that a host has room for.
+        current_pass: classes that were not tried in this pass yet.
+        fitting: classes that were tried in this pass and for which a host has room.
         for_next_pass: classes that are new, or were unblocked during this pass.
-        blocked: classes that no host has room for, by labels.
+        blocked: classes for which no host has room, by labels.
         quota_blocked: job queues that the quota of a group blocks.
-        quota_version: version of the hosts when quotas were checked last.
-        by_job: the job queues of each job; jobs without any are not in it.
-        passes: number of passes begun.
-        moves: rises whenever a request enters or leaves.
+        quota_version: the version of the hosts when quotas were checked last.
+        by_job: the job queues of each job. Jobs without queues are left out.
+        passes: the number of passes that were begun.
+        moves: rises whenever a request is added or removed.
     """
 
     def __init__(self, flows: FlowTree | None = None, *, fair: bool = True) -> None:
@@ -88,7 +89,7 @@ class WaitingQueue:
         self._known = KnownClasses()
         self._fitting_blocked: dict[
             SchedulingClass, None
-        ] = {}  # in `blocked` although hosts have room, because quotas block all their queues
+        ] = {}  # classes in `blocked` for which hosts have room; quotas block all their queues
         self._waiting = 0
 
     def __len__(self) -> int:
@@ -98,7 +99,7 @@ class WaitingQueue:
         job_queue = self.queue_of(request.spec, request.job_id)
         return job_queue is not None and request.arrival_number in job_queue.numbers
 
-    # What is pending.
+    # Pending requests.
 
     def is_required(self, labels: Labels) -> bool:
         """True if a pending request requires hosts with these labels."""
@@ -121,17 +122,15 @@ class WaitingQueue:
         ]
 
     def class_of(self, spec: RequestSpec) -> SchedulingClass:
-        """Returns the class of a request, whether or not any such request is pending."""
+        """Returns the class of a request. The class need not have pending requests."""
         return self._known.of(scheduling_key(spec))
 
     def class_for(self, key: SchedulingKey) -> SchedulingClass:
-        """Returns the class of requests with this key, whether or not any is pending."""
+        """Returns the class with this key. The class need not have pending requests."""
         return self._known.of(key)
 
     def new_classes(self, job_id: str, specs: Iterable[RequestSpec]) -> int:
-        """Returns how many classes a submission of these specs would add to those in which the job
-        has pending requests.
-        """
+        """Returns how many of the classes of these specs have no pending request of the job yet."""
         keys = {scheduling_key(spec) for spec in specs}
         scheduling_classes = (self._known.waited_with.get(key) for key in keys)
         return sum(
@@ -140,7 +139,9 @@ class WaitingQueue:
         )
 
     def queue_of(self, spec: RequestSpec, job_id: str) -> JobQueue | None:
-        """Returns the queue of a job's requests like this one; None: none is pending."""
+        """Returns the queue of a job for requests equal to `spec`; None: no such request is
+        pending.
+        """
         scheduling_class = self._known.waited_with.get(scheduling_key(spec))
         return scheduling_class.job_queues.get(job_id) if scheduling_class is not None else None
 
@@ -152,8 +153,8 @@ class WaitingQueue:
         """Adds `count` equal requests, with consecutive arrival numbers from `number` on.
 
         Args:
-            spec: what each of them requests.
-            job_id: their job.
+            spec: the spec of each request.
+            job_id: the id of their job.
             number: arrival number of the first one.
             count: number of requests.
         """
@@ -163,10 +164,10 @@ class WaitingQueue:
         """Adds the pending resize of a slot.
 
         Raises:
-            InvariantBroken: the slot has none.
+            InvariantBroken: the slot has no pending resize.
         """
         if slot.wanted is None:
-            raise InvariantBroken(f"slot {slot.allocation_id} waits with no change of its size")
+            raise InvariantBroken(f"slot {slot.allocation_id} has no waiting resize")
         self.non_batchables.add(
             NonBatchable(
                 slot.wanted.arrival_number,
@@ -183,11 +184,11 @@ class WaitingQueue:
         self.remove_run(request.spec, request.job_id, request.arrival_number, 1)
 
     def remove_run(self, spec: RequestSpec, job_id: str, number: int, count: int) -> None:
-        """Removes equal requests of a job. Those that are not pending are ignored.
+        """Removes equal requests of a job. Requests that are not pending are ignored.
 
         Args:
-            spec: what each of them requests.
-            job_id: their job.
+            spec: the spec of each request.
+            job_id: the id of their job.
             number: arrival number of the first one.
             count: number of consecutive arrival numbers.
         """
@@ -199,7 +200,7 @@ class WaitingQueue:
         """Removes all requests of up to `most` job queues of a job.
 
         Returns:
-            How many queues it removed.
+            The number of removed queues.
         """
         job_queues = list(islice(self.by_job.get(job_id, ()), most))
         for job_queue in job_queues:
@@ -211,13 +212,13 @@ class WaitingQueue:
         for request in requests:
             job_queue = scheduling_class.job_queues.get(request.job_id)
             if job_queue is not None:
-                # Before the requests leave: if none is left, the clock stops.
+                # Called before the requests are removed, because the clock stops when none is left.
                 self.starvation.served((scheduling_class, request.job_id))
                 self._leave(job_queue, request.arrival_number, request.arrival_number + 1)
 
     def taken(self, job_queue: JobQueue, count: int) -> None:
-        """Removes the first `count` requests of a job queue, which were placed."""
-        # Before the requests leave: if none is left, the clock stops.
+        """Removes the first `count` requests of a job queue after they were placed."""
+        # Called before the requests are removed, because the clock stops when none is left.
         self.starvation.served((job_queue.scheduling_class, job_queue.job_id))
         job_queue.numbers.take(count)
         self._left(job_queue, count)
@@ -226,7 +227,7 @@ class WaitingQueue:
 
     @property
     def unblocked(self) -> bool:
-        """True if anything can be tried, in this pass or the next one."""
+        """True if some class or item can be tried, in this pass or the next one."""
         return (
             bool(self.current_pass or self.fitting or self.for_next_pass)
             or self.non_batchables.unblocked
@@ -234,14 +235,14 @@ class WaitingQueue:
 
     @property
     def in_pass(self) -> bool:
-        """True if the current pass is not over."""
+        """True if the current pass has not ended."""
         return bool(self.current_pass or self.fitting or self.non_batchables.in_pass)
 
     def begin_pass(self) -> bool:
-        """Begins the next pass if the current one is over and there is anything to try.
+        """Begins the next pass, if the current one has ended and something can be tried.
 
         Returns:
-            True if it began one.
+            True if it began a pass.
         """
         if self.in_pass or not self.unblocked:
             return False
@@ -253,7 +254,7 @@ class WaitingQueue:
         return True
 
     def next_class(self) -> SchedulingClass | None:
-        """Removes and returns the next class to try in this pass; None: all were tried.
+        """Removes and returns the next class to try in this pass; None: all classes were tried.
 
         The caller searches for a host with room, and reports the result with `has_room`, `block`
         or `continue_with`.
@@ -264,12 +265,12 @@ class WaitingQueue:
         return scheduling_class
 
     def has_room(self, scheduling_class: SchedulingClass, most: int) -> int:
-        """Notes that a host has room for a class, and activates up to `most` of its inactive job
-        queues.
+        """Records that a host has room for a class, and activates up to `most` of the class's
+        inactive job queues.
 
         Returns:
-            How many it activated. If inactive queues are left, the class stays in the pass and is
-            tried again.
+            The number of activated queues. If inactive queues are left, the class stays in the pass
+            and is tried again.
         """
         job_queues = (
             list(scheduling_class.inactive)[:most]
@@ -286,8 +287,8 @@ class WaitingQueue:
         return len(job_queues)
 
     def block_fitting(self) -> None:
-        """Blocks the classes that hosts have room for, because quotas block all their job queues.
-        They stay blocked until a quota or one of their job queues changes.
+        """Blocks the classes for which hosts have room, because quotas block all their job queues.
+        These classes stay blocked until a quota or one of their job queues changes.
         """
         for scheduling_class in list(self.fitting):
             self.block(scheduling_class)
@@ -306,16 +307,16 @@ class WaitingQueue:
     def unblock_by_quota(
         self, group_id: str, admits: Callable[[SchedulingClass], bool], most: int
     ) -> int:
-        """Activates job queues that the quota of a group blocked, and unblocks all such gangs and
-        resizes.
+        """Activates job queues that the quota of a group blocked, and unblocks all gangs and
+        resizes that it blocked.
 
         Args:
             group_id: the group whose usage fell, or whose maximum rose.
             admits: returns True if the group admits one more slot of a class now.
-            most: upper limit of the job queues that are activated.
+            most: the largest number of job queues to activate.
 
         Returns:
-            How many job queues it activated.
+            The number of activated job queues.
         """
         self.non_batchables.unblock_by_quota(group_id)
         for scheduling_class in [each for each in self._fitting_blocked if admits(each)]:
@@ -333,36 +334,38 @@ class WaitingQueue:
             self._reconsider(scheduling_class)
 
     def block(self, scheduling_class: SchedulingClass) -> None:
-        """Notes that no host has room for a class."""
+        """Blocks a class, because no host has room for it."""
         self.fitting.pop(scheduling_class, None)
         self.blocked.setdefault(scheduling_class.labels, {})[scheduling_class] = None
 
     def continue_with(self, scheduling_class: SchedulingClass) -> None:
         """Puts a class back into the current pass, because the search for room was not finished."""
-        # If it was unblocked during the search, the next pass tries it anyway.
+        # If the class was unblocked during the search, the next pass tries it anyway.
         if scheduling_class not in self.for_next_pass:
             self._put_into_pass(scheduling_class)
 
     def unblock(self, labels: Labels) -> None:
-        """Unblocks all classes that require these labels: a host that has them has more room."""
+        """Unblocks all classes that require these labels. Called when a host with these labels has
+        more room.
+        """
         if scheduling_classes := self.blocked.pop(labels, None):
             self.for_next_pass.update(scheduling_classes)
             for scheduling_class in scheduling_classes if self._fitting_blocked else ():
                 self._fitting_blocked.pop(scheduling_class, None)
 
     def set_aside(self, job_queue: JobQueue, number: int) -> None:
-        """Removes a request until `take_back`, so that the next requests of its queue are tried.
+        """Removes a request until `take_back`, so that later requests of its queue can be tried.
         The fairness tree still counts the request as pending.
         """
         self._leave(job_queue, number, number + 1, counted=False)
 
     def take_back(self, request: Request) -> None:
-        """Adds a request again that `set_aside` removed. Its class is tried in the next pass,
-        unless the class is blocked or in this pass already.
+        """Adds a request again that `set_aside` removed. Its class is put into the next pass,
+        unless it is blocked or in the current pass.
         """
         self._add(request.spec, request.job_id, request.arrival_number, 1, counted=False)
         scheduling_class = self._known.waited_with[scheduling_key(request.spec)]
-        # If no other request was pending, `_add` has marked the class as not tried yet.
+        # If no other request of the class was pending, `_add` has marked the class as not tried.
         scheduling_class.tried = True
         if (
             scheduling_class not in self.current_pass
@@ -372,8 +375,8 @@ class WaitingQueue:
             self.for_next_pass[scheduling_class] = None
 
     def is_blocked(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if the class is blocked: no host had room for it when it was last tried, or
-        `block_fitting` blocked it.
+        """Returns True if the class is blocked: either no host had room for it when it was last
+        tried, or `block_fitting` blocked it.
         """
         return scheduling_class in self.blocked.get(scheduling_class.labels, ())
 
@@ -389,14 +392,14 @@ class WaitingQueue:
             scheduling_class, job_id
         )
         job_queue.may_reject |= not spec.allow_pending
-        # Those that are pending already are not counted twice.
+        # Requests that are already pending are not counted again.
         added = job_queue.numbers.add_run(number, number + count)
         scheduling_class.waiting += added
         self._waiting += added
         if counted and self._flows is not None:
             self._flows.wait(job_id, number, added)
-        # The rest is only needed if the first added request is now the oldest of its queue. Then
-        # the queue and its class may move forward.
+        # If the first added request is now the oldest of its queue, the queue and its class may
+        # move forward. Otherwise nothing else changes.
         if job_queue.numbers.first != number:
             return
         scheduling_class.activate(job_queue, number)
@@ -406,10 +409,12 @@ class WaitingQueue:
         if job_queue.position != INACTIVE:
             job_queue.active_queues.advance(job_queue, number)
         elif job_queue not in scheduling_class.inactive and not job_queue.blocked_by:
-            # Hosts have room for the class. It was blocked only because quotas blocked all queues.
+            # Hosts have room for the class. It was blocked only because quotas blocked all its
+            # queues.
             if scheduling_class in self._fitting_blocked:
                 self._reconsider(scheduling_class)
-            # Active even if no host has room: the cycle deactivates it when it comes first.
+            # The queue becomes active even if no host has room. The cycle deactivates it when it
+            # comes first.
             self.order.activate(job_queue)
 
     def _begin(self, key: SchedulingKey) -> SchedulingClass:
@@ -429,7 +434,9 @@ class WaitingQueue:
         return job_queue
 
     def _leave(self, job_queue: JobQueue, start: int, end: int, *, counted: bool = True) -> None:
-        """Removes those of the arrival numbers `start` to `end` (exclusive) that are pending."""
+        """Removes the pending requests with arrival numbers from `start` up to, but not including,
+        `end`.
+        """
         left = job_queue.numbers.remove_run(start, end)
         if left:
             self._left(job_queue, left, counted=counted)
@@ -442,7 +449,7 @@ class WaitingQueue:
         scheduling_class.waiting -= left
         if not job_queue.numbers:
             self._close_job_queue(job_queue)
-            if counted:  # a request that is set aside comes back, so its clock goes on
+            if counted:  # a request that is set aside is added again later, so its clock continues
                 self.starvation.stop((scheduling_class, job_queue.job_id))
             if not scheduling_class.job_queues:
                 self._close(scheduling_class)
@@ -450,7 +457,7 @@ class WaitingQueue:
             self._flows.remove_waiting(job_queue.job_id, left)
 
     def _close_job_queue(self, job_queue: JobQueue) -> None:
-        """Drops a job queue that is empty."""
+        """Deletes an empty job queue."""
         scheduling_class, job_id = job_queue.scheduling_class, job_queue.job_id
         del scheduling_class.job_queues[job_id]
         # A queue is active, or blocked by a quota, or inactive because its class has no room.
@@ -466,7 +473,7 @@ class WaitingQueue:
             self.order.forget(job_id)
 
     def _close(self, scheduling_class: SchedulingClass) -> None:
-        """Drops a class without pending requests."""
+        """Removes a class without pending requests from all collections."""
         self._known.end(scheduling_class)
         self.current_pass.discard(scheduling_class)
         self.fitting.pop(scheduling_class, None)
@@ -475,7 +482,7 @@ class WaitingQueue:
         self._fitting_blocked.pop(scheduling_class, None)
 
     def _reconsider(self, scheduling_class: SchedulingClass) -> None:
-        """Moves a blocked class into the next pass."""
+        """Puts a blocked class into the next pass."""
         scheduling_classes = self.blocked.get(scheduling_class.labels, {})
         if scheduling_class in scheduling_classes:
             del scheduling_classes[scheduling_class]

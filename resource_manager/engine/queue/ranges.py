@@ -1,16 +1,15 @@
-"""Ranges of requests, and the state of each of their members.
+"""Keeps the ranges of requests, and the state of each member.
 
-A range is stored in *parts* of at most `PART_MEMBERS_MAX` members, with one row for each part. A
-member is one of these:
+A range is stored in *parts* of at most `PART_MEMBERS_MAX` members, with one database row for each
+part. A member is one of these:
 
-- *waiting*: never placed. It is an index in an interval, nothing else.
-- *materialized*: placed at least once. It is a `Request` like any other. When it is queued again
-  for the first time it also gets a row, so that its generation survives a crash.
-- *ended*: an index in an interval again, which is stored.
+- *waiting*: it was never placed. It is only an index in an interval.
+- *materialized*: it was placed at least once. It is a `Request` like any other. When it is queued
+  again for the first time, it also gets its own row, so that its generation survives a crash.
+- *ended*: it is again only an index in an interval, and the interval is stored.
 
-So members that were not placed yet or have ended need almost no memory. A restart derives from the
-rows which of the three each member is: it is waiting if it has not ended and has neither a slot nor
-a row.
+So members that were not placed yet or have ended need almost no memory. After a restart, a member
+is waiting if the rows show that it has not ended and has neither a slot nor its own row.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ if TYPE_CHECKING:
     from resource_manager.engine.queue.queue import WaitingQueue
 
 PART_MEMBERS_MAX = 10_000
-"""Most members of one part. The part's row is written whenever a member ends. In the worst case,
-when every other member has ended, the row takes some 50 KiB.
+"""The largest number of members of one part. The row of the part is written whenever a member ends.
+In the worst case, when every second member has ended, the row has about 50 KiB.
 """
 
 INDEX_END = 1_000_000_000_000
-"""Every index is below this."""
+"""Every index of a member is smaller than this."""
 
 _INDEX_DIGITS_MAX = len(str(INDEX_END))
 
@@ -51,7 +50,7 @@ _member_spec = copier(RequestSpec, RequestSpec, "allocation_id target_address ga
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A part of a range: its row, and which members are waiting or materialized.
+    """A part of a range: its row, and the members that are waiting or materialized.
 
     Attributes:
         row: the stored row, which also lists the members that have ended.
@@ -77,7 +76,7 @@ class Part:
 
     @property
     def spec(self) -> RangeSpec:
-        """What was requested."""
+        """The spec of this part, as it was requested."""
         return self.row.spec
 
     @property
@@ -113,8 +112,8 @@ class Part:
         return f"{self.row.spec.request.allocation_id}.{index}"
 
     def how_ended(self, index: int) -> tuple[Ended, int] | None:
-        """Returns how a member ended, and the index after the last of the consecutive members from
-        it on that ended in the same way. None: it has not ended.
+        """Returns how a member ended, and the end (exclusive) of the run of members after it that
+        ended in the same way. None: the member has not ended.
         """
         for how, indexes in self.row.ended.items():
             if index in indexes:
@@ -122,7 +121,7 @@ class Part:
         return None
 
     def member(self, index: int) -> Request:
-        """Returns a temporary copy of a member as a request; changing it changes nothing."""
+        """Returns a member as a temporary `Request`. Changes to it are not stored."""
         request = Request(
             spec=_member_spec(
                 self.row.spec.request,
@@ -134,38 +133,39 @@ class Part:
             arrival_number=self.arrival_of(index),
             create_time_ms=self.row.create_time_ms,
         )
-        # A waiting member has not ended, so the sets need not be searched.
+        # A waiting member has not ended, so the sets of ended members need not be searched.
         if index not in self.waiting and (ended := self.how_ended(index)) is not None:
             request.state, request.reason, request.message = ended[0]
         return request
 
     def end_run(self, start: int, end: int, how: Ended) -> None:
-        """Notes that members have ended.
+        """Records that members have ended.
 
         Args:
-            start: index of the first one.
-            end: index after the last one.
-            how: how they ended.
+            start: index of the first member.
+            end: index after the last member.
+            how: how the members ended.
         """
         if how not in self.row.ended:
             self.row.ended[how] = IntervalSet()
         self.row.ended[how].add_run(start, end)
-        # Before they ended, the members may have been in any of these sets.
+        # The members may have been in any of these sets.
         for indexes in (self.waiting, self.materialized, self.stored):
             indexes.remove_run(start, end)
 
     def intervals(self, after_arrival: int = 0) -> Iterator[tuple[RequestState | None, Run]]:
-        """Yields the members after an arrival number in order, as runs of indexes in the same
+        """Yields the members after an arrival number in order, as runs of indexes with the same
         state. The state is PENDING for members that were never placed, None for a materialized
         member, and the final state for members that have ended.
 
         Raises:
-            InvariantBroken: a member is in no state.
+            InvariantBroken: a member is neither waiting, materialized nor ended.
         """
         index = max(self.first, self.index_of(after_arrival + 1))
         while index < self.end:
             if index in self.materialized:
-                # Materialized members have states of their requests, so each is a run by itself.
+                # The request of a materialized member has the state, so each such member is a
+                # separate run.
                 state, until = None, index + 1
             elif index in self.waiting:
                 state, until = (
@@ -175,7 +175,7 @@ class Part:
             else:
                 ended = self.how_ended(index)
                 if ended is None:
-                    raise InvariantBroken(f"member {self.id_of(index)} stands nowhere")
+                    raise InvariantBroken(f"member {self.id_of(index)} is in no state")
                 state, until = ended[0][0], ended[1]
             yield state, (index, until)
             index = until
@@ -186,31 +186,32 @@ class RangeLedger:
 
     Attributes:
         members: materialized members, by arrival number.
-        by_job: parts of each job, in order of arrival; jobs without any are not in it.
+        by_job: the parts of each job, in order of arrival. Jobs without parts are left out.
     """
 
     def __init__(self) -> None:
         self.members: dict[int, Request] = {}
         self.by_job: dict[str, list[Part]] = {}
         self._parts: list[Part] = []  # in order of arrival
-        self._starts: list[int] = []  # first arrival number of each
+        self._starts: list[int] = []  # first arrival number of each part
         self._by_range: dict[str, list[Part]] = {}  # in order of index
-        # Ids of requests and ranges that look like a member's: the id X.k is stored as k under X.
+        # Ids of requests and ranges that have the form of a member's id: the id X.k is stored as k
+        # under X.
         self._others: dict[str, IntervalSet] = {}
 
     def __contains__(self, range_id: object) -> bool:
         return range_id in self._by_range
 
     def parts(self, after_arrival: int = 0) -> Iterator[Part]:
-        """Yields parts with members after an arrival number, in order of arrival."""
-        # The part that begins before this number may still have members after it.
+        """Yields the parts that have members after an arrival number, in order of arrival."""
+        # A part that begins before this number may have members after it.
         at = max(0, bisect_right(self._starts, after_arrival) - 1)
         for part in self._parts[at:]:
             if part.last_arrival > after_arrival:
                 yield part
 
     def parts_of(self, job_id: str, after_arrival: int = 0) -> Iterator[Part]:
-        """Yields parts of one job with members after an arrival number, in order."""
+        """Yields the parts of one job that have members after an arrival number, in order."""
         parts = self.by_job.get(job_id, [])
         at = bisect_right(parts, after_arrival, key=_last_arrival)
         yield from parts[at:]
@@ -219,14 +220,14 @@ class RangeLedger:
         """Adds a part.
 
         Raises:
-            InvariantBroken: it has a lower arrival number than the last part.
+            InvariantBroken: the part has a lower arrival number than the last part.
         """
         range_id = part.spec.range_id
         if range_id not in self._by_range:
             self._by_range[range_id] = []
-            # The id may look like a member of another range, such as "X.3".
+            # The id may have the form of a member's id, such as "X.3".
             self.reserve(range_id)
-        # Parts come in order of arrival, but their indexes may come in any order.
+        # Parts are added in order of arrival, but their indexes may be in any order.
         insort(self._by_range[range_id], part, key=_first_index)
         if self._starts and part.row.arrival_number < self._starts[-1]:
             raise InvariantBroken(f"part {part.id_of(part.first)} came out of order")
@@ -238,7 +239,7 @@ class RangeLedger:
         """Deletes the last part of a job.
 
         Raises:
-            InvariantBroken: it is not the last one.
+            InvariantBroken: the part is not the last one of its job.
         """
         job_parts = self.by_job[part.row.job_id]
         if job_parts.pop() is not part:
@@ -255,14 +256,14 @@ class RangeLedger:
             self.give_back(range_id)
 
     def reserve(self, name: str) -> None:
-        """Notes the id of a request or range, if it looks like a member's id, so that no member
-        gets the same id.
+        """Records the id of a request or range if it has the form of a member's id, so that no
+        member gets the same id.
         """
         if (found := split(name)) is not None:
             self._others.setdefault(found[0], IntervalSet()).add(found[1])
 
     def give_back(self, name: str) -> None:
-        """Releases an id that `reserve` noted."""
+        """Releases an id that `reserve` has recorded."""
         if (found := split(name)) is not None and found[0] in self._others:
             self._others[found[0]].discard(found[1])
             if not self._others[found[0]]:
@@ -284,7 +285,7 @@ class RangeLedger:
         return self._by_range.get(range_id, [])
 
     def overlapping(self, range_id: str, first: int, end: int) -> list[Part]:
-        """Returns the parts that have some of these members, in order.
+        """Returns the parts that contain some of these members, in order.
 
         Args:
             range_id: the range.
@@ -302,15 +303,17 @@ class RangeLedger:
         return found
 
     def at(self, arrival_number: int) -> Part | None:
-        """Returns the part with the member of this arrival number; None: no member has it."""
+        """Returns the part that contains the member with this arrival number; None: no member has
+        this number.
+        """
         at = bisect_right(self._starts, arrival_number) - 1
         if at < 0 or arrival_number > self._parts[at].last_arrival:
             return None
         return self._parts[at]
 
     def named(self, allocation_id: str) -> tuple[Part, int] | None:
-        """Returns the part and the index of the member with this allocation id; None: there is
-        none.
+        """Returns the part and the index of the member with this allocation id; None: no member has
+        this id.
         """
         if not self._parts or (found := split(allocation_id)) is None:
             return None
@@ -318,8 +321,8 @@ class RangeLedger:
         return (parts[0], found[1]) if parts else None
 
     def request_at(self, arrival_number: int) -> Request | None:
-        """Returns the member with this arrival number: the materialized one, else a temporary
-        copy.
+        """Returns the member with this arrival number: its `Request` if it is materialized,
+        otherwise a temporary one.
         """
         request = self.members.get(arrival_number)
         if request is not None:
@@ -328,8 +331,8 @@ class RangeLedger:
         return part.member(part.index_of(arrival_number)) if part is not None else None
 
     def request_named(self, allocation_id: str) -> Request | None:
-        """Returns the member with this allocation id: the materialized one, else a temporary
-        copy.
+        """Returns the member with this allocation id: its `Request` if it is materialized,
+        otherwise a temporary one.
         """
         found = self.named(allocation_id)
         if found is None:
@@ -338,7 +341,7 @@ class RangeLedger:
         return self.members.get(part.arrival_of(index)) or part.member(index)
 
     def materialize(self, part: Part, request: Request) -> None:
-        """Makes a waiting member a request like any other."""
+        """Changes a waiting member into a request like any other."""
         index = part.index_of(request.arrival_number)
         part.waiting.remove(index)
         part.materialized.add(index)
@@ -350,37 +353,37 @@ def enqueue_members(queue: WaitingQueue, part: Part, start: int, end: int) -> No
 
     Args:
         queue: the queue.
-        part: the part that they are in.
-        start: index of the first one.
-        end: index after the last one.
+        part: the part that contains the members.
+        start: index of the first member.
+        end: index after the last member.
     """
     first = part.arrival_of(start)
     queue.add_run(part.spec.request, part.row.job_id, first, end - start)
 
 
 def dequeue_members(queue: WaitingQueue, part: Part, start: int, end: int) -> None:
-    """Removes members that were never placed from the queue.
+    """Removes members from the queue that were never placed.
 
     Args:
         queue: the queue.
-        part: the part that they are in.
-        start: index of the first one.
-        end: index after the last one.
+        part: the part that contains the members.
+        start: index of the first member.
+        end: index after the last member.
     """
     first = part.arrival_of(start)
     queue.remove_run(part.spec.request, part.row.job_id, first, end - start)
 
 
 def split(allocation_id: str) -> tuple[str, int] | None:
-    """Returns the range id and the index if this could be the allocation id of a member; else
+    """Returns the range id and the index, if this could be the allocation id of a member; otherwise
     None.
     """
     range_id, dot, digits = allocation_id.rpartition(".")
     # `isdecimal` also accepts digits of other scripts, which are not allowed in an index.
     if not dot or not range_id or not digits.isdecimal() or not digits.isascii():
         return None
-    # An index has no leading zeros, so that each member has one id. The check of the length avoids
-    # the conversion of very long texts.
+    # An index has no leading zeros, so that each member has only one id. The check of the length
+    # prevents the conversion of very long texts.
     if len(digits) > _INDEX_DIGITS_MAX or (digits[0] == "0" and digits != "0"):
         return None
     index = int(digits)

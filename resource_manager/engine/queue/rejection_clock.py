@@ -1,8 +1,8 @@
-"""Decides when infeasible requests are rejected, and which requests must be checked then.
+"""Decides when infeasible requests are rejected, and which requests must be checked at that time.
 
-The clock restarts whenever the requests that empty executors could host may have changed, for
-example when an executor registers. The clock is not stored: after a restart of the resource manager
-it starts at the first registration. `scheduling/rejecting.py` checks and rejects.
+The clock restarts whenever other requests may have become feasible, for example when an executor
+registers. The clock is not stored. After a restart of the resource manager it starts with the first
+registration. `scheduling/rejecting.py` checks and rejects.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 
 class RejectionClock:
-    """Measures the time since executors last changed, and collects what must be checked when that
-    time reaches `after_ms`.
+    """Measures the time since executors changed last, and collects the requests that must be
+    checked when this time reaches `after_ms`.
 
     Attributes:
-        since_ms: when it restarted last (monotonic); None: no executor has registered since the
-            resource manager started.
+        since_ms: when the clock restarted last (monotonic); None: no executor has registered since
+            the resource manager started.
         everything: True if every pending request and gang must be checked.
         scheduling_classes: classes to check if `everything` is False. The value is the arrival
-            number of the first request to check; earlier requests have been checked.
+            number of the first request to check, because earlier ones were checked before.
         gangs: ids of the gangs to check if `everything` is False.
     """
 
@@ -37,7 +37,7 @@ class RejectionClock:
         """When infeasible requests are rejected; None: an executor must register first.
 
         After a stall of the resource manager, the time counts from the end of the stall, because no
-        registration could be received before.
+        registration could be received during the stall.
         """
         if self.since_ms is None:
             return None
@@ -47,20 +47,21 @@ class RejectionClock:
         """Restarts the clock, because executors have changed."""
         self.since_ms = now_ms
         self.everything = True
-        # `everything` includes these.
+        # `everything` includes these classes and gangs.
         self.scheduling_classes.clear()
         self.gangs.clear()
         self._arm(now_ms)
 
     def requeued(self, scheduling_class: SchedulingClass, now_ms: int) -> None:
-        """Notes that a request of this class is pending again after it had a slot."""
+        """Records that a request of this class is pending again after it had a slot."""
         if not self.everything:
-            # 0: the request has its old arrival number, which may be below those checked already.
+            # 0, because the request keeps its old arrival number, and later numbers may have been
+            # checked before.
             self.scheduling_classes[scheduling_class] = 0
             self._arm(now_ms)
 
     def gang_requeued(self, gang_id: str, now_ms: int) -> None:
-        """Notes that a gang is pending again after it had slots."""
+        """Records that a gang is pending again after it had slots."""
         if not self.everything:
             self.gangs[gang_id] = None
             self._arm(now_ms)

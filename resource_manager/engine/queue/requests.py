@@ -1,4 +1,6 @@
-"""All requests, by id and by arrival number; members of ranges are made when they are needed."""
+"""Keeps all requests, by id and by arrival number. Objects for members of ranges are made when they
+are needed.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ class Requests(ByName):
     order of arrival.
 
     Attributes:
-        by_arrival: by arrival number, in order; without members of ranges.
+        by_arrival: requests by arrival number, in order, without members of ranges.
         ranges: all ranges, with the states of their members.
-        live: number of requests that have not ended, members of ranges included.
+        live: number of requests that have not ended, including members of ranges.
     """
 
     def __init__(self, ranges: RangeLedger) -> None:
@@ -54,17 +56,17 @@ class Requests(ByName):
             yield self.by_arrival[arrivals[at]]
 
     def known_at(self, arrival_number: int) -> Request | None:
-        """Returns the request with this arrival number; None: there is none, or it is a member of
-        a range that was never placed or has ended.
+        """Returns the request with this arrival number. None: there is none, or it is a member of a
+        range that is not materialized.
         """
         return self.by_arrival.get(arrival_number) or self.ranges.members.get(arrival_number)
 
     def at(self, arrival_number: int) -> Request:
-        """Returns the request with this arrival number. A member of a range may be a temporary copy
-        (see `RangeLedger`); changes to it are kept only once it is materialized.
+        """Returns the request with this arrival number. For a member of a range that is not
+        materialized, this is a temporary object. Changes to it are not stored.
 
         Raises:
-            InvariantBroken: no request has it.
+            InvariantBroken: no request has this number.
         """
         request = self.by_arrival.get(arrival_number) or self.ranges.request_at(arrival_number)
         if request is None:
@@ -72,11 +74,11 @@ class Requests(ByName):
         return request
 
     def named(self, allocation_id: str) -> Request | None:
-        """Returns the request with this id; None: there is none. A member of a range that was never
-        placed or has ended is a temporary copy.
+        """Returns the request with this id; None: there is none. For a member of a range that is
+        not materialized, this is a temporary object.
         """
         found = self.get(allocation_id)
-        # If there are no ranges, this saves taking the id apart.
+        # If there are no ranges, the id need not be parsed.
         if found is None and self.ranges.by_job:
             found = self.ranges.request_named(allocation_id)
         return found

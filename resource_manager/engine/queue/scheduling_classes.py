@@ -1,9 +1,9 @@
-"""Scheduling classes (equal requests), and the job queues of each class.
+"""Defines scheduling classes (equal requests), and the job queues of each class.
 
-Requests with the same profile, labels and CPU policy fit the same hosts. So a failed search is
-remembered once per class. A job queue stores arrival numbers as intervals, so a million requests
-that arrived together take as much memory as one. `ActiveQueues` orders the active queues of a job
-by their oldest request.
+Requests with the same profile, labels and CPU policy fit the same hosts. So the result of a failed
+search is stored once for each class. A job queue stores arrival numbers as intervals, so a million
+requests that arrived together take as much memory as one. `ActiveQueues` orders the active queues
+of a job by their oldest request.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ from resource_manager.engine.model.scheduling_key import (
 )
 
 _NEVER = 1 << 62
-"""Above every arrival number."""
+"""Larger than every arrival number."""
 
 INACTIVE = -1
 """Position of a job queue that is not active."""
 
 STALE_MAX = 64
-"""Outdated entries that a heap may hold in addition to twice the number of its current ones."""
+"""A heap may have this many entries in addition to two for each queue. Then its outdated entries
+are removed.
+"""
 
 
 IDLE_CLASSES_MAX = 1_024
-"""Most classes without pending requests that are kept, with their cached search results."""
+"""At most this many classes without pending requests are kept, with their cached search results."""
 
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """How far the search for a class has come in one tier of its index. No host before position
-    `frontier` fits, except perhaps those at the positions `again`. This holds for the index with
-    this `version`, as it was when its growth log had `log_length` entries.
+    """Where the search for a class stopped in one tier of its index. No host before position
+    `frontier` fits, except perhaps the hosts at the positions `again`. The cursor is valid for the
+    index with this `version`, at the time when its growth log had `log_length` entries.
     """
 
     version: int = -1
@@ -51,7 +53,9 @@ class Cursor:
 
 
 NOT_SEARCHED = (-1, 0)
-"""`SchedulingClass.searched` if the last search found a host, or did not see all of them."""
+"""Value of `SchedulingClass.searched` if the last search found a host, or did not check all
+hosts.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,24 +64,26 @@ class SchedulingClass:
 
     Attributes:
         number: order of creation; breaks ties.
-        profile: their resource profile; None: unknown.
-        labels: labels that they require of a host.
-        needs: amounts that a host must have; None: not derived yet, see `placement/columns.py`.
-        cpus: their CPU policy; None: none.
+        profile: the resource profile of the requests; None: unknown.
+        labels: labels that a host must carry.
+        needs: amounts that a host must have; None: not computed yet (see `placement/columns.py`).
+        cpus: the CPU policy of the requests; None: none.
         waiting: number of pending requests.
-        job_queues: by job.
+        job_queues: the job queues of the class, by job.
         inactive: job queues that wait until a host has room for the class.
         tried: whether the class was tried since its first request arrived.
-        cursors: how far the last search came, by tier of hosts.
-        searched: (version of the index, length of its growth log) when the last search found that
-            no host fits.
+        cursors: where the last search stopped, by tier of hosts.
+        searched: if the last search checked all hosts and found none: the version of the index and
+            the length of its growth log at that time.
         verdict: cached (version of the cluster, feasibility).
-        reason: cached (version of the state, why the requests wait).
-        need: cached (version of the cluster, the most that one request books).
-        heads: heap of the first arrival numbers of job queues; some may be outdated, see `head`.
+        reason: cached (version of the state, reason why the requests wait).
+        need: cached (version of the cluster, largest amounts that one request books).
+        heads: heap of the first arrival numbers of job queues. Some entries may be outdated; see
+            `head`.
         key: the key that all requests of the class share.
-        best_effort: whether they book best-effort cpu.
-        topology_constrained: whether amounts alone can never decide if a host can serve one.
+        best_effort: True if the requests book best-effort cpu.
+        topology_constrained: True if amounts alone do not decide on any host whether a request
+            fits.
     """
 
     number: int
@@ -106,14 +112,14 @@ class SchedulingClass:
 
     @property
     def policy(self) -> CpuPolicy:
-        """Their CPU policy."""
+        """The CPU policy of the requests."""
         return PLAIN if self.cpus is None else self.cpus[0]
 
     def head(self) -> int | None:
         """Returns the arrival number of the oldest request; None: there is none."""
         heads = self.heads
-        # Requests leave in any order. Entries that become outdated are repaired only here, when
-        # they come to the top.
+        # Requests leave in any order. Outdated entries are corrected only here, when they are at
+        # the top.
         while heads:
             number, job_queue = heads[0]
             if not job_queue.numbers:
@@ -132,13 +138,15 @@ class SchedulingClass:
         while len(found) < most and self.head() is not None:
             # the heap may have several entries of one queue
             found[heapq.heappop(self.heads)[1]] = None
-        # Puts back what was popped, with one entry for each queue.
+        # Adds the popped queues again, with one entry for each queue.
         for job_queue in found:
             heapq.heappush(self.heads, (job_queue.numbers.first, job_queue))
         return list(found)
 
     def activate(self, job_queue: JobQueue, number: int) -> None:
-        """Updates `heads`: the oldest request of a job queue now is `number`, lower than before."""
+        """Updates `heads` after the oldest request of a job queue became `number`, which is lower
+        than before.
+        """
         heapq.heappush(self.heads, (number, job_queue))
         # Rebuilds the heap when it has more than about two entries for each queue.
         if len(self.heads) > STALE_MAX + 2 * len(self.job_queues):
@@ -148,10 +156,10 @@ class SchedulingClass:
             heapq.heapify(self.heads)
 
     def runs(self) -> Iterator[Run]:
-        """Yields the arrival numbers of all requests in order, as intervals. One interval may begin
-        where the one before it ends. The class must not change meanwhile.
+        """Yields the arrival numbers of all requests in order, as intervals. An interval may begin
+        directly after the end of the previous one. The class must not change during the iteration.
         """
-        # Repairs the first entry. The loop corrects the others when they come to the top.
+        # Corrects the first entry. The loop corrects the others when they are at the top.
         self.head()
         left = list(self.heads)
         while left:
@@ -171,8 +179,8 @@ class SchedulingClass:
             heapq.heappush(left, (end, job_queue))
 
     def numbers(self) -> Iterator[int]:
-        """Yields the arrival numbers of all requests in order. The class must not change
-        meanwhile.
+        """Yields the arrival numbers of all requests in order. The class must not change during the
+        iteration.
         """
         for start, end in self.runs():
             yield from range(start, end)
@@ -189,12 +197,13 @@ class JobQueue:
     """The pending requests of one job in one class.
 
     Attributes:
-        numbers: their arrival numbers.
-        position: the arrival number that orders it among the job's active queues. It is the first
-            of `numbers`, or a lower number whose request has left. `INACTIVE`: it is not active.
-        blocked_by: id of the group whose quota blocks it; empty: none does.
-        may_reject: whether some of its requests may be rejected as infeasible. False: all of them
-            have `allow_pending`, so they wait for an executor that may come.
+        numbers: the arrival numbers of the requests.
+        position: the arrival number by which the queue is ordered among the job's active queues. It
+            is the first of `numbers`, or the lower number of a request that has left. `INACTIVE`:
+            the queue is not active.
+        blocked_by: id of the group whose quota blocks the queue; empty: no quota blocks it.
+        may_reject: True if some of its requests may be rejected as infeasible. False: all of them
+            have `allow_pending`, so they wait until a suitable executor registers.
     """
 
     scheduling_class: SchedulingClass
@@ -206,17 +215,17 @@ class JobQueue:
     may_reject: bool = False
 
     def __lt__(self, other: JobQueue) -> bool:
-        """Lets heaps compare entries with equal numbers. At most one of those is current, so any
-        order will do.
+        """Allows heaps to compare entries with equal numbers. At most one of these is current, so
+        their order does not matter.
         """
         return False
 
 
 class ActiveQueues:
-    """The active queues of one job (of all jobs, if requests are served in order of arrival).
+    """The active queues of one job, or of all jobs if requests are served in order of arrival.
 
-    The heap may hold outdated entries. They are skipped when they come up, and removed when they
-    are more than half.
+    The heap may have outdated entries. They are skipped when they are at the top, and removed when
+    there are too many.
 
     Attributes:
         active_count: number of active queues.
@@ -244,7 +253,7 @@ class ActiveQueues:
         return not self.active_count
 
     def advance(self, job_queue: JobQueue, number: int) -> None:
-        """Moves an active queue forward: its oldest request now is `number`."""
+        """Moves an active queue forward, because its oldest request is now `number`."""
         if number < job_queue.position:
             self._put(job_queue, number)
 
@@ -256,7 +265,7 @@ class ActiveQueues:
             if job_queue.position != number:
                 heapq.heappop(heap)
             elif (head := job_queue.numbers.first) != number:
-                # Its oldest request has left, so the queue moves back in the order.
+                # The oldest request of the queue has left, so the queue moves back in the order.
                 job_queue.position = head
                 heapq.heapreplace(heap, (head, job_queue))
             else:
@@ -266,7 +275,7 @@ class ActiveQueues:
     def until(self, job_queue: JobQueue) -> int | None:
         """Returns the position of the second queue; None: there is none.
 
-        `job_queue` must be the first.
+        `job_queue` must be the first queue.
         """
         heap = self._heap
         # Pops the entry of the first queue, then outdated entries. The second queue is then on top.
@@ -292,7 +301,7 @@ class ActiveQueues:
 
 
 class KnownClasses:
-    """All classes by their keys.
+    """All scheduling classes by their keys.
 
     Attributes:
         waited_with: the classes with pending requests.
@@ -302,7 +311,7 @@ class KnownClasses:
         self.waited_with: dict[SchedulingKey, SchedulingClass] = {}
         self._idle: dict[
             SchedulingKey, SchedulingClass
-        ] = {}  # without pending requests; longest unused first
+        ] = {}  # classes without pending requests; the longest unused one first
         self._required: dict[Labels, int] = {}  # number of classes with pending requests
         self._made = 0
 
@@ -326,7 +335,7 @@ class KnownClasses:
         return scheduling_class
 
     def end(self, scheduling_class: SchedulingClass) -> None:
-        """Notes that a class has no pending requests any more."""
+        """Records that a class no longer has pending requests."""
         key = scheduling_class.key
         del self.waited_with[key]
         self._required[scheduling_class.labels] -= 1
@@ -337,7 +346,7 @@ class KnownClasses:
 
     def _retire(self, key: SchedulingKey, scheduling_class: SchedulingClass) -> None:
         """Keeps a class and its cached search results for the next equal request. If too many
-        classes are kept, deletes the one that has been unused for longest.
+        classes are kept, it deletes the longest unused one.
         """
         self._idle[key] = scheduling_class
         if len(self._idle) > IDLE_CLASSES_MAX:

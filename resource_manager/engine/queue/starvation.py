@@ -1,13 +1,15 @@
-"""Starvation clocks measure how long requests have waited while others were placed.
+"""Measures how long requests have waited while others were placed, with starvation clocks.
 
 The requests of one job in one scheduling class are served in order, so they share a clock. Each
-gang and each resize has its own. Those that share a clock are called a *waiter*. A clock starts
-when the first request of its waiter is queued, and stops when none is pending.
+gang and each resize has its own clock. Requests that share a clock are called a *waiter*. A clock
+starts when the first request of its waiter is queued, and stops when none is pending.
 
-A waiter is *starved* if something was placed for others since its own last placement, and since
-then `starvation_timeout_ms` have passed or `starvation_placements` placements were made. If none of
-its requests was placed, both count from the start of its clock. Clocks are not stored. After a
-restart of the resource manager, `restart` sets their start times.
+A waiter is *starved* if two conditions are met. Something was placed for others since the waiter's
+own last placement. And since then, `starvation_timeout_ms` have passed or `starvation_placements`
+placements were made. If none of its requests was placed, both conditions count from the start of
+its clock.
+
+Clocks are not stored. After a restart of the resource manager, `restart` sets their start times.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 
 class Mark(NamedTuple):
-    """A moment: the monotonic time, and the number of placements of all jobs up to it."""
+    """A moment: the monotonic time, and the number of placements of all jobs until then."""
 
     ms: int
     placements: int
@@ -35,8 +37,8 @@ class StarvationClock:
 
     Attributes:
         since: when the waiter began to wait.
-        served: when one of its requests was placed last; None: none was.
-        expired: number of its reservations that were given up because slots did not end in time.
+        served: when one of its requests was placed last; None: none was placed.
+        expired: number of its reservations that expired because slots did not end in time.
     """
 
     since: Mark
@@ -45,25 +47,25 @@ class StarvationClock:
 
 
 TAKEN_IN_MAX = 2_000
-"""Most clocks that one call of `starved` newly finds to have run for long enough."""
+"""One call of `starved` adds at most this many clocks to those that have run long enough."""
 
 Waiter = tuple[SchedulingClass, str] | int
 """A job's requests of one class (class, job id), or the arrival number of a gang or resize."""
 
 
 class StarvationClocks:
-    """All clocks. Once a clock has run for long enough, that stays true until it stops. So
-    `starved` compares each clock only until then: with 100,000 clocks, a call costs only the new
-    ones.
+    """All clocks. A clock that has run long enough stays so until it stops. So `starved` compares
+    each clock only until it has run long enough. With 100,000 clocks, the cost of a call depends
+    only on the newly found ones.
     """
 
     def __init__(self, flows: FlowTree | None) -> None:
         """Makes an empty collection. `flows` provides the time and the number of placements; None:
-        no time passes.
+        both are always 0.
         """
         self._flows = flows
-        # `_over`: clocks that have run for long enough. Both are in order of the clocks' start, and
-        # every clock of `_over` is older than those of `_running`.
+        # `_over` has the clocks that have run long enough, `_running` the others. Both are in order
+        # of the start of the clocks. Every clock in `_over` is older than those in `_running`.
         self._over: dict[Waiter, StarvationClock] = {}
         self._running: dict[Waiter, StarvationClock] = {}
 
@@ -71,7 +73,7 @@ class StarvationClocks:
         return len(self._over) + len(self._running)
 
     def start(self, waiter: Waiter) -> None:
-        """Starts the clock of a waiter, unless it runs."""
+        """Starts the clock of a waiter, unless it is running."""
         if self.get(waiter) is None:
             self._running[waiter] = StarvationClock(self._now())
 
@@ -81,47 +83,49 @@ class StarvationClocks:
             self._over.pop(waiter, None)
 
     def served(self, waiter: Waiter) -> None:
-        """Notes that a request of a waiter was placed."""
+        """Records that a request of a waiter was placed."""
         clock = self.get(waiter)
         if clock is not None:
             clock.served = self._now()
 
     def get(self, waiter: Waiter) -> StarvationClock | None:
-        """Returns the clock of a waiter; None: it does not run."""
+        """Returns the clock of a waiter; None: it is not running."""
         return self._running.get(waiter) or self._over.get(waiter)
 
     def restart(self, since_ms: Callable[[Waiter], int]) -> None:
-        """Sets each clock's start to when its waiter began to wait, before this process started.
+        """Sets the start of each clock to the time when its waiter began to wait, which may be
+        before this process started.
 
         Args:
-            since_ms: returns that moment (monotonic) for a waiter.
+            since_ms: returns this time (monotonic) for a waiter.
         """
         # This process counts placements from its own start, so all clocks begin at placement 0.
         waiters = (*self._over, *self._running)
         clocks = ((waiter, StarvationClock(Mark(since_ms(waiter), 0))) for waiter in waiters)
-        # Sorted, because `starved` ends at the first clock that is not over.
+        # Sorted, because `starved` stops at the first clock that has not run long enough.
         self._over, self._running = {}, dict(sorted(clocks, key=lambda each: each[1].since))
 
     def is_over(self, mark: Mark, settings: Fairness) -> bool:
-        """Returns True if a waiter that was last served, or began to wait, at `mark` is starved."""
+        """Returns True if a waiter is starved that was last served, or began to wait, at `mark`."""
         now = self._now()
         placed = now.placements - mark.placements
         most = settings.starvation_placements
         waited_ms = now.ms - mark.ms
-        # A waiter is not starved while nothing is placed for others, however long it waits.
+        # If nothing is placed for others, a waiter is never starved.
         return placed > 0 and (waited_ms >= settings.starvation_timeout_ms or 0 < most <= placed)
 
     def starved(self, settings: Fairness) -> tuple[Collection[Waiter], Mark]:
-        """Returns the waiters whose clocks have run for long enough, the oldest clock first. Some
-        of them may not be starved, because a request of theirs was placed meanwhile. The second
-        result is a mark: no other waiter's clock started before it.
+        """Returns the waiters whose clocks have run long enough, the oldest clock first. Some of
+        them may not be starved, because one of their requests was placed since the start of the
+        clock. The second result is the start of the oldest clock that has not run long enough, or
+        the current moment if there is none.
 
-        One call moves at most `TAKEN_IN_MAX` clocks into the result. If more have run for long
-        enough, the next call returns them as well.
+        One call adds at most `TAKEN_IN_MAX` clocks to the result. The next call returns further
+        ones as well.
         """
         over = []
         for waiter, clock in islice(self._running.items(), TAKEN_IN_MAX):
-            # Clocks are in the order in which they started, so all further ones are younger.
+            # Clocks are in the order of their start, so all further ones are younger.
             if not self.is_over(clock.since, settings):
                 break
             over.append(waiter)

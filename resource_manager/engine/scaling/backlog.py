@@ -81,7 +81,7 @@ def plan_waiting(state: State) -> Steps[None]:
         maxima(state.flows),
     )
     # Free capacity that gangs use, and refusals that end with time, do not show in `now`.
-    if now == elastic.looked_at and not state.gangs.waiting and not state.hosts.refusing:
+    if now == elastic.planned_inputs and not state.gangs.waiting and not state.hosts.refusing:
         return
     builder, ordered = _BacklogBuilder(state, shapes), 0
     if shapes or builder.pending:
@@ -91,7 +91,7 @@ def plan_waiting(state: State) -> Steps[None]:
     else:
         elastic.plan = _empty_plan(state.gangs, state.queue)
     # This plan's own orders raise the version, and are no reason to plan again.
-    elastic.looked_at = (*now[:2], now[2] + ordered, *now[3:])
+    elastic.planned_inputs = (*now[:2], now[2] + ordered, *now[3:])
 
 
 def note_totals(moves: ProvisionMoves, ordered: Iterable[ExecutorShape]) -> None:
@@ -101,7 +101,7 @@ def note_totals(moves: ProvisionMoves, ordered: Iterable[ExecutorShape]) -> None
     names = {name for shape in ordered for name in shape.total}
     if names and moves.settings.provisioning.total_max:
         there = moves.counted()
-        moves.elastic.asked_up_to = {name: there[name] for name in names}
+        moves.elastic.ordered_total = {name: there[name] for name in names}
 
 
 def more_of(provisions: Mapping[str, Provision], shape: ExecutorShape) -> int:

@@ -22,7 +22,7 @@ def test_the_recommendation_comes_first_then_what_it_goes_by(
         "observed     190 threads, 8 run, 2 wait",
         "durations    median 2m21s, 95 % within 5m14s, longest 7m49s",
         "target       95 % within 2m00s; 35.2 % were",
-        "- few threads to go by: take it for rough",
+        "- few threads have finished: this is a rough estimate",
     ]
 
 

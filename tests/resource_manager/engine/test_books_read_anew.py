@@ -24,9 +24,9 @@ def test_a_late_copy_of_a_registration_strikes_no_slot_that_was_made_since() -> 
     cluster.settle()
     assert ("r1", 1) in executor.slots
 
-    heard = cluster.state.hosts.heard()
+    heard = cluster.state.hosts.report_numbers()
     cluster.restart_rm()
-    cluster.state.hosts.remember(heard)
+    cluster.state.hosts.restore_report_numbers(heard)
     with pytest.raises(FailedPrecondition) as refused:
         cluster.batch(ExecutorRegistered(cluster.at, *without_slots))
     assert refused.value.reason is Reason.STALE_REGISTRATION
@@ -53,7 +53,7 @@ def test_nor_does_one_that_reaches_whoever_takes_over() -> None:
 def test_an_executor_registers_as_ever_when_the_books_were_read_anew() -> None:
     cluster = EngineCluster()
     executor = cluster.host("host-a", memory_bytes=4 * GIB, default_profile=SMALL)
-    heard = cluster.state.hosts.heard()
+    heard = cluster.state.hosts.report_numbers()
     cluster.restart_rm()
-    cluster.state.hosts.remember(heard)
+    cluster.state.hosts.restore_report_numbers(heard)
     assert cluster.register(executor).registration_number == 2

@@ -93,7 +93,7 @@ def test_whole_cores_are_required_or_only_preferred() -> None:
     assert refusal.number("free") == 2
     found = given_to(books, need(replace(full, bind_required=False), 4))
     assert str(found.cpus) == "3-5,7"
-    assert found.notes == ("FullPCPUs was preferred: 2 of 4 cpus share a core",)
+    assert found.notes == ("FullPCPUs was preferred: 2 of 4 cpus are not on whole cores",)
     assert refused(books, need(spread, 3)).blocker is CpuBlocker.CPU_NOT_ENOUGH
 
 

@@ -81,8 +81,10 @@ def test_a_shape_whose_nodes_are_too_small_is_not_asked_for_again_and_again() ->
     assert cluster.state.elastic.number == 1
     assert pending_reason(cluster.state, cluster.state.requests["wide"]) == Reason.INFEASIBLE_NEVER
     (why,) = providers_view(cluster.state).unplanned
-    assert "the last one of shape big that came had cpus and NUMA nodes that do not suit" in why
-    assert "put 10 cpus" in why
+    assert (
+        "the last executor of shape big that registered has unsuitable cpus and NUMA nodes" in why
+    )
+    assert "place 10 cpus" in why
     (outcome,) = cluster.submit("another", cpu_milli=10_000, policy=ONE_NODE)
     assert outcome.reason == Reason.INFEASIBLE_NEVER
     cluster.submit("narrow", cpu_milli=8_000, policy=ONE_NODE)

@@ -53,12 +53,12 @@ def test_the_nodes_and_their_numbers_are_named() -> None:
     found = why(cluster, "waits")
     (verdict,) = found.executors
     assert found.primary_reason == "WAITING_TOPOLOGY"
-    assert "1 executor has the amounts, but not on cpus and NUMA nodes that suit" in found.summary
+    assert "1 executor has the amounts, but no suitable cpus and NUMA nodes" in found.summary
     assert not verdict.fits
     assert "TOPOLOGY" in verdict.blockers
     assert verdict.cpu is not None
     assert verdict.cpu.blocker is CpuBlocker.NUMA_UNALIGNED
-    assert verdict.message.startswith("NUMA_UNALIGNED: SingleNUMANode does not put 4 cpus")
+    assert verdict.message.startswith("NUMA_UNALIGNED: SingleNUMANode cannot place 4 cpus")
     assert "0: 3 cpus" in verdict.message
     assert "1: 3 cpus" in verdict.message
     assert found.executors_fitting == 0
@@ -254,7 +254,7 @@ def test_of_very_many_hosts_so_many_are_asked_and_all_are_counted(
         cluster.submit(f"large-{number}", cpu_milli=5_000, policy=ONE_NODE)
     cluster.submit("waits", cpu_milli=4_000, policy=ONE_NODE)
     found = why(cluster, "waits")
-    assert found.summary.startswith("5 executors have the amounts, but not on cpus")
+    assert found.summary.startswith("5 executors have the amounts, but no suitable cpus")
     assert found.executors_fitting == 0
     assert {each.executor_id for each in found.would_fit_if} <= {"host-0", "host-1"}
 
@@ -394,8 +394,9 @@ def test_a_gang_whose_members_do_not_suit_one_executor_together() -> None:
     assert found is not None
     assert found.placeable == 2
     assert found.summary == (
-        "2 of 3 members fit now on host-a, the best executor; host-a has the amounts, but not on"
-        " cpus and NUMA nodes that suit all; fits now if numa were preferred instead of required"
+        "2 of 3 members fit now on host-a, the best executor; host-a has the amounts, but no"
+        " cpus and NUMA nodes that suit all members; fits now if numa were preferred instead of"
+        " required"
     )
 
 

@@ -12,7 +12,7 @@ from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.states import GangPlacement
 from tests.support.engine_cluster import LSR, EngineCluster, host, numa_host
 
-UNKNOWN = "the host does not tell its cores and NUMA nodes"
+UNKNOWN = "the host does not report its cores and NUMA nodes"
 BURST = BindPolicy.CONSTRAINED_BURST
 ONE_NODE = NumaPolicy.SINGLE_NUMA_NODE
 

@@ -41,8 +41,8 @@ class TestWhatCannotBe:
         ("cpu_milli", "policy", "why"),
         [
             (3_000, WHOLE_CORES, "ask for a multiple of 2 cpus"),
-            (9_000, LSR_ON_ONE_NODE, "SingleNUMANode does not put"),
-            (9_000, ONE_NODE, "SingleNUMANode does not put"),
+            (9_000, LSR_ON_ONE_NODE, "SingleNUMANode cannot place"),
+            (9_000, ONE_NODE, "SingleNUMANode cannot place"),
             (
                 10_000,
                 CpuPolicy(QosClass.LSR, BindPolicy.SPREAD_BY_PCPUS, bind_required=True),

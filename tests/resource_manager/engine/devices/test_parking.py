@@ -151,7 +151,7 @@ def test_while_the_executor_works_on_it_nothing_is_promised_twice() -> None:
     submit(cluster, "serve", gpu=100)
     executor.moving = "IN_PROGRESS"
     park(cluster, "train")
-    assert why(cluster, "train") == "host-a works on it (process 7 still uses the GPU)"
+    assert why(cluster, "train") == "host-a is carrying it out (process 7 still uses the GPU)"
     assert cluster.waiting() == {"serve"}
     # Asked again and again, over a restart of the resource manager and of the executor as well.
     cluster.wait(5_000)
@@ -185,7 +185,7 @@ def test_parking_that_fails_is_refused_and_unparking_that_fails_is_tried_again()
     executor.moving = "PARK_FAILED"
     unpark(cluster, "train")
     assert cluster.slot("train").is_parked
-    assert "is asked again later" in why(cluster, "train")
+    assert "is tried again later" in why(cluster, "train")
     executor.moving = ""
     cluster.wait(60_000)
     cluster.settle()

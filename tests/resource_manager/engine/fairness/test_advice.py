@@ -76,7 +76,7 @@ def test_enough_is_enough() -> None:
     advice = advise(observed(*[30] * 500))
 
     assert advice.threads_recommended == 500
-    assert says(advice, "100 % of those that finished kept to 2m00s: no more threads are needed")
+    assert says(advice, "100 % of the finished threads met 2m00s: no more threads are needed")
 
 
 def test_threads_that_have_not_finished_count_as_threads() -> None:
@@ -98,7 +98,7 @@ def test_state_u_cannot_be_split_away() -> None:
     assert advice.threads_recommended == pytest.approx(20, abs=2)
     assert says(advice, "1 of 10 took far longer than the others (up to 30m00s")
     assert ONE_UNIT in advice.remarks
-    assert says(advice, "if it is many units, some 150 threads")
+    assert says(advice, "if it is many units, about 150 threads")
 
 
 def test_a_long_one_among_many_is_said_although_nothing_is_to_change() -> None:
@@ -136,7 +136,7 @@ def test_threads_that_are_too_short_should_be_fewer() -> None:
     advice = advise(observed(*[0.5] * 10_000))
 
     assert advice.threads_recommended == 500  # of about ten seconds each
-    assert says(advice, "fewer, longer ones would waste less")
+    assert says(advice, "fewer and longer threads would waste less")
 
 
 def test_nobody_is_told_to_make_so_few_that_hardly_any_run_at_once() -> None:
@@ -161,7 +161,7 @@ def test_without_anything_finished_there_is_no_advice() -> None:
 def test_doubts_are_said() -> None:
     advice = advise(observed(*[100] * 5, running=4, waiting=500, running_longest_s=900))
 
-    assert says(advice, "few threads to go by")
+    assert says(advice, "few threads have finished: this is a rough estimate")
     assert says(advice, "only 5 of 509 threads have finished")
     assert says(advice, "one has been running for 15m00s, longer than any that finished")
 

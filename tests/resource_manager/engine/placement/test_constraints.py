@@ -135,7 +135,7 @@ EXAMPLES: dict[str, tuple[str, list[tuple[Violate, tuple[str, ...], str]]]] = {
         [(_unenforced, ("ISOLATION",), "cannot enforce the limit of memory (memory: none, and")],
     ),
     "SlotsLeft": ("now", [(_slot_limit, ("SLOT_LIMIT",), "has 1 of at most 1 slots")]),
-    "NotRefused": ("now", [(_refused, ("REFUSED",), "refused an equal slot lately")]),
+    "NotRefused": ("now", [(_refused, ("REFUSED",), "refused an equal slot recently")]),
     "NotReserved": ("now", [(_reserved, ("HELD",), "reserved for a starved request")]),
     "DevicesSuit": (
         "ever",

@@ -141,7 +141,7 @@ def asked_for(wished: Any) -> list[MemberRequest]:
 def index_by_label(cluster: EngineCluster) -> None:
     """Makes indexes of hosts with labels, as for classes that require these."""
     for labels in ((("disk", "ssd"),), (("rack", "r1"),)):
-        cluster.state.hosts.indexes.made_for(labels, cluster.state.hosts.values())
+        cluster.state.hosts.indexes.get_or_build(labels, cluster.state.hosts.values())
 
 
 def index_of(cluster: EngineCluster) -> Any:

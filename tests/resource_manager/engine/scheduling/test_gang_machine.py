@@ -13,7 +13,7 @@ from finegrain.resources import ResourceProfile
 from finegrain.values.states import GangPlacement, RequestState
 from resource_manager.engine.model.entities import GangSpec, Instant, RequestSpec
 from resource_manager.engine.model.events import RequestsSubmitted
-from resource_manager.engine.placement.gangs import find_together, passed_by, seek
+from resource_manager.engine.placement.gangs import find_together, search_would_fail, seek
 from resource_manager.engine.queue.gangs import Where, living, member_requests_of
 from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
@@ -155,7 +155,7 @@ class GangsStayWhole(BooksStaySound):
             room = seek(self.state.hosts, kind.where, kind.member_requests)
             if len({wish.profile for wish in kind.member_requests}) > 1:
                 continue  # first-fit decreasing may find another way with less capacity
-            if passed_by(self.state.hosts, kind):
+            if search_would_fail(self.state.hosts, kind):
                 assert room is None
             else:
                 found = find_together(self.state.hosts, waiting, kind.member_requests)
