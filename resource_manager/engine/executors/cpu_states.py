@@ -1,8 +1,9 @@
 """Applies changes of hosts' cpus: settings of operators, and the cpu states that executors report.
 
 The capacity of the host changes at once, and queued requests are tried again. Existing slots do not
-change. If a slot loses dedicated cpus, one event reports this, and one reports when they are back.
-`host_settings.py` checks settings, and `hosts/allowed_cpus.py` merges their layers.
+change. If a slot loses dedicated cpus, one event reports the loss, and another event reports when
+the cpus are back. `host_settings.py` checks settings, and `hosts/allowed_cpus.py` merges their
+layers.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def adopt_cpu_state(state: State, host: Host, seen: CpuState | None) -> None:
     Args:
         state: the state.
         host: the executor.
-        seen: the reported state; None: nothing is offline, taken or set.
+        seen: the reported state; None if no cpu is offline or taken by others, and the executor has
+            no settings.
     """
     seen = seen or NO_CPU_STATE
     # Even if the state is the same, slots that lacked cpus may have ended.
@@ -56,7 +58,7 @@ def adopt_cpu_state(state: State, host: Host, seen: CpuState | None) -> None:
 def policy_to_send(
     host_settings: Mapping[str, HostSetting], host: Host
 ) -> tuple[HostPolicy | None, int]:
-    """Returns the operators' settings that the executor must get, with their number.
+    """Returns the settings of operators that must be sent to the executor, with their number.
 
     Returns (None, 0) if the executor has applied them already, or if there are none.
     """
@@ -71,7 +73,9 @@ def policy_to_send(
 
 
 def settle_host(state: State, host: Host) -> None:
-    """Updates all that depends on which cpus and devices of a host slots can get."""
+    """Updates all values that depend on the set of cpus and devices that slots can get on a
+    host.
+    """
     if not host.settle_cpus():
         return  # capacity, queue and refusals need no update
     state.usage.total_changed(host)
@@ -100,7 +104,8 @@ def report_lost_cpus(journal: Journal, host: Host) -> None:
 
 def lost_cpus(host: Host) -> dict[SlotKey, CpuSet]:
     """Returns the lost dedicated cpus by slot. Slots that are being freed are left out."""
-    # A cpu that an operator reserves later is not lost: a slot that has it keeps it.
+    # A cpu that an operator reserves later is not lost, because a slot that already has this cpu
+    # keeps it.
     there = announced_by(host.executor.registration).slot_cpus - host.present.unavailable
     found: dict[SlotKey, CpuSet] = {}
     for key, slot in host.slots.items():

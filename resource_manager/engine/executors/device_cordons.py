@@ -1,8 +1,8 @@
 """Cordons of devices: operators stop new work on one device, and allow it again.
 
-A cordon is stored with the settings of the host, by type and UUID of the device. So it holds after
-a restart of the resource manager, while the executor is lost, and when the device comes back under
-another minor number. Slots on the device stay.
+A cordon is stored with the settings of the host, by type and UUID of the device. So it is still in
+force after a restart of the resource manager, while the executor is lost, and if the device returns
+with another minor number. A cordon does not end the slots on the device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from resource_manager.engine.state import State
 
 
 def cordon_device(state: State, event: DeviceCordoned) -> Cordon:
-    """Stops new work on a device. A device that is cordoned gets the new reason.
+    """Cordons a device: it gets no new slots. If the device is cordoned already, the reason is
+    replaced.
 
     Raises:
         NotFound: no such executor, or it has no such device.
@@ -44,10 +45,12 @@ def cordon_device(state: State, event: DeviceCordoned) -> Cordon:
 
 
 def uncordon_device(state: State, event: DeviceUncordoned) -> None:
-    """Allows new work on a device again. Does nothing if it is not cordoned.
+    """Ends the cordon of a device: it may get new slots again. Does nothing if the device is not
+    cordoned.
 
     Raises:
-        NotFound: no such executor, or it has no such device and no cordon of one.
+        NotFound: no such executor, or the executor has neither such a device nor a cordon of such a
+            device.
     """
     host = known_host(state.hosts, event.executor_id)
     # A device that has vanished can be uncordoned as well.
@@ -98,7 +101,7 @@ def _store(state: State, host: Host, cordons: tuple[Cordon, ...]) -> None:
     before = state.host_settings.get(host.host_id)
     if before is None:
         before = HostSetting(host.host_id, NOTHING_SET, 0, state.journal.at.time_ms)
-    # The number stays: it counts changes that the executor must apply, and this is none.
+    # The number does not change, because it counts only changes that the executor must apply.
     setting = replace(before, cordons=cordons)
     state.host_settings[host.host_id] = setting
     state.changes.host_setting(setting)

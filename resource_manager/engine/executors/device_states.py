@@ -1,9 +1,10 @@
-"""Reports conditions of devices to operators and jobs: health, and uses by others than slots.
+"""Reports conditions of devices to operators and jobs: the health of a device, and its use by
+processes that belong to no slot.
 
-A device that is not healthy, or that others use, gets no new work; its slots stay. Each change is
-written to the cluster's history, and each job that has a slot there gets an event. If work cannot
-go on, slots of requests with `restart_on_device_loss` are ended, and these requests return to their
-old places in the queue.
+A device that is not healthy, or that other processes use, gets no new slots, but its slots are not
+ended. Each change is written to the cluster's history, and each job that has a slot on the device
+gets an event. If the work of a slot cannot continue and its request has `restart_on_device_loss`,
+the slot is ended, and the request returns to its old place in the queue.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DeviceKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class DeviceReporter:
-    """Reports what has become of the devices of an executor."""
+    """Reports changed conditions of the devices of an executor."""
 
     journal: Journal
     requests: Requests
@@ -35,7 +36,7 @@ class DeviceReporter:
     moves: RequestMoves
 
     def report(self, host: Host, before: tuple[DeviceCondition, ...]) -> None:
-        """Writes events about what has changed, and ends slots whose work cannot go on.
+        """Writes events about changes, and ends slots whose work cannot continue.
 
         Args:
             host: the executor, with the conditions of its last report.
@@ -47,7 +48,7 @@ class DeviceReporter:
         self._end_lost_work(host)
 
     def _report_changes(self, host: Host, before: Iterable[DeviceCondition]) -> None:
-        """Writes an event for each device whose health, or use by others, is another one now."""
+        """Writes an event for each device whose health, or use by other processes, has changed."""
         old_ones, new_ones = _by_key(before), _by_key(host.executor.device_conditions)
         for key in sorted(old_ones.keys() | new_ones.keys()):
             old = old_ones.get(key) or DeviceCondition(*key)
@@ -58,13 +59,15 @@ class DeviceReporter:
                 self._report_foreign_use(host, new)
 
     def _end_lost_work(self, host: Host) -> None:
-        """Ends slots whose work cannot go on, and whose requests want to be placed again."""
+        """Ends slots whose work cannot continue, if their requests have
+        `restart_on_device_loss`.
+        """
         for condition in host.executor.device_conditions:
             key = (condition.type, condition.uuid)
             message = f"{_name(host, key)}: {condition.problem}"
             for slot in list(_slots_on(host, key)) if condition.work_lost else ():
                 request = self.requests.served_by(slot)
-                # Ending one slot may have taken others of its gang along.
+                # If a slot of a gang is ended, other slots of the gang may be freed, too.
                 if slot.state is SlotState.FREEING or request is None:
                     continue
                 if request.spec.restart_on_device_loss:

@@ -1,8 +1,8 @@
 """Checks and stores the cpu settings that operators make at runtime, for one host or for the
 cluster.
 
-A setting applies to new slots from the next `Decide` on. It is stored with the executor's id, even
-if the executor is lost or deleted. `hosts/allowed_cpus.py` merges the layers of settings, and
+A setting applies to new slots from the next `Decide` on. It is stored with the executor's id, also
+after the executor is lost or deleted. `hosts/allowed_cpus.py` merges the layers of settings, and
 `cpu_states.py` applies them.
 """
 
@@ -72,7 +72,8 @@ class HostPolicyView:
     set: HostPolicy  # settings that operators made at runtime
     effective: EffectivePolicy
     number: int  # version of `set`; 0: nothing was ever set
-    followed_number: int  # version that the executor has applied, by its last report
+    # version of `set` that the executor had applied when it sent its last report
+    followed_number: int
 
 
 def host_policy_view(
@@ -105,7 +106,7 @@ def policy_of(
 ) -> EffectivePolicy:
     """Returns the effective settings of a host.
 
-    For the cluster, or for an unknown host, only the settings of operators count.
+    For the cluster, or for an unknown host, these depend only on the settings of operators.
 
     Args:
         hosts: all hosts.
@@ -121,7 +122,7 @@ def policy_of(
 
 
 def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
-    """Sets and clears settings of a host or of the cluster. Other settings do not change.
+    """Sets or clears some settings of a host or of the cluster. The other settings do not change.
 
     Returns:
         The stored settings; the old ones if nothing changed.
@@ -233,7 +234,7 @@ def _check_cpus(host: Host, wanted: HostPolicy) -> None:
 
 
 def _described(event: HostPolicySet, policy: HostPolicy) -> str:
-    """Formats the settings and the cleared ones, for people."""
+    """Returns the settings and the names of the cleared settings as text for people."""
     said = STORED.to_json(policy)
     whole = ", ".join(f"{name} {_text(value)}" for name, value in said.items()) or "nothing"
     cleared = f"; no longer {', '.join(event.clear)}" if event.clear else ""

@@ -2,8 +2,8 @@
 
 The cause may be a wrong address, a firewall or certificates. Without this module, their commands
 would stay in flight indefinitely, and requests placed there would never be granted. The outcome of
-such a command is unknown, but a new registration resolves it: it shows which slots exist, and makes
-older commands void.
+such a command is unknown, but a new registration shows which slots exist. It also makes older
+commands void: the executor ignores them.
 
 So the executor must register again. Requests whose slots do not exist are queued again. No command
 is sent until a probe shows that the executor can be reached. A probe changes nothing on the
@@ -65,7 +65,7 @@ def find_unreachable(
     # The command gets no answer. If it stayed in flight, it would block all other commands.
     host.in_flight = None
     transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
-    # The host is offline from here on, which changes what the cluster can host.
+    # The host is offline from here on, which changes the total capacity for requests.
     usage.total_changed(host)
     address = host.executor.registration.address
     journal.cluster_event(
@@ -147,7 +147,7 @@ def executor_probed(state: State, event: ExecutorProbed) -> None:
 
 def command_arrived(host: Host) -> None:
     """Records that a command was answered, so the executor is reachable. Resets its failures."""
-    # A late answer to an old command does not end unreachability; only a probe does.
+    # Only a probe ends unreachability. The answer to an old command may be late.
     if not host.reach.unreachable:
         host.reach = Reach()
 

@@ -1,8 +1,10 @@
-"""Remembers hosts that refused slots although capacity was free, and when they may be tried again.
+"""Stores which hosts refused slots although capacity was free, and when these hosts may be tried
+again.
 
 Otherwise a host that always fails would be chosen again and again. A refusal applies to one
 scheduling class on one host. It ends when the host's reported state changes, or after a pause. The
-pause doubles with each refusal. It starts short again after a slot of the class was granted there.
+pause doubles with each refusal. After a slot of the class was granted on the host, the next pause
+is short again.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def refusal_timer_fired(state: State, executor_id: str) -> None:
     host = state.hosts.get(executor_id)
     if host is None:
         return
-    # No capacity has grown, so blocked requests must be unblocked here to try the host again.
+    # No capacity has grown, so nothing else would unblock the blocked requests.
     if host.end_refusals(state.journal.now_ms):
         state.hosts.indexes.log_growth(host, state.queue)
     # The remaining refusals have longer pauses.

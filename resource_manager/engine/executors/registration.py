@@ -1,4 +1,4 @@
-"""Handles executors that register, fall silent, are drained, or are deleted.
+"""Handles executors that register, stop reporting, are drained, or are deleted.
 
 `reports.py` updates slots from the report of a registration.
 """
@@ -64,7 +64,7 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
     # Before the report is adopted, commands in flight and earlier reports must be reset.
     host = _adopt(state, host, registration)
     taken = adopt_report(state, host, event.report, returning=was_lost)
-    # The registration may have other cpus than the last one.
+    # The executor may have registered with other cpus than last time.
     report_lost_cpus(state.journal, host)
     # Commands in flight are void, so orders that were not confirmed are sent again.
     for slot in list(host.slots.values()):
@@ -122,7 +122,8 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     """Creates the host of a new executor, or resets that of a known one for a new session."""
     new = host is None
     if host is None:
-        # Above the numbers of all deleted executors, because this may be one of them.
+        # Higher than the numbers of all deleted executors, because this executor may have been
+        # deleted before.
         number = state.numbers.forgotten_registration + 1
         executor = Executor(registration, number, first_seen_time_ms=state.journal.at.time_ms)
         executor_id = registration.executor_id
@@ -171,7 +172,7 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     if not new:  # a new host was created from this registration
         host.adopt_registration()
     if host.cpu_kind is not kind:
-        # Requests that did not fit on the old cpus may fit on these.
+        # Requests that did not fit on the old cpus may fit on the new cpus.
         state.hosts.indexes.log_growth(host, state.queue)
     # Update all values that depend on the host's capacity.
     state.usage.total_changed(host)
@@ -186,7 +187,7 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
 
 
 def silence_timer_fired(state: State, executor_id: str) -> None:
-    """Marks an executor lost that has not reported for too long. Its slots are lost with it.
+    """Marks an executor as lost if it has not reported for too long. Its slots are then lost, too.
 
     Its capacity no longer counts. Its slots stay booked until it returns or is deleted, because a
     lost executor may still be running.
@@ -201,8 +202,8 @@ def silence_timer_fired(state: State, executor_id: str) -> None:
     if executor.state is ExecutorState.LOST:  # continues with slots that earlier steps left
         state.departures.free_lost_slots(host, message)
         return
-    # While this process was stopped, it could receive no report. So silence counts at the earliest
-    # from the time when the process continued.
+    # While this process was stopped, it could receive no report. So the silence is measured at the
+    # earliest from the time when the process continued.
     report_heard_at_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
     due_ms = report_heard_at_ms + state.settings.lost_timeout_ms
     if state.journal.now_ms < due_ms:
@@ -285,7 +286,8 @@ def forget_executor(state: State, event: ForgetRequested) -> None:
         FailedPrecondition: it is not lost.
     """
     host = known_host(state.hosts, event.executor_id)
-    # An executor that is not lost still reports. Its slots would then belong to no request.
+    # An executor that is not lost still reports. After its deletion, its slots would belong to no
+    # request.
     if host.executor.state is not ExecutorState.LOST:
         raise FailedPrecondition(
             f"executor {host.host_id} is {host.executor.state}; only a lost one can be forgotten:"

@@ -1,11 +1,12 @@
 """Updates the state of the resource manager from the numbered reports of executors.
 
-A report (also called a state) lists everything that one executor has. Reports and commands cross
-each other on the wire, so a report may be older than a command that was sent before it arrived.
+A report (also called a state) lists everything that one executor has. A command may be sent while a
+report is on its way. So the executor may have made the report before it received the command,
+although the report arrives later.
 
 The rules:
-1. A report counts only if its number is higher than that of the last one adopted. Numbers decide,
-   never clocks.
+1. A report counts only if its number is higher than that of the last one adopted. Clocks are never
+   compared.
 2. A slot that the report shows exists. A pending slot is confirmed by it.
 3. A slot that the report lacks is missing only if the report contains the command that ordered the
    slot, and that command is answered. (A report contains a command if the executor had received the
@@ -85,7 +86,7 @@ def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
         EpochSeen: the executor has seen a newer resource manager than this one.
     """
     refuse_seen_epoch(state, event.executor_id, event.report.rm_epoch)
-    # After this answer the executor may know our epoch from us; see `refuse_seen_epoch`.
+    # From this answer the executor learns the epoch of this process; see `refuse_seen_epoch`.
     state.answered_executors.add(event.executor_id)
     host = state.hosts.get(event.executor_id)
     if (
@@ -149,7 +150,8 @@ def adopt_report(
     executor.report_number = report.report_number
     executor.report_at_ms = state.journal.now_ms
     executor.report_time_ms = state.journal.at.time_ms
-    # Slots that ended by themselves go first, so that they do not count as missing below.
+    # Slots that ended without an order are handled first, so that they do not count as missing
+    # below.
     broken = [
         slot
         for ended in report.ended
@@ -212,8 +214,8 @@ def settle(state: State, host: Host) -> None:
     """Removes the slots that are missing from the last adopted report (rules 3 and 4)."""
     if host.reported.keys() >= host.slots.keys():
         return
-    # Collected first, because losing one slot may take down others of its gang. `contains` is false
-    # for slots that the report cannot show yet (rule 3).
+    # Collected first, because if one slot of a gang is lost, other slots of the gang may change.
+    # `contains` is false for slots that the report cannot show yet (rule 3).
     missing = [
         slot for key, slot in host.slots.items() if key not in host.reported and host.contains(slot)
     ]
@@ -323,8 +325,8 @@ def refuse_seen_epoch(state: State, executor_id: str, rm_epoch: int) -> None:
         EpochSeen: the executor has seen a higher epoch, or the same one from another process.
     """
     own = state.rm_epoch
-    # An executor that this process has not answered cannot know this epoch from it. If it does know
-    # this epoch, another process uses the same one.
+    # An executor that this process has not answered cannot have learned this epoch from this
+    # process. If it knows the epoch anyway, another process uses the same epoch.
     known = own if executor_id in state.answered_executors else own - 1
     if rm_epoch > known:
         raise EpochSeen(executor_id, rm_epoch, own)

@@ -6,7 +6,7 @@ it. `findings` can pause after each entity, so that the service can check a larg
 slices between its batches. Tests and the simulator check everything without a pause.
 
 A sum over many entries may pause, too. If one of the counted entries changes during a pause, the
-sum is useless and is not compared. The next sweep adds it up again (`sweep.add_up`).
+sum may be wrong, so it is not compared. The next sweep computes it again (`sweep.add_up`).
 """
 
 from __future__ import annotations

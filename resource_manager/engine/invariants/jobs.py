@@ -122,7 +122,8 @@ def _requests(
         # If a job ends, its requests leave the queue (`moves`) before they end (`live_requests`).
         return flow and flow.moves, job.live_requests, len(job.arrivals)
 
-    # The sums may pause. They are compared only if `version` shows that nothing changed meanwhile.
+    # The sums may pause. They are compared only if `version` shows that nothing changed during the
+    # pauses.
     complete = yield from add_up(job.arrivals, add_request, version)
     if missing:
         yield f"job {job.job_id} names a request that does not exist"

@@ -25,7 +25,8 @@ def each(keys: Iterable[_Key], check: Callable[[_Key], Iterator[Finding]]) -> It
     Args:
         keys: keys of the entities. The state may change in a pause, so they must be a copy, or come
             from a list that changes only at its end.
-        check: checks one entity. It must accept the key of an entity that was deleted meanwhile.
+        check: checks one entity. It must accept the key of an entity that was deleted during a
+            pause.
     """
     for key in keys:
         yield from check(key)
@@ -43,8 +44,8 @@ def add_up(
         version: returns a value that changes whenever the sum may have changed.
 
     Returns:
-        True if the sum is complete. False if the version changed in a pause: the sum is useless,
-        and the next sweep adds it up again.
+        True if the sum is complete. False if the version changed in a pause. The sum may then be
+        wrong, and the next sweep computes it again.
     """
     before = version()
     for at, entry in enumerate(entries, start=1):

@@ -89,9 +89,9 @@ def make_plan(backlog: Backlog) -> Plan:
 
 
 def plan_in_steps(backlog: Backlog) -> Steps[Plan]:
-    """Does the same in slices; see `steps.py`."""
-    # A pause before the start as well: it takes as long as a whole slice, and so may what the
-    # caller has just done to make the backlog.
+    """Makes a plan for a backlog in slices; see `steps.py`."""
+    # Also pauses before the start, because the start takes as long as a whole slice. The caller may
+    # also just have needed as long to make the backlog.
     yield 2 * len(backlog.demands)
     planning = _Planning(backlog)
     yield 2 * len(backlog.demands)

@@ -78,7 +78,7 @@ def refused_members(
 
 
 def join(ledger: GangLedger, request: Request, gangs: Iterable[GangSpec], *, time_ms: int) -> None:
-    """Adds an accepted member to its gang; the first member creates the gang.
+    """Adds an accepted member to its gang. The first member creates the gang.
 
     Args:
         ledger: all gangs.

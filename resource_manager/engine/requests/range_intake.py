@@ -1,7 +1,7 @@
 """Accepts or rejects ranges of requests, each as a whole.
 
-All members have the same request, so they have the same problems. If all members are known with the
-same values, the call is a repetition and changes nothing.
+All members have equal request specs, so if one member is invalid, all are. If all members are known
+with the same values, the call is a repetition and changes nothing.
 
 Example: PART_MEMBERS_MAX is 10,000, and a job submits members 0 to 24,999 of range "r".
 

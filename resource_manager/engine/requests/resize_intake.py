@@ -120,7 +120,7 @@ def _slot_to_resize(
             reason=Reason.ALLOCATION_UNKNOWN,
             details={"allocation_id": allocation_id},
         )
-    # The slot that the caller knows may have been lost and replaced meanwhile.
+    # The slot that the caller knows may have been lost and replaced.
     if event.generation not in (0, request.generation):
         raise FailedPrecondition(
             f"generation {event.generation} of {allocation_id} is not the current one, which is"
@@ -203,7 +203,7 @@ def _refuse_number(slot: Slot, number: int) -> None:
         FailedPrecondition: it is any other number.
     """
     if number in (0, slot.resize_number + 1):
-        # The next number shows that the caller knows the slot's last resize.
+        # If the caller sends the next number, it knows the slot's last resize.
         return
     last = slot.resize_number
     if number == last:

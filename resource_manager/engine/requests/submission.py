@@ -1,8 +1,8 @@
 """Accepts slot requests, cancels them and releases slots. Accepted requests are only queued; the
 next `Decide` places them.
 
-A call has many items, and each gets its own outcome. But a problem of the whole call (an unknown
-job, a mix of specified and unknown requests) rejects all of them.
+A call has many items, and each item gets its own outcome. But if the whole call has a problem (the
+job is unknown, or only some requests have a profile), all items are rejected.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
     if not event.admitted:
         specs = event.requests + event.following
         ranges = {each: each.count for each in event.ranges + event.following_ranges}
-        # A first, cheap check counts every item as new. Only if it fails, repetitions are left out.
+        # The first check is cheap, because it counts every item as new. If it fails, a second check
+        # does not count repetitions.
         try:
             _refuse_beyond_limits(state, job, specs, ranges)
         except ResourceExhausted:
@@ -200,8 +201,8 @@ def _submit(
 
 
 def cancel_requests(state: State, event: RequestsCancelled) -> list[ItemOutcome]:
-    """Cancels requests. A request that was granted meanwhile is released. An ended one is not
-    changed.
+    """Cancels requests. If a request has been granted before the call, its slot is released. A
+    request that has ended does not change.
 
     Returns:
         One outcome for each allocation id, then one for each range. If the step becomes full, the
@@ -217,7 +218,7 @@ def cancel_requests(state: State, event: RequestsCancelled) -> list[ItemOutcome]
 
 
 def release_slots(state: State, event: SlotsReleased) -> list[ItemOutcome]:
-    """Releases slots. This ends their requests; they get no other slots.
+    """Releases slots. The requests of these slots end, and get no other slots.
 
     The generation 0 means the current one.
 
