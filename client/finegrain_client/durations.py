@@ -20,6 +20,6 @@ def duration(value_s: float | None) -> Duration | None:
     if value_s is None:
         return None
     message = Duration()
-    # The product may lie slightly below the whole number that is meant.
+    # Rounded, because the product of floats may be slightly below the whole number.
     message.FromMicroseconds(round(value_s * 1e6))
     return message

@@ -96,7 +96,7 @@ def read_status(state_file: str | os.PathLike[str]) -> BatchStatus:
         ConfigurationError: it is not the state file of a batch, or has another version.
     """
     path = Path(state_file)
-    # Before the file is read: a runner that ends in between has then written its last progress.
+    # Checked before the file is read. If the runner ends after this, the file has its progress.
     runner = runner_of(path)
     with reading(path) as connection:
         meta = dict(connection.execute("select key, value from meta").fetchall())

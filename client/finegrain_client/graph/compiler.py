@@ -159,7 +159,7 @@ class _Assembly:
         for chains in self.chains_of.values():
             slots = max(map(self._parallelism, chains))
             clusters = self._co_located(chains)
-            # Larger ones first: smaller ones fill the gaps that these leave.
+            # Larger chains come first, so that smaller chains fill the gaps.
             clusters.sort(key=lambda each: -max(map(self._parallelism, each)))
             sizes = [max(map(self._parallelism, each)) for each in clusters]
             for cluster, spread in zip(clusters, spread_evenly(slots, sizes), strict=True):

@@ -88,7 +88,7 @@ def _waits(names: Iterable[str], edges: Edges, roots: Mapping[str, str]) -> dict
 
 
 def _in_order(waits: Mapping[str, set[str]], position: Mapping[str, int]) -> list[str]:
-    """Returns regions so that each comes after those that it waits for, else in graph order."""
+    """Returns regions in graph order, but each after the regions that it waits for."""
     sorter = TopologicalSorter(waits)
     sorter.prepare()
     order: list[str] = []
@@ -102,8 +102,8 @@ def _in_order(waits: Mapping[str, set[str]], position: Mapping[str, int]) -> lis
 def _circle(waits: Mapping[str, Iterable[str]], names: Sequence[str]) -> list[str] | None:
     """Returns one circle, in the direction of the edges; None: there is none.
 
-    It begins and ends with the one of its elements that comes first in `names`. Which of several
-    circles it is does not depend on the order of sets.
+    It begins and ends with its element that comes first in `names`. If there are several circles,
+    the choice does not depend on the order of sets.
     """
     position = {name: at for at, name in enumerate(names)}
     try:
@@ -229,7 +229,7 @@ def _circle_error(
         if edge.exchange is Exchange.BLOCKING
         and {roots[edge.producer], roots[edge.consumer]} <= on_it
     ]
-    # One edge that repairs the graph is the better advice. Else the regions become one.
+    # The best advice is to change one edge. If no single edge is enough, join the regions.
     flip = _repairing_flip(names, edges, inside)
     if flip is not None:
         advice, changes = f"make edge {flip.name} blocking", [(flip.name, Exchange.BLOCKING)]

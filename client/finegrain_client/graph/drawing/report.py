@@ -88,7 +88,7 @@ def _edges(plan: Plan) -> Iterator[str]:
 
 
 def _slots(chain: ChainPlan) -> str:
-    """Returns the slots of the group that the tasks run in; few of them one by one."""
+    """Returns the slots of the group that the tasks run in; lists them singly if they are few."""
     if chain.parallelism == chain.spread.slots:
         return "all"
     some = [str(chain.spread.slot_of(index)) for index in range(min(chain.parallelism, 8))]

@@ -35,7 +35,7 @@ def _chain(plan: Plan, chain: ChainPlan) -> Iterator[str]:
     yield f"{chain_text(chain)}  (group {chain.group})"
     for edge, producer, consumer in outer_edges(plan):
         if producer is chain:
-            # The producer's name only where the chain leaves it open.
+            # In a chain of several operators, the line also names the producer.
             start = f"{edge.producer} " if len(chain.operators) > 1 else ""
             elsewhere = f"  (region {consumer.region})" if consumer.region != chain.region else ""
             arrow = ARROWS[edge.exchange]
