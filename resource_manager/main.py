@@ -1,9 +1,9 @@
-"""Starts and stops a resource manager: opens what it needs in order, and closes it in reverse.
+"""Starts the parts of a resource manager in sequence, and stops them in reverse.
 
-The order is: lock the state directory, read the tokens, bind the port (callers get UNAVAILABLE
-until the state is read), then take leadership, or wait for it as a standby. A wrong configuration
-ends the process with one clear line. A standby that led and was replaced starts as a fresh program
-in the same process, so that nothing it had in progress can survive.
+The steps are: lock the state directory, read the tokens, bind the port, and become the leader or
+wait as a standby. Until the state is read, callers get UNAVAILABLE. A wrong configuration ends the
+process with one clear line. If a standby has led and was replaced, it executes its program again in
+the same process, so that no call in progress continues.
 """
 
 from __future__ import annotations
@@ -50,24 +50,28 @@ from resource_manager.wiring import (
 
 EXIT_OK, EXIT_FAILED, EXIT_STEPPED_DOWN = 0, 1, 4
 EXIT_REPLACED = 5
-"""From `serve` only: a standby led and was replaced; `run` then starts the program again."""
-STOP_GRACE_S = 2.0  # for calls in progress when the server stops
+"""Only `serve` returns this: a standby led and was replaced.
+
+`run` then starts the program again.
+"""
+STOP_GRACE_S = 2.0  # time for calls in progress when the server stops
 COLLECTOR_THRESHOLDS = (10_000, 10, 10)
 """Thresholds for `gc.set_threshold`.
 
-Every slot leaves some thirty objects that stay. With Python's default of 700 the cyclic collector
-scanned them so often that it took a quarter of the time to step events.
+Each slot creates about 30 objects that stay in memory. With Python's default threshold of 700, the
+cyclic collector scanned them so often that it took a quarter of the time of event processing.
 """
 
 Ready = Callable[[str, str], None]
-"""Called with address and metrics address (empty: none) when this one serves or stands by."""
+"""Called when this resource manager serves or stands by, with its address and its metrics address
+(empty: none)."""
 
 _log = get_logger("finegrain.rm")
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A resource manager whose ports are bound. `lead` makes it serve."""
+    """A resource manager whose ports are bound. It serves after `lead`."""
 
     components: Components
     server: GuardedServer
@@ -83,10 +87,11 @@ class _Running:
         return DatabaseUrl.parse(database_url(self.components.options, self.state_dir))
 
     async def lead(self, ready: Callable[[str], None]) -> None:
-        """Takes leadership and begins to serve. A standby first waits until no other one leads.
+        """Becomes the leader and starts to serve. A standby first waits until no other process
+        leads.
 
         Args:
-            ready: called with a status line for systemd, when it stands by and when it serves.
+            ready: called with a status line for systemd when it stands by, and when it serves.
 
         Raises:
             FinegrainError: see `Leadership`.
@@ -95,8 +100,8 @@ class _Running:
         if self.components.options.standby:
 
             def waiting() -> None:
-                # Checked before this process can ever lead: with other tokens all callers would be
-                # refused.
+                # This is checked before this process can lead, because with other tokens it would
+                # reject all callers.
                 self.components.prepared_tokens.check_shared(leadership.leader)
                 write_endpoint(self.state_dir, self.address, self.metrics_address)
                 ready(f"standing by at {self.address}")
@@ -106,7 +111,7 @@ class _Running:
             await leadership.take(self.dispatcher)
         # The key is in the database, which a standby opens only when it takes leadership.
         await self.components.secrets.unlock()
-        # From here on calls are served. The health service reports it right after.
+        # From here on calls are served. The health service reports this right after.
         leadership.begin()
         self.provisioning.begin()
         await self.server.set_serving(True)
@@ -122,9 +127,9 @@ class _Running:
 
 
 def run(options: ResourceManagerOptions) -> int:
-    """Serves until SIGTERM or SIGINT and returns the exit code. Blocks.
+    """Serves until SIGTERM or SIGINT, and returns the exit code.
 
-    Does not return for a standby that led and was replaced: the program starts again in this
+    If a standby has led and was replaced, this does not return: the program starts again in this
     process.
     """
     try:
@@ -140,7 +145,7 @@ def run(options: ResourceManagerOptions) -> int:
     else:
         code = uvloop.run(serve(options, handle_signals=True))
     if code == EXIT_REPLACED and sys.executable:
-        _log.warning("beginning_anew")
+        _log.warning("restarting_as_standby")
         logging.shutdown()
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606  the same command line as before
     return code
@@ -152,12 +157,12 @@ async def serve(
     ready: Ready | None = None,
     handle_signals: bool = False,
 ) -> int:
-    """Serves until it has to end, or until the task is cancelled.
+    """Serves until the process must end, or until the task is cancelled.
 
     Args:
         options: the configuration.
-        ready: called with the addresses once calls are served, or it stands by.
-        handle_signals: end in order on SIGTERM and SIGINT.
+        ready: called with the addresses when calls are served, or when it stands by.
+        handle_signals: True: stop as planned on SIGTERM and SIGINT.
 
     Returns:
         The exit code.
@@ -185,7 +190,7 @@ async def serve(
             code = await _until_the_end(running, stopping, report_status)
             if code != EXIT_REPLACED:
                 notify("STOPPING=1")
-        # A replaced standby that was also asked to end (SIGTERM) must not start again.
+        # A replaced standby must not start again if it has also received SIGTERM.
         return EXIT_OK if code == EXIT_REPLACED and end_requested.is_set() else code
     except FinegrainError as error:
         _log.error("cannot_serve", reason=error.reason.value, error=error.message)
@@ -197,7 +202,7 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
     if options.advertise_address:
         check_dialable(options.advertise_address, "advertise_address")
     async with AsyncExitStack() as stack:
-        # Stage 1: the lock, the tokens and the store. Nothing is visible from outside yet.
+        # Stage 1: the lock, the tokens and the store. No port is open yet.
         state_dir = stack.enter_context(
             locked_state_dir(options.state_dir, options.user_token_group)
         )
@@ -217,10 +222,10 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         server = make_server(components, hub)
         address = await server.start(serving=False)
         components.leadership.address = components.driver.address = advertised(options, address)
-        # Two stops of the server, run in reverse: the second one below gives calls in progress
-        # time to end before the runner stops; this one covers errors in between.
+        # The server is stopped in two places. The one further below, which runs first, gives calls
+        # in progress time to end. This one is for errors before that place.
         stack.push_async_callback(server.stop, 0)
-        # Stage 3: the providers, which need the address.
+        # Stage 3: the providers, which need the address of the port.
         providers = set_up_providers(
             options,
             components.providers,
@@ -229,18 +234,19 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
             address=components.leadership.address,
         )
         provisioning = Provisioning(runner, metrics, providers)
-        # Stage 4: what is stopped at the end. It runs in reverse order.
+        # Stage 4: the steps at the end of the process, which run in reverse.
         stack.push_async_callback(runner.stop)
         stack.push_async_callback(links.stop)
         stack.push_async_callback(provisioning.stop)
-        # A resource manager that may no longer command must also cancel the calls in progress.
+        # A resource manager that no longer leads must also cancel its calls to executors.
         runner.fatal.add_done_callback(lambda _fatal: links.drop_all())
         runner.fatal.add_done_callback(lambda _fatal: provisioning.drop_all())
         runner.fatal.add_done_callback(lambda _fatal: components.leadership.end())
-        # Runs before the runner stops: calls in progress are still committed.
+        # This runs before the runner stops, so that calls in progress are still committed.
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         metrics_address = await serve_metrics(components, stack)
-        # Pushed last and so run first: no tool finds the address of a port that is closing.
+        # This is pushed last, so it runs first. No tool then finds the address of a port that is
+        # closing.
         stack.callback(remove_endpoint, state_dir)
         dispatcher = Dispatcher(links, hub, metrics, provisioning)
         yield _Running(
@@ -258,14 +264,14 @@ async def _until_the_end(
     end = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait({lead_task, end}, return_when=asyncio.FIRST_COMPLETED)
-        # If `fatal` is set, it says more than the error of a task that could not lead.
+        # If `fatal` is set, its error is more precise than the error of this task.
         if lead_task.done() and not runner.fatal.done():
             if isinstance(error := lead_task.exception(), Contested):
                 runner.fatal.set_result(error)
-            lead_task.result()  # raises the reason if it could not lead
+            lead_task.result()  # raises the error if it could not become the leader
         await end
     except Contested:
-        pass  # reported below, with the command that helps
+        pass  # the error is reported below, with the command that helps
     finally:
         for task in (watchdog, lead_task, end):
             task.cancel()

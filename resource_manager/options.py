@@ -17,7 +17,7 @@ DEFAULT_METRICS_ADDRESS = "127.0.0.1:7171"
 
 @dataclass(frozen=True, slots=True)
 class ResourceManagerOptions:
-    """Options of `finegrain rm serve`; docs/configuration.md describes each."""
+    """Options of `finegrain rm serve`. docs/configuration.md describes each option."""
 
     state_dir: Path
     database_url: str = ""  # empty: SQLite in the state directory
@@ -26,9 +26,9 @@ class ResourceManagerOptions:
             address=DEFAULT_ADDRESS, metrics_address=DEFAULT_METRICS_ADDRESS
         )
     )
-    advertise_address: str = ""  # where others reach this one; empty: the bound address
-    standby: bool = False  # wait while another one leads, instead of ending
-    executor_tls: TlsOptions | None = None  # for dialling executors; None: as in `listen`
+    advertise_address: str = ""  # address for other processes; empty: the bound address
+    standby: bool = False  # True: wait while another process leads; False: end
+    executor_tls: TlsOptions | None = None  # TLS of connections to executors; None: as in `listen`
     log: LogOptions = field(default_factory=LogOptions)
     cluster_token_file: Path | None = (
         None  # None: cluster.token in the state directory, made at first start
@@ -48,13 +48,13 @@ class ResourceManagerOptions:
         10_000  # different profiles and labels among one job's pending requests
     )
     requests_max: int = 2_000_000  # live requests of all jobs
-    infeasible_after_ms: int = 30_000  # no executor could host it for this long: rejected
-    job_calls_max: int = 64  # calls of one job in progress
-    job_streams_max: int = 32  # open watch streams of one job
+    infeasible_after_ms: int = 30_000  # a request that fits no executor is rejected after this time
+    job_calls_max: int = 64  # maximum number of calls in progress for one job
+    job_streams_max: int = 32  # maximum number of open watch streams for one job
     job_events_max: int = 100_000
     cluster_events_max: int = 1_000_000
     cluster_events_age_ms: int = 7 * 24 * 3600 * 1000
     ended_retention_ms: int = 24 * 3600 * 1000
-    database_lease_ms: int = 1_000  # PostgreSQL: leadership without renewal
-    providers_file: Path | None = None  # providers and their executor shapes; None: none
+    database_lease_ms: int = 1_000  # PostgreSQL: leadership ends after this time without renewal
+    providers_file: Path | None = None  # file of providers and executor shapes; None: no providers
     fairness: Fairness = field(default_factory=Fairness)

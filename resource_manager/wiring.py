@@ -55,7 +55,7 @@ DATABASE_FILE = "finegrain.db"
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """What most parts of a resource manager are built from."""
+    """The objects from which the parts of a resource manager are built."""
 
     options: ResourceManagerOptions
     settings: EngineSettings
@@ -94,17 +94,18 @@ class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
 
 
 def advertised(options: ResourceManagerOptions, bound: str) -> str:
-    """Returns the address at which others reach this resource manager.
+    """Returns the address at which other processes connect to this resource manager.
 
     Args:
-        options: the configuration; an explicit address wins.
+        options: the configuration. A configured address has priority.
         bound: the address of the port.
 
     Returns:
-        The address; empty where the bound address (0.0.0.0, for example) is not one to dial.
+        The address; empty if other processes cannot connect to the bound address (for example
+        0.0.0.0).
 
     Raises:
-        ConfigurationError: it would be empty, and this is a standby, which needs one.
+        ConfigurationError: the address would be empty, but a standby needs an address.
     """
     if options.advertise_address:
         return options.advertise_address
@@ -114,8 +115,8 @@ def advertised(options: ResourceManagerOptions, bound: str) -> str:
         if not options.standby:
             return ""
     raise ConfigurationError(
-        f"this resource manager listens at {bound}, to which other hosts cannot connect; a "
-        "standby needs an address to which they can: --advertise HOST:PORT",
+        f"this resource manager listens at {bound}, to which other hosts cannot connect; name an "
+        "address to which they can connect, because a standby needs one (--advertise HOST:PORT)",
         details={"address": bound},
     )
 
@@ -125,22 +126,23 @@ async def make_components(
 ) -> Components:
     """Reads the configuration files and opens the database.
 
-    A standby opens its database only when no other process leads on it (`LazyStore`).
+    A standby opens its database only when no other process is the leader (`LazyStore`).
 
     Args:
         options: the configuration.
-        state_dir: the state directory, locked.
-        stack: closes the store at the end.
+        state_dir: the locked state directory.
+        stack: receives the callback that closes the store at the end.
 
     Raises:
-        FinegrainError: something cannot be used as configured.
+        FinegrainError: a file, a token or the database cannot be used.
     """
-    # Stage 1: configuration and tokens. A mistake there is reported before a database is touched.
+    # Stage 1: configuration and tokens. So mistakes in them are reported before a database is
+    # opened.
     providers = read_providers(options)
     settings = settings_of(options, providers.provisioning)
     tokens = prepare_tokens(options, state_dir)
     metrics = ResourceManagerMetrics(software_version())
-    # Stage 2: the store. Opening it blocks, so a thread does it.
+    # Stage 2: the store. Opening it blocks, so this runs in a thread.
     store: Store
     if options.standby:
         url = database_url(options, state_dir)
@@ -150,9 +152,10 @@ async def make_components(
     stack.push_async_callback(asyncio.to_thread, store.close)
     holder = f"{socket.gethostname()} {options.advertise_address or options.listen.address}"
     lease_s = options.database_lease_ms / 1_000
-    # Several renewals can fail before the lease runs out.
+    # The renewal interval is a quarter of the lease, so that several renewals can fail before the
+    # lease ends.
     limits = RunnerLimits(renew_interval_s=lease_s / 4, unsure_max_s=lease_s)
-    # Stage 3: the parts around the store, from the inside out.
+    # Stage 3: the parts that use the store.
     driver = EngineDriver(store, settings, metrics, holder=holder)
     runner = Runner(driver, metrics, limits=limits)
     leadership = Leadership(runner, metrics)
@@ -176,12 +179,12 @@ def _open_store(options: ResourceManagerOptions, state_dir: Path) -> Store:
 
 
 def database_url(options: ResourceManagerOptions, state_dir: Path) -> str:
-    """Returns the URL of the database: as configured, else SQLite in the state directory."""
+    """Returns the URL of the database: the configured URL, else SQLite in the state directory."""
     return options.database_url or sqlite_url((state_dir / DATABASE_FILE).resolve())
 
 
 def make_server(components: Components, hub: WatchHub) -> GuardedServer:
-    """Returns the gRPC server with all its services; the port is not bound yet."""
+    """Returns the gRPC server with all its services. The port is not bound yet."""
     listen, tokens, metrics = components.options.listen, components.tokens, components.metrics
     server = GuardedServer(
         listen,
@@ -199,20 +202,20 @@ def make_server(components: Components, hub: WatchHub) -> GuardedServer:
         loopback_only=listen.tls is None and not listen.insecure,
     )
     about = About(software_version(), start_time_ms=time.time_ns() // 1_000_000)
-    # Both services share the runner, so their calls are ordered with each other.
+    # Both services share the runner, so all their calls are in one sequence.
     server.add(add_ResourceManagerServiceServicer_to_server, Servicer(components, hub, terms))
     server.add(add_ClusterServiceServicer_to_server, ClusterServicer(components.runner, hub, about))
     return server
 
 
 async def serve_metrics(components: Components, stack: AsyncExitStack) -> str:
-    """Begins to serve metrics and health. Returns the address; empty if none is configured."""
+    """Starts to serve metrics and health. Returns the address; empty if none is configured."""
     options, runner, metrics = components.options, components.runner, components.metrics
     if not options.listen.metrics_address:
         return ""
 
     async def refresh() -> None:
-        with contextlib.suppress(Unavailable):  # then the gauges show the last known values
+        with contextlib.suppress(Unavailable):  # the gauges then keep their last values
             await observe_state(metrics, runner, now)
 
     http = MetricsServer(

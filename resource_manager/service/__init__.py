@@ -1,1 +1,1 @@
-"""The shell around the engine: gRPC services, the single writer, links to executors, timers."""
+"""The code around the engine: gRPC services, the single writer, links to executors, timers."""

@@ -1,7 +1,7 @@
-"""Limits how much of one job is in progress at once: calls, keep-alives, open streams.
+"""Limits the calls, keep-alives and open streams of each job that are in progress at once.
 
-Each call is counted before any work is done for it. A job with too many open calls must retry
-later. Keep-alives are counted separately, so that a busy job does not lose its lease.
+A call is counted before it causes any work. A job with too many calls in progress must retry later.
+Keep-alives are counted separately, so that a busy job does not lose its lease.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from finegrain.errors import ResourceExhausted
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """Limits of one job, at any moment."""
+    """Limits that apply to each job at any moment."""
 
     calls: int = 64  # unary calls in progress
     keep_alives: int = 16  # keep-alive calls in progress
     streams: int = 32  # open watch streams
-    retry_s: float = 0.5  # retry delay given to a refused caller
+    retry_s: float = 0.5  # delay after which a rejected caller should retry
 
 
 class Kind(StrEnum):
@@ -35,14 +35,14 @@ class Kind(StrEnum):
 
 @dataclass(slots=True)
 class _Place:
-    """The lock that lets one large call of a job be prepared at a time."""
+    """The lock with which only one large call of a job is prepared at a time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0  # calls inside or waiting; the lock cannot tell, and unused ones are deleted
+    users: int = 0  # calls that hold the lock or wait for it; an unused lock is deleted
 
 
 class JobAdmission:
-    """Counts what is in progress, by job."""
+    """Counts the activity of each job that is in progress."""
 
     def __init__(self, limits: JobLimits | None = None) -> None:
         limits = limits or JobLimits()
@@ -66,8 +66,8 @@ class JobAdmission:
         count = self._under_way.get(key, 0)
         if count >= self._limits[kind]:
             raise ResourceExhausted(
-                f"job {job_id} has {count} {kind.value} in progress, which is the limit; wait for "
-                "some to end",
+                f"job {job_id} has {count} {kind.value} in progress, which is the limit; wait "
+                "until some of them have ended",
                 details={"job_id": job_id, "under_way": count, "limit": self._limits[kind]},
                 retry_after_s=self._retry_s,
             )
@@ -86,11 +86,12 @@ class JobAdmission:
     async def preparing(self, job_id: str) -> AsyncIterator[None]:
         """Admits one large call of a job at a time.
 
-        Decoding a large call alternates with other callers' work on the event loop. Many large
-        calls of one job at once would leave the other callers a small share of the loop.
+        While a large call is decoded, the event loop also serves other callers. If many large calls
+        of one job were decoded at once, the other callers would get only a small part of the loop's
+        time.
         """
         place = self._preparing.setdefault(job_id, _Place())
-        # Counted before the wait, so that no other call deletes the lock that this one waits for.
+        # This is counted before the wait, so that no other call deletes the lock during the wait.
         place.users += 1
         try:
             async with place.lock:

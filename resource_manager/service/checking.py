@@ -1,6 +1,4 @@
-"""Checks all invariants of the state again and again, in short slices between the writer's
-batches.
-"""
+"""Checks all invariants of the state repeatedly, in short slices between the writer's batches."""
 
 from __future__ import annotations
 
@@ -10,24 +8,23 @@ from collections.abc import Callable, Iterable, Iterator
 from resource_manager.engine.state import State
 
 Findings = Callable[[State], Iterable[str | None]]
-"""Yields what is wrong with a state, and None where it may be left until after a batch."""
+"""Yields each broken invariant of a state as text, and None where the check may pause."""
 
 SLICE_S = 0.003
-"""A slice ends at the first pause after this time."""
+"""Seconds after which a slice ends at its next possible pause."""
 
 SPARE = 2
-"""A sweep is spread over the window divided by this, so that it is over in time if it takes longer
-than the one before.
-"""
+"""A sweep is planned to take the window divided by this number. So it ends in time even if it takes
+longer than the sweep before."""
 
 
 class StateCheck:
     """Checks all invariants once in each window.
 
     Args:
-        findings: the sweep.
-        window_s: in what time everything is checked.
-        clock: replaces the clock, for tests.
+        findings: the function that checks all invariants: a sweep.
+        window_s: the time in which all invariants must be checked once, in seconds.
+        clock: returns the current time in seconds. Tests replace it.
     """
 
     def __init__(
@@ -41,26 +38,27 @@ class StateCheck:
         self._clock = clock
         self._sweep: Iterator[str | None] | None = None
         self._began_s = 0.0
-        self._took_s = 0.0  # this sweep, until now
-        self._whole_s = 0.0  # the sweep before
+        self._took_s = 0.0  # time that this sweep has taken until now
+        self._whole_s = 0.0  # time that the sweep before took
 
     def run(self, state: State) -> list[str]:
-        """Checks everything at once and returns what is wrong. A sweep in progress is dropped."""
+        """Checks all invariants at once, and returns the broken ones. Ends a sweep in progress."""
         self._begin(state)
         return self._continue(limit_s=None)
 
     def due(self) -> bool:
         """Returns True if a slice should be run now."""
-        # The part of the period that has passed. The same part of the sweep should be done by now.
+        # `elapsed` is the part of the period that has passed. The same part of the sweep should be
+        # done.
         elapsed = (self._clock() - self._began_s) / self._period_s
         if self._sweep is None:
             return elapsed >= 1
-        # If this sweep takes longer than the previous one, the remaining work is unknown. A sweep
-        # ahead of schedule needs no slice now, except if it takes longer than expected.
+        # A sweep that is ahead of its plan needs no slice now. But if it takes longer than the
+        # sweep before, the remaining work is unknown, so it continues.
         return self._took_s < self._whole_s * elapsed or self._took_s >= self._whole_s
 
     def run_slice(self, state: State) -> list[str]:
-        """Continues the sweep for a slice, or begins the next one; returns what is wrong."""
+        """Continues the sweep for a slice, or starts the next sweep. Returns broken invariants."""
         if self._sweep is None:
             self._begin(state)
         return self._continue(limit_s=SLICE_S)

@@ -1,4 +1,4 @@
-"""Operators' calls: lists of what there is, the history of events, and admin calls."""
+"""Operators' calls: lists of the cluster's objects, the history of events, and admin calls."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from resource_manager.service.wire import decoding, encoding
 from resource_manager.service.wire.advice import advice_wanted
 
 EVENTS_WAIT_MS_MAX = 30_000
-PREFIX_LENGTH_MIN = 4  # of an allocation id; shorter ones could match very many requests
+PREFIX_LENGTH_MIN = 4  # minimum length of an id prefix; a shorter one could match many requests
 FILTERED_IDS_MAX = 10_000
 PROVIDERS_ITEMS = 100  # cost of reading all provisions, in items of the fair queues
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
 
         def read(state: State) -> cluster_pb2.GetExecutorResponse:
             view = lists.executor_view(state, executor_id)
-            # Large enough for all slots of the executor, because this call has no pages.
+            # The limit covers all slots of the executor, because this call has no pages.
             slots = lists.list_slots(state, executor_id=executor_id, limit=view.slots + 1).items
             return cluster_pb2.GetExecutorResponse(
                 executor=encoding.executor_status(view, with_topology=True),
@@ -155,7 +155,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         (after,) = key_of(request.page_token, (0,))
 
         def read(state: State) -> cluster_pb2.ListRequestsResponse:
-            # Checked against the state, because a short text is fine if it is a whole id.
+            # This check needs the state, because a short text is allowed if it is a complete id.
             _refuse_short(state, prefixes)
             page = lists.list_requests(
                 state,
@@ -183,7 +183,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
             page = lists.list_jobs(
                 state, include_ended=request.include_ended, after=int(after), limit=limit
             )
-            # Shares change as time passes, so they are computed for this moment.
+            # Shares change with time, so they are computed for the present moment.
             state.flows.advance(now().monotonic_ms)
             ids = [view.job.job_id for view in page.items]
             since = jobs_waiting_since(state, ids)
@@ -211,21 +211,22 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_ms / 1000
         while True:
-            # Taken before the read: an event that commits in between ends the wait at once.
+            # This is taken before the read, so that an event that commits in between ends the wait
+            # at once.
             news = self._hub.cluster_news
-            # Read before the events: if none matches, the caller goes on after `last`, and must not
-            # skip an event that commits between the two reads.
+            # This is read before the events. If no event matches, the caller continues after
+            # `last`, and must not miss an event that commits between the two reads.
             last = await self._read(lambda state: state.history.last_sequence)
             events = await self._events(request.from_sequence, limit, subject)
             left_s = until - loop.time()
-            # A caller without a position gets the stored events at once and does not wait.
+            # A caller without a position gets the stored events at once, without waiting.
             if events or not request.from_sequence or left_s <= 0:
                 break
             await happens(news, left_s)
         following = events[-1].sequence + 1 if events else last + 1
         return cluster_pb2.ListEventsResponse(
             events=encoding.write.each(cluster_pb2.ClusterEvent, events),
-            # A caller is never sent back to a position before the one that it named.
+            # The returned position is never before the position that the caller named.
             next_sequence=max(following, request.from_sequence),
         )
 
@@ -245,7 +246,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         await self._runner.submit(
             lambda at: DrainRequested(at, executor_id, why, deadline_ms), _nothing
         )
-        # Read again: the answer shows the executor as it is after the change.
+        # The executor is read again, so that the answer shows it after the change.
         return cluster_pb2.DrainExecutorResponse(executor=await self._status(executor_id))
 
     async def UndrainExecutor(
@@ -340,7 +341,10 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
 
 
 def _nothing(_answer: Executor | None) -> None:
-    """Returns nothing: the engine's answer is a live entity, so callers read the state after."""
+    """Returns nothing.
+
+    The engine's answer is a live entity, so callers read the state afterwards.
+    """
 
 
 def _states(states: Sequence[slots_pb2.RequestState.ValueType]) -> list[RequestState]:
@@ -360,7 +364,8 @@ def _prefixes(ids: Sequence[str]) -> list[str]:
 
 
 def _refuse_short(state: State, ids: Sequence[str]) -> None:
-    """Raises InvalidArgument for a short prefix, unless a request or range has that very id."""
+    """Raises InvalidArgument for a short prefix, unless it is the complete id of a request or
+    range."""
     for index, each in enumerate(ids):
         if len(each) >= PREFIX_LENGTH_MIN or each.removesuffix(".") in state.ranges:
             continue
@@ -369,5 +374,5 @@ def _refuse_short(state: State, ids: Sequence[str]) -> None:
 
 
 def _no_id(index: int, text: str) -> InvalidArgument:
-    expected = f"an id, a range, or at least {PREFIX_LENGTH_MIN} characters from the start of one"
+    expected = f"an id, a range, or at least the first {PREFIX_LENGTH_MIN} characters of one"
     return InvalidArgument(f"allocation_ids[{index}]", text, expected)

@@ -1,7 +1,7 @@
 """Fills the gauges of devices: sums for each executor, and a few series for each device.
 
-Reasons are two fixed words, because texts of drivers and operators would make series without bound.
-`ListDevices` has the texts.
+The label for reasons has only two values, because texts of drivers and operators would create an
+unlimited number of series. `ListDevices` returns the texts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def observe_devices(metrics: ResourceManagerMetrics, host: Host) -> None:
         if view.problem:
             unusable[device.type, "cordoned" if view.cordoned else "unhealthy"] += 1
         for dimension, total in device.capacity:
-            # A device that became smaller may have given out more than it has.
+            # If a device has become smaller, slots may have more of it than it has.
             allocated = view.allocated.get(dimension, 0)
             sums[dimension, "total"] += total
             sums[dimension, "allocated"] += allocated

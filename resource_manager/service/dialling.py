@@ -1,7 +1,7 @@
-"""Explains why a registered executor cannot be dialled, and what an operator can do about it.
+"""Explains why the resource manager cannot connect to an executor, and what an operator can do.
 
-gRPC has no codes for these causes, so they are recognised by words in its messages (those of grpcio
-1.85; tests cover them). An unknown message is shown as it is. This module makes no calls.
+gRPC has no codes for these causes. So they are recognized by words in the error messages of grpcio
+1.85 (tests cover them). An unknown message is shown as it is. This module makes no calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from finegrain.errors import (
 
 
 class Obstacle(Enum):
-    """Why the resource manager cannot dial an executor; the value is the hint for the operator."""
+    """Why the resource manager cannot connect to an executor. The value is the operator's hint."""
 
     REFUSED = (
         "nothing listens there: set --advertise of the executor to an address that the resource "
@@ -54,7 +54,7 @@ class Obstacle(Enum):
     OTHER = "see docs/operations.md, Executors that cannot be dialled"
 
 
-_QUESTION = "; is it running, and is the address right?"  # the hint answers it, so it is cut off
+_QUESTION = "; is it running, and is the address right?"  # removed, because the hint is better
 _WORDS = (
     ("WRONG_VERSION_NUMBER", Obstacle.PLAIN_EXECUTOR),
     ("CERTIFICATE_VERIFY_FAILED", Obstacle.OTHER_AUTHORITY),
@@ -73,7 +73,7 @@ _WORDS = (
 
 
 def obstacle_of(error: FinegrainError) -> Obstacle:
-    """Returns the obstacle that explains the error of a call."""
+    """Returns why a call to an executor failed."""
     if isinstance(error, Unauthenticated):
         return Obstacle.TOKEN
     if isinstance(error, ConfigurationError) and "without encryption" in error.message:
@@ -82,12 +82,12 @@ def obstacle_of(error: FinegrainError) -> Obstacle:
         return Obstacle.NO_EXECUTOR
     if error.reason is Reason.INSTANCE_CONFLICT:
         return Obstacle.ANOTHER_EXECUTOR
-    # Only now the words: types and reasons above do not depend on the version of grpcio.
+    # Words come last, because the types and reasons above do not depend on the version of grpcio.
     return next((found for words, found in _WORDS if words in error.message), Obstacle.OTHER)
 
 
 def cause_of(error: FinegrainError, address: str) -> str:
-    """Returns error and hint in one line."""
+    """Returns the error and the hint in one line."""
     text = error.message.removeprefix(f"{address} ").removesuffix(_QUESTION)
     return f"{text}; {obstacle_of(error).value}"
 

@@ -1,5 +1,6 @@
-"""Carries out the effects of a durable batch: sends commands to executors and orders to providers,
-and publishes events to watchers.
+"""Carries out the effects of a durable batch.
+
+It sends commands to executors and orders to providers, and publishes events to watchers.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _OUTCOMES = {
 
 
 def _outcome(event: JobEvent) -> str | None:
-    """Returns the metric's label for a job event, or None.
+    """Returns the label of a job event for the metric; None if the event is not counted.
 
     A grant has no reason. GRANTED with a reason reports a resize, which is not counted.
     """
@@ -52,7 +53,7 @@ def _outcome(event: JobEvent) -> str | None:
 
 
 class Dispatcher:
-    """Listener of the runner."""
+    """The listener of the runner."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Dispatcher:
         self._metrics = metrics
 
     def on_effects(self, effects: Sequence[Effect]) -> None:
-        """Carries out each effect, in order. Watchers are woken once, at the end."""
+        """Carries out the effects in sequence. Watchers are notified once, at the end."""
         outcomes: Counter[str] = Counter()
         cluster_news = False
         for effect in effects:
@@ -92,8 +93,8 @@ class Dispatcher:
             self._metrics.requests.labels(outcome).inc(count)
 
     def on_reload(self, rm_epoch: int) -> None:
-        """Drops commands in flight, whose state is gone; streams read from the store again."""
-        # Answers to these commands would be about the dropped state.
+        """Cancels commands in flight, and makes streams read from the store again."""
+        # These commands belong to the dropped state, so their answers must not be applied.
         self._links.drop_all()
         self._hub.resync()
 
@@ -101,10 +102,10 @@ class Dispatcher:
         self._hub.publish_cluster(event)
         if event.kind == "executor_forgotten":
             self._links.forget(event.executor_id)
-        # Log only the few events that change the cluster; those about single slots are debug.
+        # Events about single slots are logged only at level DEBUG.
         if event.allocation_id and not _stdlib_log.isEnabledFor(logging.DEBUG):
-            # A batch can have thousands of these, so nothing is prepared for a line that is not
-            # written.
+            # A batch can have thousands of such events, so a line that is not logged is not
+            # prepared either.
             return
         write = _log.debug if event.allocation_id else _log.info
         ids = {

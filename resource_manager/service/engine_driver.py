@@ -1,7 +1,8 @@
-"""Drives the engine on the writer's thread: reads the state, steps batches, checks invariants.
+"""Runs the engine on the writer's thread: reads the state, steps batches, checks invariants.
 
-In a batch the driver steps every event, then runs `Decide`, then commits the changes. Only after
-the commit does it build answers and run reads. Everything here blocks and belongs to one thread.
+For a batch, the driver steps every event, runs `Decide`, and commits the changes. Only after the
+commit, it builds answers and runs reads. All methods block, and only the writer's thread may call
+them.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from resource_manager.service.checking import Findings, StateCheck
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.storage.store import Contested, Store
 
-_log = get_logger("finegrain.rm.books")
+_log = get_logger("finegrain.rm.state")
 
 MakeEvent = Callable[[Instant], Event]
-"""Makes an event at the moment of its batch, so that time never runs backwards in the state."""
+"""Makes an event with the time of its batch, so that times in the state never decrease."""
 
 CHECK_WINDOW_S = 60.0
 
@@ -47,19 +48,19 @@ Step = Callable[[State, Event], StepResult]
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """An event, or a read (`make` is None), together with the future of its caller."""
+    """An event or, if `make` is None, a read, with the future of its caller."""
 
     future: asyncio.Future[Any]
     make: MakeEvent | None = None
-    render: Callable[[Any], Any] | None = None  # engine's answer to result; runs on the writer
+    render: Callable[[Any], Any] | None = None  # makes the result from the engine's answer
     read: Callable[[State], Any] | None = None
-    items: int = 1  # rows of the call, for the limits
+    items: int = 1  # number of the call's rows, for the limits
     value: Any = None
     error: BaseException | None = None
 
     def settle(self) -> None:
-        """Resolves the caller's future. Call it on the event loop."""
-        # The caller has given up, or was refused while the batch was running.
+        """Resolves the caller's future. It must run on the event loop."""
+        # The caller has cancelled the call, or was rejected while the batch was running.
         if self.future.done():
             return
         if self.error is not None:
@@ -69,21 +70,22 @@ class Item:
 
 
 class StateSuspect(Exception):
-    """A step failed and may have left the state half-changed: it must be read again."""
+    """A step failed, and the state may be changed only partly. It must be read again."""
 
 
 class EngineDriver:
-    """Holds the engine's state and the store that keeps it.
+    """Holds the engine's state, and the store that persists it.
 
     Args:
         store: the database.
         settings: the engine's settings.
-        metrics: where durations and failures are counted.
-        holder: name of this process in the lease, for people.
-        address: where others call this process; stored with the lease.
+        metrics: the metrics that count durations and failures.
+        holder: the name of this process in the lease, for people.
+        address: the address at which other processes call this process. It is stored with the
+            lease.
         step: replaces the engine's step, for tests.
-        check: replaces the sweep over all invariants, for tests.
-        check_window_s: in what time all invariants are checked.
+        check: replaces the check of all invariants, for tests.
+        check_window_s: the time in which all invariants must be checked once, in seconds.
         clock: replaces the clock, for tests.
     """
 
@@ -104,7 +106,7 @@ class EngineDriver:
         self._settings = settings
         self._metrics = metrics
         self._holder = holder
-        self.address = address  # other processes report it to their callers while this one leads
+        self.address = address  # while this process leads, standbys report this address to callers
         self._step = step or _engine_step()
         self._check = StateCheck(check or _engine_check(), check_window_s)
         self._clock = clock or now
@@ -112,16 +114,16 @@ class EngineDriver:
         # Numbers of the last reports in states that this process has dropped.
         self._report_numbers: ReportNumbers = {}
         self.rm_epoch = 0
-        self.broken: list[str] = []  # broken invariants; if there is one, nothing more is granted
-        self._last_batch_ms = 0  # monotonic: start of the latest batch with a change; 0: none
-        self._stalled = False  # the process stood still since the latest tick
+        self.broken: list[str] = []  # broken invariants; while there is one, no slots are granted
+        self._last_batch_ms = 0  # monotonic time of the latest batch with a change; 0: none
+        self._stalled = False  # True: the process did not run for a while since the latest tick
 
     @property
     def state(self) -> State:
         """The engine's state.
 
         Raises:
-            Unavailable: it has not been read yet.
+            Unavailable: the state has not been read yet.
         """
         if self._state is None:
             raise Unavailable("the resource manager is starting; try again")
@@ -129,28 +131,31 @@ class EngineDriver:
 
     @property
     def unfinished(self) -> bool:
-        """True if the last decision left work over, which needs another batch without callers."""
+        """True if the last decision is incomplete and needs another batch, even without callers."""
         return self._state is not None and not self.broken and self._state.unfinished
 
     def load(self) -> None:
-        """Takes leadership at a higher epoch and reads the state.
+        """Becomes the leader at a higher epoch, and reads the state.
 
-        Raises the errors of `lead` and `read`.
+        Raises:
+            FinegrainError: see `lead` and `read`.
         """
         self.lead()
         self.read()
 
     def lead(self) -> None:
-        """Takes leadership at a higher epoch and drops the state in memory.
+        """Becomes the leader at a higher epoch, and drops the state in memory.
 
         Raises:
             StoreError: another process leads (STORE_IN_USE), or the database cannot be used.
-            NotLeader: this process led, and another one took over.
+            NotLeader: this process led, and another process has taken over.
         """
-        # Keep which reports were applied: a registration superseded before is still rejected.
+        # The numbers of applied reports are kept, so that a registration that was superseded
+        # before is still rejected.
         if self._state is not None:
             self._report_numbers |= self._state.hosts.report_numbers()
-        # Dropped first: if the next line fails, another process may change the database meanwhile.
+        # The state is dropped first. If the next line fails, another process may change the
+        # database.
         self._state = None
         self.rm_epoch = self.store.lead(
             self._holder, above_epoch=self.rm_epoch, address=self.address
@@ -160,12 +165,12 @@ class EngineDriver:
     def read(self) -> None:
         """Reads the state from the store.
 
-        This can take long, so the caller must renew the lease meanwhile.
+        This can take long, so the caller must renew the lease during the read.
 
         Raises:
             StoreError: the database cannot be used.
             InvariantBroken: the rows contradict each other.
-            Contested: an earlier leader stopped because an executor had seen a newer one.
+            Contested: an earlier leader stopped because an executor knew a newer epoch.
         """
         with _no_collections():
             snapshot = self.store.load()
@@ -180,42 +185,45 @@ class EngineDriver:
             _log.warning(
                 "usage_measure_changed", flows=others, service=self._settings.fairness.usage_measure
             )
-        # Everything is checked once before anything is granted from what was read.
+        # All invariants are checked once before slots are granted from the state.
         self._report(self._check.run(self.state))
 
     def contest(self, seen_epoch: int) -> None:
-        """Stores that an executor has seen a newer epoch, so that no restart serves from here.
+        """Stores that an executor knows a newer epoch, so that no process serves from this
+        database.
 
-        Each restart takes a higher epoch. Without this record, enough restarts would reach the
-        epoch that the executors have seen, and they would free slots that this database lacks.
+        Each restart raises the epoch. Without this record, after some restarts the epoch would be
+        as high as the epoch that executors know. They would then free all slots that are not in
+        this database.
 
         Raises:
-            StoreError: it could not be stored.
+            StoreError: the record could not be stored.
         """
         self.store.commit(Changes(counters={CONTESTED_EPOCH: seen_epoch}))
 
     def run_batch(self, batch: list[Item], ticked: bool) -> list[Effect]:
-        """Runs one batch. Afterwards it is durable, and every item has its value or its error.
+        """Runs one batch. Then the batch is durable, and every item has its value or its error.
 
         Args:
-            batch: events and reads, in the order in which they are served.
-            ticked: also run the timers.
+            batch: the events and reads, in the sequence in which they are served.
+            ticked: True: run the timers too.
 
         Returns:
-            The effects, in order.
+            The effects, in sequence.
 
         Raises:
             StoreError: the commit failed.
             NotLeader: the commit failed because another process leads.
-            InvariantBroken: the changed rows contradict each other; nothing was stored.
-            EpochSeen: an executor knows a newer epoch. Nothing was stored, and this process may
-                not command anything.
-            StateSuspect: a step failed; the state must be read again.
+            InvariantBroken: the changed rows contradict each other. Nothing was stored.
+            EpochSeen: an executor knows a newer epoch. Nothing was stored, and this process must
+                not send commands.
+            StateSuspect: a step failed, and the state must be read again.
         """
         effects: list[Effect] = []
         if ticked or any(item.make is not None for item in batch):
             effects = self._change(batch, ticked)
-        # Only after the commit: neither an answer nor a read may show what is not durable.
+        # Answers and reads come after the commit, because they must not show a change that is not
+        # durable.
         for item in batch:
             self._finish(item)
         return effects
@@ -226,7 +234,7 @@ class EngineDriver:
         return not self.broken and self._check.due()
 
     def check_slice(self) -> None:
-        """Checks some of the invariants. If one is broken, nothing more is granted."""
+        """Checks some of the invariants. If an invariant is broken, no more slots are granted."""
         self._report(self._check.run_slice(self.state))
 
     def _report(self, found: list[str]) -> None:
@@ -238,7 +246,7 @@ class EngineDriver:
     def _change(self, batch: list[Item], ticked: bool) -> list[Effect]:
         started = time.perf_counter()
         effects: list[Effect] = []
-        # One moment for the whole batch, so that the order of its events does not show in their
+        # All events of a batch get the same time, so that their sequence does not change their
         # times.
         at = self._clock()
         self._notice_stall(at)
@@ -246,10 +254,10 @@ class EngineDriver:
             # A call that was cancelled while it waited has no effect.
             if item.make is not None and not item.future.cancelled():
                 effects += self._step_item(item, item.make(at))
-        if ticked:  # after the events: keep-alives of this batch count before an owner is lost
+        if ticked:  # timers come after the events, so that keep-alives of this batch count first
             effects += self._step_internal(Ticked(at, after_stall=self._stalled))
             self._stalled = False
-        # While an invariant is broken, nothing new is granted. The other events are still stepped.
+        # While an invariant is broken, no slots are granted. The other events are still stepped.
         if not self.broken:
             effects += self._step_internal(Decide(at))
         changes = self.state.changes.take()
@@ -263,10 +271,10 @@ class EngineDriver:
         return effects
 
     def _notice_stall(self, at: Instant) -> None:
-        """Detects that this process stood still, for example because it was suspended.
+        """Detects that this process did not run for a while, for example because it was suspended.
 
-        Ticks come many times in a report interval. After a longer gap, reports that were sent
-        meanwhile have not been read yet, so the next tick must not count executors as lost.
+        Ticks come many times in a report interval. After a longer gap, reports of executors may
+        have arrived that are not read yet. So the next tick must not count executors as lost.
         """
         before_ms, self._last_batch_ms = self._last_batch_ms, at.monotonic_ms
         stood_still_ms = at.monotonic_ms - before_ms
@@ -277,7 +285,7 @@ class EngineDriver:
     def _observe_grants(self, effects: list[Effect]) -> None:
         for effect in effects:
             if not isinstance(effect, PublishJobEvent) or effect.event.reason:
-                continue  # a grant carries no reason; GRANTED with a reason reports a resize
+                continue  # a grant has no reason; GRANTED with a reason reports a resize
             request = self.state.requests.get(effect.event.allocation_id)
             # Generations start above a floor, which a restore from a backup raises.
             first = (
@@ -298,7 +306,7 @@ class EngineDriver:
             item.error = error
             raise
         except FinegrainError as error:
-            item.error = error  # refused as a whole; the state is unchanged
+            item.error = error  # the engine rejected the event; the state is unchanged
             return []
         except Exception as error:
             item.error = FinegrainError(
@@ -315,7 +323,7 @@ class EngineDriver:
             raise StateSuspect(f"{type(event).__name__}: {error!r}") from error
 
     def _finish(self, item: Item) -> None:
-        """Renders the answer into the result, or runs the read."""
+        """Makes the result from the engine's answer, or runs the read."""
         if item.error is not None or item.future.cancelled():
             return
         try:
@@ -323,19 +331,19 @@ class EngineDriver:
                 item.value = item.read(self.state)
             elif item.render is not None:
                 item.value = item.render(item.value)
-        # The change itself is durable. Only this answer could not be made.
+        # The change is durable. Only the answer could not be made.
         except Exception as error:
             item.error = error
 
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Disables the cyclic garbage collector during a read, and freezes what was read.
+    """Disables the cyclic garbage collector while the state is read, and then freezes the state.
 
-    The state holds no cycles, and one collection over a million objects stops the process for a
-    good part of a second. After `gc.freeze` later collections skip these objects.
+    The state contains no cycles. One collection over a million objects stops the process for a
+    large part of a second. After `gc.freeze`, later collections skip these objects.
     """
-    gc.unfreeze()  # the state that an earlier read froze may be garbage by now
+    gc.unfreeze()  # a state that was frozen earlier may be garbage by now
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -347,7 +355,7 @@ def _no_collections() -> Iterator[None]:
 
 
 def now() -> Instant:
-    """Returns this moment: time since boot, including suspension, and the wall clock."""
+    """Returns the present time: time since boot, including suspension, and the wall clock."""
     return Instant(
         monotonic_ms=time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
         time_ms=time.time_ns() // 1_000_000,

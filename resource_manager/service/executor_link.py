@@ -1,9 +1,9 @@
-"""Sends the engine's commands to executors and submits the answers as events.
+"""Sends the engine's commands to executors, and submits the answers as events.
 
-At most one command per executor is in flight (the engine ensures that). A command whose outcome is
-unknown is reported as undelivered, and the engine sends it again with the same number. Nothing here
-retries beyond the channel's own attempts within the deadline. Why an executor cannot be dialled is
-logged once, and again only when the cause changes.
+The engine ensures that at most one command per executor is in flight. If the outcome of a command
+is unknown, it is reported as undelivered, and the engine sends the command again with the same
+number. So this module does not retry; only the gRPC channel retries within the deadline. If an
+executor cannot be reached, the cause is logged once, and again only when the cause changes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from resource_manager.service.wire.encoding import write
 
 COMMAND_DEADLINE_S = 10.0
 PROBE_DEADLINE_S = 5.0
-COMMANDS_IN_FLIGHT_MAX = 1_000  # over all executors, probes not counted
+COMMANDS_IN_FLIGHT_MAX = 1_000  # limit for all executors together; probes do not count
 
 _log = get_logger("finegrain.rm.executor_link")
 
@@ -59,7 +59,10 @@ _NAMES = {SendAllocate: "allocate", SendFree: "free", SendResize: "resize"}  # l
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """How executors are dialled. Without `tls` and `insecure` only loopback addresses work."""
+    """Options of connections to executors.
+
+    Without `tls` and `insecure`, only loopback addresses are allowed.
+    """
 
     token: str
     tls: TlsOptions | None = None
@@ -69,7 +72,8 @@ class LinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """A channel, its address, and its stub. The stub is kept: making one costs more than a call."""
+    """A channel with its address and its stub. The stub is kept, because making it costs more than
+    a call."""
 
     address: str
     channel: grpc.aio.Channel
@@ -77,7 +81,7 @@ class _Link:
 
 
 class ExecutorLinks:
-    """Keeps one channel per executor: opens it at the first command, closes it at `forget`."""
+    """Keeps one channel per executor. It opens at the first command, and `forget` closes it."""
 
     def __init__(
         self, runner: Runner, metrics: ResourceManagerMetrics, options: LinkOptions
@@ -86,23 +90,26 @@ class ExecutorLinks:
         self._metrics = metrics
         self._options = options
         self._channels: dict[str, _Link] = {}
-        self._obstacles: dict[str, Obstacle] = {}  # last obstacle logged, by executor
+        self._obstacles: dict[str, Obstacle] = {}  # obstacle that was last logged, by executor
         self._slots = asyncio.Semaphore(COMMANDS_IN_FLIGHT_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
 
     def send(self, command: Command) -> None:
-        """Begins to deliver a command. Its outcome comes back as an event."""
-        # The epoch of the state that decided the command. After a reload the command must not
-        # carry the newer epoch.
+        """Starts to deliver a command. Its outcome is submitted as an event."""
+        # The command gets the epoch of the state that decided it, and not a newer epoch after a
+        # reload.
         self._spawn(self._deliver(command, self._runner.rm_epoch))
 
     def probe(self, probe: ProbeExecutor) -> None:
-        """Begins to check whether an executor can be dialled. The outcome is an event, too."""
+        """Starts to check whether an executor can be reached.
+
+        The outcome is submitted as an event.
+        """
         self._spawn(self._probe(probe))
 
     def drop_all(self) -> None:
-        """Cancels all calls in flight: the state that ordered them was dropped."""
+        """Cancels all calls in flight, because the state that ordered them was dropped."""
         for task in list(self._tasks):
             task.cancel()
 
@@ -119,7 +126,7 @@ class ExecutorLinks:
     async def stop(self) -> None:
         """Cancels all calls in flight and closes all channels.
 
-        Commands that are decided afterwards are not sent; the next leader sends them again.
+        Commands that are decided after this are not sent. The next leader sends them.
         """
         self._stopped = True
         self.drop_all()
@@ -130,7 +137,7 @@ class ExecutorLinks:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._stopped:
-            # Closed, because Python warns of a coroutine that nothing awaits.
+            # The coroutine is closed, because Python warns about a coroutine that is never awaited.
             work.close()
             return
         task = asyncio.get_running_loop().create_task(work)
@@ -139,22 +146,25 @@ class ExecutorLinks:
 
     async def _deliver(self, command: Command, rm_epoch: int) -> None:
         async with self._slots:
-            # Checked after the wait for a place, right before the call: leadership may be lost
-            # meanwhile.
+            # This is checked right before the call, because leadership may be lost during the wait
+            # for a place.
             if not await may_command(self._runner):
                 return
             make = await self._outcome(command, rm_epoch)
-        # Submitted after the place is given back: a busy writer must not delay other commands.
-        await self._tell(command.executor_id, make)
+        # The outcome is submitted after the place is free again, so that a busy writer does not
+        # delay other commands.
+        await self._submit(command.executor_id, make)
 
-    async def _tell(self, executor_id: str, make: MakeEvent) -> None:
+    async def _submit(self, executor_id: str, make: MakeEvent) -> None:
         try:
             await self._runner.submit(make, render=lambda _none: None, urgent=True)
-        except FinegrainError as error:  # the state has changed; the engine repeats what it needs
+        except (
+            FinegrainError
+        ) as error:  # the state has changed; the engine repeats commands if needed
             _log.info("command_outcome_dropped", executor_id=executor_id, error=error.message)
 
     async def _probe(self, probe: ProbeExecutor) -> None:
-        """Makes a call that changes nothing. Any answer of the executor itself is a success."""
+        """Makes a call without effect. Every answer of the executor itself is a success."""
         cause = ""
         try:
             stub = self._stub(probe.executor_id, probe.address)
@@ -167,7 +177,7 @@ class ExecutorLinks:
                 cause = self._not_reached(probe.executor_id, probe.address, error)
         if not cause:
             self._reached(probe.executor_id, probe.address)
-        await self._tell(
+        await self._submit(
             probe.executor_id,
             lambda at: ExecutorProbed(at, probe.executor_id, probe.address, cause),
         )
@@ -176,8 +186,8 @@ class ExecutorLinks:
         name = _NAMES[type(command)]
         outcome = self._metrics.commands.labels
         try:
-            # Refused: the executor has decided, and the engine must know. Undelivered: the engine
-            # sends the same command again.
+            # If the executor rejected the command, the engine must know this. If the command is
+            # undelivered, the engine sends it again.
             answered = await self._call(command, rm_epoch)
         except FailedPrecondition as error:
             if error.reason is Reason.VERSION_MISMATCH:
@@ -185,15 +195,13 @@ class ExecutorLinks:
                     outcome(name, "refused").inc()
                     self._note(command, error, "resize_not_known")
                     return _not_known(command)
-                # Every executor knows this call, so something else listens at the address.
+                # Every executor knows this call, so another program listens at the address.
                 outcome(name, "undelivered").inc()
                 return self._undelivered(command, error)
             outcome(name, "refused").inc()
             self._note(command, error, "command_refused")
             return _refused(command, error)
-        except (
-            InvalidArgument
-        ) as error:  # the answer is malformed, or the executor calls the command so
+        except InvalidArgument as error:  # the answer or the command is malformed
             outcome(name, "refused").inc()
             self._note(command, error, "command_answer_unusable")
             return _refused(command, error)
@@ -208,7 +216,7 @@ class ExecutorLinks:
         stub = self._stub(command.executor_id, command.address)
         timeout_s = self._options.deadline_s
         try:
-            # Send the command, and note the ids of its items in the order sent.
+            # This sends the command, and records the ids of its items in their sequence.
             match command:
                 case SendAllocate():
                     answer = await stub.AllocateSlots(
@@ -235,7 +243,7 @@ class ExecutorLinks:
         except grpc.RpcError as error:
             raise error_from_rpc(error, command.address) from None
         results = [answer.result] if isinstance(command, SendResize) else answer.results
-        # Check the whole answer before any of it becomes an event.
+        # The whole answer is checked before a part of it becomes an event.
         outcomes = _outcomes(results, ids)
         report = decoding.report(answer.report, "report")
         return lambda at: CommandAnswered(
@@ -251,7 +259,7 @@ class ExecutorLinks:
         known = self._channels.get(executor_id)
         if known is not None and known.address == address:
             return known.stub
-        # The executor has another address now. Its old channel would reach the wrong process.
+        # The executor has a new address. At the old address, another process may answer.
         self._close(executor_id)
         options = self._options
         channel = open_channel(
@@ -272,7 +280,7 @@ class ExecutorLinks:
         )
 
     def _not_reached(self, executor_id: str, address: str, error: FinegrainError) -> str:
-        """Logs an obstacle unless it was logged last. Returns the cause with a hint."""
+        """Returns the cause with a hint. Logs it, unless the same obstacle was logged last."""
         obstacle = obstacle_of(error)
         if self._obstacles.get(executor_id) is not obstacle:
             self._obstacles[executor_id] = obstacle
@@ -303,12 +311,12 @@ class ExecutorLinks:
 def _outcomes(
     results: Sequence[slots_pb2.ItemResult], ids: Sequence[str]
 ) -> tuple[ItemOutcome, ...]:
-    """Returns one outcome per item, in the order sent.
+    """Returns one outcome per item, in the sequence of the command.
 
     Raises:
         InvalidArgument: the answer does not match the command.
     """
-    # Outcomes are matched by position below, so each result must name the item at its place.
+    # Outcomes are assigned by position, so each result must name the item at the same position.
     if [each.id for each in results] != list(ids):
         raise InvalidArgument("results", f"{len(results)} results", f"one for each of {len(ids)}")
     return tuple(
@@ -325,11 +333,11 @@ def _outcomes(
 
 
 def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
-    """Returns a refusal of the resize by an executor that does not know the call.
+    """Returns the event that an executor rejected a resize because it does not know the call.
 
-    Older executors cannot resize slots. The command must not be repeated indefinitely, because all
-    later commands to the executor wait behind it; so the resize counts as refused. The executor
-    has not counted this command number. It refuses the next number, then registers again.
+    Older executors cannot resize slots. All later commands to the executor wait for this command,
+    so it must not be repeated indefinitely. So the resize counts as rejected. Because the executor
+    has not counted this command number, it rejects the next command, and then registers again.
     """
     message = f"executor {command.executor_id} does not support resizing slots"
     refused = ItemOutcome(command.allocation_id, Reason.VERSION_MISMATCH, message)
@@ -339,12 +347,17 @@ def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
         registration_number=command.registration_number,
         command_number=command.command_number,
         outcomes=(refused,),
-        report=Report(report_number=0, rm_epoch=0, command_number=0),  # older than any other report
+        report=Report(
+            report_number=0, rm_epoch=0, command_number=0
+        ),  # older than all other reports
     )
 
 
 def _refused(command: Command, error: FinegrainError) -> Callable[[Any], CommandRefused]:
-    """Returns a refusal by the executor, with the newer epoch that it knows (0: not the reason)."""
+    """Returns the event that an executor rejected a command.
+
+    It contains the newer epoch that the executor knows (0: this is not the reason).
+    """
     known = error.details.get("known_rm_epoch", "") if error.reason is Reason.STALE_EPOCH else ""
     return lambda at: CommandRefused(
         at=at,

@@ -24,16 +24,16 @@ from resource_manager.service.wire import decoding, encoding
 
 @dataclass(frozen=True, slots=True)
 class ExecutorTerms:
-    """What executors receive when they register, and which addresses are accepted."""
+    """The settings that executors receive when they register, and the rule for their addresses."""
 
     report_interval_ms: int
     lost_timeout_ms: int
     user_token_sha256: str
-    loopback_only: bool  # no TLS and not --insecure: the cluster token must stay on this host
+    loopback_only: bool  # True without TLS and --insecure: the token must not leave this host
 
 
 class ExecutorCalls:
-    """The part of ResourceManagerService that executors use; see resource_manager.proto."""
+    """The calls of ResourceManagerService that executors use; see resource_manager.proto."""
 
     def __init__(
         self, runner: Runner, terms: ExecutorTerms, metrics: ResourceManagerMetrics

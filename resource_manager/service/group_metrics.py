@@ -65,7 +65,7 @@ def _observe(metrics: ResourceManagerMetrics, view: GroupView, time_ms: int) -> 
         ),
     ):
         gauge.labels(name).set(value)
-    # A group without slots shows 0 for both, in place of no series.
+    # A group without slots gets series with the value 0, instead of no series.
     used = {CPU_MILLI: 0, MEMORY_BYTES: 0} | dict(view.used)
     for state, amounts in (("used", used), ("minimum", group.minimum), ("maximum", group.maximum)):
         for dimension, amount in amounts.items():

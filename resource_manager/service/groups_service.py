@@ -23,7 +23,7 @@ from resource_manager.service.wire.groups import group_set_event
 T = TypeVar("T")
 
 READ_ITEMS = 100
-"""What reading all groups and their pending requests counts against the fair queues."""
+"""Number of items that reading all groups and their pending requests counts in the fair queues."""
 
 
 class GroupCalls:
@@ -46,7 +46,7 @@ class GroupCalls:
         self, request: cluster_pb2.SetGroupRequest, context: Any
     ) -> cluster_pb2.SetGroupResponse:
         """See the protocol."""
-        group_set_event(request, now())  # refuses a malformed call before it is queued
+        group_set_event(request, now())  # rejects a malformed call before it is queued
         await self._runner.submit(lambda at: group_set_event(request, at), _nothing)
         return cluster_pb2.SetGroupResponse(group=await self._group(request.name))
 
@@ -80,4 +80,7 @@ def views_at(state: State, clock: Callable[[], Instant]) -> Paused[list[GroupVie
 
 
 def _nothing(_answer: Group | None) -> None:
-    """Returns nothing: the engine's answer is a live entity, so callers read the state after."""
+    """Returns nothing.
+
+    The engine's answer is a live entity, so callers read the state afterwards.
+    """

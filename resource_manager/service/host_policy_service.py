@@ -1,4 +1,4 @@
-"""Operators' calls about the cpu policy of hosts: what is set, what is effective, and changes."""
+"""Operators' calls that show and change the cpu policies of hosts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class HostPolicyCalls:
         answer = await self._runner.submit(
             lambda at: HostPolicySet(at, executor_id, policy, clear), _set_response
         )
-        # Read after the change, because other layers of settings may hide what was just set.
+        # The effective policy is read after the change, because settings of the host may have
+        # priority.
         effective = await self._read(
             lambda state: policy_of(state.hosts, state.host_settings, executor_id)
         )

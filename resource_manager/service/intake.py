@@ -1,7 +1,7 @@
-"""The callers' side of the writer: callers submit events and reads here and wait for the result.
+"""The callers' side of the writer: callers submit events and reads here, and wait for the result.
 
-`Intake` decides what is admitted: nothing while it could not be served, and no more than the limits
-allow. Urgent items go before all others. `Runner` serves the batches.
+`Intake` admits items up to the limits, and none while the writer cannot serve them. Urgent items
+are served before all others. `Runner` serves the batches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Intake(ABC):
-    """Admits events and reads and puts them into the lanes. Runs on the event loop."""
+    """Admits events and reads, and puts them into the lanes. It runs on the event loop."""
 
     def __init__(self, metrics: ResourceManagerMetrics, limits: LaneLimits) -> None:
         self._metrics = metrics
@@ -32,7 +32,7 @@ class Intake(ABC):
 
     @abstractmethod
     def _refusal(self) -> FinegrainError | None:
-        """Returns the error with which every call is refused at present; None: calls are served."""
+        """Returns the error with which all calls are rejected now; None: calls are served."""
 
     async def submit(
         self,
@@ -43,24 +43,24 @@ class Intake(ABC):
         owner: str = "",
         urgent: bool = False,
     ) -> T:
-        """Steps an event and returns its result once the change is durable.
+        """Steps an event, and returns its result when the change is durable.
 
         Args:
-            make: makes the event, given the moment of its batch.
-            render: turns the engine's answer into the result while the state does not change;
-                None: the answer itself (only for immutable answers).
-            items: how many items the event carries, for the limits.
-            owner: the job or connection whose queue the item joins.
-            urgent: serve before all others; for keep-alives and answers of executors.
+            make: makes the event from the time of its batch.
+            render: makes the result from the engine's answer, while the state does not change;
+                None: the result is the answer itself (only for immutable answers).
+            items: the number of items in the event, for the limits.
+            owner: the job or connection whose queue gets the item.
+            urgent: True: serve the item before all others (keep-alives, answers of executors).
 
         Returns:
-            What `render` returned.
+            The result of `render`.
 
         Raises:
-            FinegrainError: the engine refused the event.
-            StoreError: the commit failed (nothing was done, or the outcome is unknown and a
-                repetition settles it), or the database is away.
-            ResourceExhausted: too many items wait.
+            FinegrainError: the engine rejected the event.
+            StoreError: the commit failed, or the database cannot be reached. If the outcome is
+                unknown, the caller can repeat the call.
+            ResourceExhausted: too many items are waiting.
         """
         item = Item(self._future(), make=make, render=render, items=items)
         result: T = await self._enqueue(item, None if urgent else owner)
@@ -74,34 +74,34 @@ class Intake(ABC):
         items: int,
         owner: str,
     ) -> list[T]:
-        """Steps the events of one large call in order; other callers' events run between them.
+        """Steps the events of one large call in sequence. Other callers' events run between them.
 
-        The first event is stepped alone. If it is refused, none of the others is stepped.
-        Admission counts all events together, so none is refused later because too much waits.
+        The first event is stepped alone. If it is rejected, the others are not stepped. All events
+        are admitted together, so none of them is rejected later because too many items are waiting.
 
         Args:
-            makes: make the events, each given the moment of its batch. At least one.
+            makes: functions that make the events from the time of their batch; at least one.
             render: see `submit`.
-            items: how many items one event carries at most.
+            items: the maximum number of items in one event.
             owner: see `submit`.
 
         Returns:
-            The results, in the order of `makes`.
+            The results, in the sequence of `makes`.
 
         Raises:
-            FinegrainError: see `submit`. Other events of the call may have been done.
+            FinegrainError: see `submit`. Other events of the call may have had their effect.
         """
         first, *rest = (
             Item(self._future(), make=each, render=render, items=items) for each in makes
         )
         self._let_in(owner, items * len(makes))
-        # The rest counts as admitted while the first event is stepped, so that other calls of the
-        # owner cannot take its place.
+        # The other events count as admitted while the first event is stepped, so that other calls
+        # of the owner cannot use their places.
         with self._lanes.promised(owner, items * len(rest)):
             self._put(first, owner)
             result: T = await first.future
-        # Nothing is awaited between the end of `promised` and these lines, so no item is counted
-        # twice or not at all.
+        # There is no await between the end of `promised` and these lines, so each item is counted
+        # exactly once.
         for each in rest:
             self._put(each, owner)
         return [result, *await asyncio.gather(*(each.future for each in rest))]
@@ -109,23 +109,21 @@ class Intake(ABC):
     async def read(
         self, fn: Callable[[State], T], *, owner: str | None = None, items: int = 1
     ) -> T:
-        """Runs a function over the state between two batches.
-
-        `fn` must not keep references to the state.
+        """Runs a function on the state between two batches.
 
         Args:
-            fn: the function.
-            owner: the job or connection whose queue the read joins; None: a short read by the
+            fn: the function. It must not keep references to the state.
+            owner: the job or connection whose queue gets the read; None: a short read by the
                 resource manager itself, which is served before all others.
-            items: how many entries the function looks at, for the limits.
+            items: the number of entries that the function reads, for the limits.
 
         Returns:
-            What the function returned.
+            The result of the function.
 
         Raises:
             FinegrainError: the function raised it.
             Unavailable: the resource manager is stopping.
-            ResourceExhausted: too many items wait.
+            ResourceExhausted: too many items are waiting.
         """
         item = Item(self._future(), read=fn, items=items)
         result: T = await self._enqueue(item, owner)
@@ -159,7 +157,7 @@ class Intake(ABC):
         return asyncio.get_running_loop().create_future()
 
     async def _enqueue(self, item: Item, owner: str | None) -> Any:
-        """Queues the item and waits for its result; `owner` None: in the urgent lane."""
+        """Queues the item, in the urgent lane if `owner` is None, and waits for its result."""
         self._let_in(owner, item.items)
         self._put(item, owner)
         return await item.future
@@ -168,8 +166,8 @@ class Intake(ABC):
         if (refusal := self._refusal()) is not None:
             raise refusal
         try:
-            # Only the fair queues are limited here. Urgent items are few: executors, keep-alives
-            # (limited by `JobAdmission`) and short reads.
+            # Only the fair queues are limited here, because there are few urgent items: answers of
+            # executors, keep-alives (limited by `JobAdmission`) and short reads.
             if owner is not None:
                 self._lanes.check(owner, items)
         except ResourceExhausted:
@@ -177,7 +175,7 @@ class Intake(ABC):
             raise
 
     def _put(self, item: Item, owner: str | None) -> None:
-        # Checked again: the runner may have begun to stop since the item was admitted.
+        # This is checked again, because the runner may have started to stop after the admission.
         if (refusal := self._refusal()) is not None:
             raise refusal
         if owner is None:
@@ -188,7 +186,10 @@ class Intake(ABC):
 
 
 def fail(items: Sequence[Item], error: FinegrainError) -> None:
-    """Fails these items for their callers. An item that already has an error keeps it."""
+    """Reports the error to the callers of these items.
+
+    An item that already has an error keeps it.
+    """
     for item in items:
         item.error = item.error or error
         item.settle()

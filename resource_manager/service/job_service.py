@@ -44,12 +44,12 @@ from resource_manager.service.wire.slot_reuse import reuse_events, slot_reuses
 
 DEFAULT_GROUP = "default"
 EXPLAINED_EXECUTORS_MAX = 1_000
-CHECKED_AT_ONCE = 200  # requests decoded before other calls run; some 10 us each
-EXPLAIN_ITEMS = 500  # what Explain counts against the fair queues: 50 ms on the largest clusters
+CHECKED_AT_ONCE = 200  # number of requests that are decoded before other calls run; 10 us each
+EXPLAIN_ITEMS = 500  # items that Explain counts in the fair queues: 50 ms on the largest clusters
 
 
 class JobCalls:
-    """The part of ResourceManagerService that job masters use; see resource_manager.proto."""
+    """The calls of ResourceManagerService that job masters use; see resource_manager.proto."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class JobCalls:
         name = check_text("name", request.name, longest=decoding.NAME_LENGTH_MAX)
         group = check_id("group", request.group or DEFAULT_GROUP)
         lease_ms = self._lease_ms(request)
-        # Derived before the event, because the engine stores only hashes.
+        # The secret is computed before the event, because the engine stores only its hash.
         secret = self._secrets.derive(job_id, request_id)
         secret_sha256, request_id_sha256 = sha256_hex(secret), sha256_hex(request_id)
         answer = await self._runner.submit(
@@ -89,7 +89,7 @@ class JobCalls:
             ),
             owner=current_caller().peer,
         )
-        # Only now: a registration that was refused must not replace the secret of the job.
+        # This comes last, because a rejected registration must not replace the secret of the job.
         self._secrets.remember(job_id, secret_sha256)
         return answer
 
@@ -100,8 +100,8 @@ class JobCalls:
         job_id, acknowledged = check_id("job_id", request.job_id), request.acknowledged_sequence
         if acknowledged < 0:
             raise InvalidArgument("acknowledged_sequence", acknowledged, "0 or more")
-        # Ownership before admission, so that strangers cannot use up what a job may have in
-        # progress.
+        # Ownership is checked before admission, so that other callers cannot use up the limits of
+        # the job.
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.KEEP_ALIVE, job_id):
             return await self._runner.submit(
@@ -131,8 +131,8 @@ class JobCalls:
         ranges = request_ranges(request.ranges)
         checked = None
         members_max = self._settings.gang_members_max
-        # A small call is decoded at once, so that a malformed one is refused before any other
-        # check. A large one is decoded in steps, after the job's secret and limits are checked.
+        # A small call is decoded at once, so that a malformed call is rejected before any other
+        # check. A large call is decoded in steps, after the job's secret and limits were checked.
         if len(messages) <= CHECKED_AT_ONCE:
             specs = decoding.slot_requests_from(messages, 0)
             checked = make_submission(specs, request.gangs, members_max=members_max)
@@ -144,7 +144,8 @@ class JobCalls:
             answered = await self._in_chunks(
                 submission_events(job_id, checked, ranges), len(checked.specs) + len(ranges), job_id
             )
-        # Ranges are in the last event, after all requests. Their outcomes come in the same order.
+        # The last event contains the ranges, after all requests. Their outcomes have the same
+        # sequence.
         of_ranges = answered[len(checked.specs) :]
         merged = checked.outcomes(answered[: len(checked.specs)])
         self._count(merged, [1] * len(merged))
@@ -174,7 +175,7 @@ class JobCalls:
                 lambda some: lambda at: RequestsCancelled(at, job_id, (), ranges=some),
                 ranges,
                 owner=job_id,
-                # A range can stand for very many requests, so each event counts as a full chunk.
+                # A range can contain very many requests, so each event counts as a full chunk.
                 weight=CHUNK_ITEMS_MAX,
             )
         return rm_pb2.CancelRequestsResponse(
@@ -244,13 +245,14 @@ class JobCalls:
             raise InvalidArgument("from_sequence", request.from_sequence, "0 or more")
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.STREAM, job_id):
-            # The stream counts for the job until it ends, however long that takes.
+            # The stream counts for the job until the stream ends.
             messages = self._hub.watch(job_id, request.from_sequence)
             try:
                 async for message in messages:
                     yield message
             finally:
-                # Closed at once, so that the hub does not keep events for a stream that has ended.
+                # The generator is closed at once, so that the hub does not keep events for an ended
+                # stream.
                 await messages.aclose()
 
     async def Explain(self, request: rm_pb2.ExplainRequest, context: Any) -> rm_pb2.ExplainResponse:
@@ -283,10 +285,10 @@ class JobCalls:
     async def _in_chunks(
         self, makes: Sequence[Callable[[Instant], Event]], items: int, job_id: str
     ) -> list[ItemOutcome]:
-        """Submits the events of one call and returns their outcomes, in the order sent."""
+        """Submits the events of one call, and returns their outcomes in sequence."""
         if not makes:
             return []
-        # One event may be smaller than a chunk. Each is counted like the largest possible one.
+        # An event may be smaller than a chunk, but each counts as a full chunk.
         answers: list[list[ItemOutcome]] = await self._runner.submit_chunks(
             makes, None, items=min(items, CHUNK_ITEMS_MAX), owner=job_id
         )

@@ -1,9 +1,9 @@
-"""Which items the single writer serves next: fair queues between callers, and bounds on them.
+"""Decides which items the single writer serves next, with fair queues and limits.
 
-There are two lanes. The urgent lane goes first, up to a bound per batch: keep-alives, answers of
-executors and short reads of the resource manager itself. Everything else waits in one queue per
-owner (a job, else a connection), and the queues are served in turn. So an owner that sends much
-delays itself only.
+There are two lanes. The urgent lane is served first, up to a limit per batch. It contains
+keep-alives, answers of executors, and short reads of the resource manager itself. All other items
+wait in one queue per owner (a job, or a connection without a job), and the queues are served one
+after the other. So an owner that sends many items delays only itself.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ from resource_manager.service.engine_driver import Item
 
 @dataclass(frozen=True, slots=True)
 class LaneLimits:
-    """How many items may wait, and how many one batch serves. Items are the rows of a call."""
+    """Limits of waiting items and of one batch. Items are the rows of a call."""
 
-    batch_items_max: int = 2_000  # of one batch, over all owners; a larger call fills one alone
-    urgent_items_max: int = 200  # of one batch, in addition; each may concern another executor
-    # Items that wait, over all owners. Above it, an owner that already has items waiting must
-    # retry. Above twice as many, every owner must.
+    batch_items_max: int = (
+        2_000  # items of all owners in one batch; a larger call has its own batch
+    )
+    urgent_items_max: int = 200  # urgent items in one batch, in addition
+    # Waiting items of all owners. Above this limit, an owner with waiting items must retry. Above
+    # twice this limit, every owner must retry.
     queue_items_max: int = 200_000
-    owner_items_max: int = 40_000  # items of one owner that wait; above it, the owner must retry
-    retry_s: float = 0.5  # retry delay given to a refused caller
+    owner_items_max: int = 40_000  # waiting items of one owner, above which the owner must retry
+    retry_s: float = 0.5  # delay after which a rejected caller should retry
 
 
 @dataclass(slots=True)
 class _OwnerQueue:
-    """Items of one owner that wait."""
+    """The waiting items of one owner."""
 
     items: deque[Item] = field(default_factory=deque)
     waiting: int = 0  # sum of `Item.items`
-    credit: int = 0  # items it may still take in this round; negative: overdrawn
+    credit: int = 0  # items that the queue may still give in this round; negative: overdrawn
 
 
 class Lanes:
     """All items that wait for the writer.
 
-    The owners' queues are served by a round robin with credit, counted in items, after M. Shreedhar
-    and G. Varghese, "Efficient fair queueing using deficit round robin" (SIGCOMM 1995). Unlike
-    there, a queue may overdraw its credit and pays that back in later rounds. A call of an owner
-    with nothing else waiting is in the next batch or, with very many owners, is served after one
-    round over all of them.
+    The owners' queues are served by deficit round robin, with credit counted in items (M. Shreedhar
+    and G. Varghese, "Efficient fair queueing using deficit round robin", SIGCOMM 1995). One detail
+    differs: a queue may overdraw its credit, and pays this back in later rounds. If an owner has no
+    other waiting items, its call is served in the next batch or, with very many owners, after one
+    round over all owners.
     """
 
     def __init__(self, limits: LaneLimits) -> None:
@@ -60,12 +62,12 @@ class Lanes:
         return bool(self._urgent or self._queues)
 
     def put_urgent(self, item: Item) -> None:
-        """Queues an item for the very next batch."""
+        """Queues an item for the next batch."""
         self._urgent.append(item)
         self.waiting_items += item.items
 
     def put(self, item: Item, owner: str) -> None:
-        """Queues an item in its owner's queue."""
+        """Adds an item to its owner's queue."""
         queue = self._queues.get(owner)
         if queue is None:
             queue = self._queues[owner] = _OwnerQueue()
@@ -74,19 +76,20 @@ class Lanes:
         self.waiting_items += item.items
 
     def check(self, owner: str, items: int) -> None:
-        """Returns normally if this many more items may wait.
+        """Checks that more items may wait.
 
         Args:
-            owner: whose items they are.
-            items: how many.
+            owner: the owner of the items.
+            items: the number of items.
 
         Raises:
-            ResourceExhausted: too many items wait, of this owner or in all.
+            ResourceExhausted: too many items of this owner, or of all owners, are waiting.
         """
         limits = self._limits
         queue = self._queues.get(owner)
         mine = self._promised.get(owner, 0) + (queue.waiting if queue is not None else 0)
-        # An owner with nothing waiting may send a call of any size. Else it could never be served.
+        # An owner without waiting items may send a call of any size. Otherwise a large call could
+        # never be served.
         if mine and mine + items > limits.owner_items_max:
             raise ResourceExhausted(
                 f"{mine} items of this caller are waiting to be written, and the limit is "
@@ -95,7 +98,8 @@ class Lanes:
                 retry_after_s=limits.retry_s,
             )
         waiting = self.waiting_items + sum(self._promised.values())
-        # An owner with nothing waiting is not refused because of what others send.
+        # An owner without waiting items gets a higher limit, so that other owners' items do not
+        # block it.
         most = limits.queue_items_max if mine else 2 * limits.queue_items_max
         if waiting and waiting + items > most:
             raise ResourceExhausted(
@@ -121,11 +125,11 @@ class Lanes:
                 del self._promised[owner]
 
     def gather(self) -> list[Item]:
-        """Returns the next batch. Items whose caller has given up are skipped."""
+        """Returns the next batch, without items whose caller has cancelled the call."""
         return [*self._next_urgent(), *self._next_fair()]
 
     def drain(self) -> list[Item]:
-        """Removes and returns all items, for the caller to refuse."""
+        """Removes and returns all items. The caller rejects them."""
         waiting = list(self._urgent)
         for queue in self._queues.values():
             waiting += queue.items
@@ -146,18 +150,20 @@ class Lanes:
     def _next_fair(self) -> Iterator[Item]:
         """Serves the owners' queues round by round, until the batch is full or all are empty.
 
-        In each round a queue's credit grows by an equal share of a batch, to at most that share. A
-        queue with credit gives items until the credit is used up. The last item may overdraw it.
+        In each round, the credit of each queue grows by an equal share of a batch, up to this
+        share. A queue with credit gives items until its credit is used. The last item may overdraw
+        the credit.
 
-        Example: with a batch of 2,000 and two owners the share is 1,000. Owner A has calls of 900
-        and 900 items, owner B calls of 10. In the first round A's credit is 1,000: A gives its
-        first call (credit 100) and, since that is above 0, its second one (credit -800). B then
-        gives calls from the 200 items that are left of the batch.
+        Example: with a batch of 2,000 items and two owners, the share is 1,000. Owner A has two
+        calls of 900 items, and owner B has calls of 10 items. In the first round, A has a credit of
+        1,000. A gives its first call (credit 100) and, because the credit is above 0, its second
+        call (credit -800). Then 200 items of the batch are left for calls of B.
         """
         left = self._limits.batch_items_max
-        alone = True  # the batch is empty so far: even an item larger than a batch may go
+        alone = True  # the batch is still empty, so an item larger than a batch is allowed
         while self._queues and left > 0:
-            # At least 1, so that very many owners still make progress in every pass.
+            # The share is at least 1, so that each owner makes progress even if there are very
+            # many.
             share = max(1, self._limits.batch_items_max // len(self._queues))
             served = False
             for owner in list(self._queues):
@@ -172,21 +178,22 @@ class Lanes:
                     alone, served = False, True
                     yield item
                 if not queue.items:
-                    # The credit goes with the queue: an owner that comes back starts like a new
-                    # one.
+                    # The credit is deleted with the queue. If the owner returns, it starts like a
+                    # new owner.
                     del self._queues[owner]
-                # An owner with credit left keeps its place. Only the size of the batch has stopped
-                # it.
+                # An owner that still has credit keeps its place. Only the size of the batch has
+                # stopped it.
                 elif queue.credit <= 0:
-                    self._queues[owner] = self._queues.pop(owner)  # to the end of the order
+                    self._queues[owner] = self._queues.pop(owner)  # the owner becomes the last one
                 if left <= 0:
                     return
             if not served and self._queues:
                 if any(queue.credit > 0 for queue in self._queues.values()):
-                    return  # those with credit have items too large for the rest of the batch
+                    return  # the items of all queues with credit are too large for this batch
                 least = min(-queue.credit for queue in self._queues.values())
                 for queue in self._queues.values():
-                    # All are overdrawn. Skip the rounds in which none could be served.
+                    # All queues are overdrawn, so this skips the rounds in which none could be
+                    # served.
                     queue.credit += least
 
     def _take(self, queue: _OwnerQueue) -> Item:

@@ -1,4 +1,4 @@
-"""The check before every command: no other resource manager leads."""
+"""The check before every command that no other resource manager leads."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ CONFIRM_PAUSE_S = 0.2
 
 
 async def may_command(runner: Runner) -> bool:
-    """Waits until it is certain who leads. Returns False if another resource manager does."""
+    """Waits until it is certain which process leads. Returns False if it is another process."""
     while True:
         try:
             await runner.confirm()
         except NotLeader:
             return False
         except StoreError:
-            # The database does not report who leads. If the state is dropped meanwhile, the
-            # listener cancels the command that waits here.
+            # The database does not report the leader, so this tries again. If the state is dropped
+            # during this loop, the listener cancels the waiting command.
             await asyncio.sleep(CONFIRM_PAUSE_S)
         else:
             return True

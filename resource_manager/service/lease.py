@@ -1,7 +1,7 @@
-"""Renews the leadership lease from a dedicated thread, and confirms it before anything goes out.
+"""Renews the leadership lease in a separate thread, and confirms it before answers and commands.
 
-A process that was suspended or starved for longer than its lease finds out here, before it answers
-a caller or commands an executor. The store decides how a lease is kept.
+If a process did not run for longer than its lease, it detects this here before it answers a caller
+or commands an executor. Each store implements the lease in its own way.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ class LeaseKeeper:
     """Keeps the leadership of one store.
 
     Args:
-        store: already leads when `start` is called.
-        interval_s: seconds between two renewals.
+        store: the store. It must be the leader's store when `start` is called.
+        interval_s: the time between two renewals, in seconds.
         on_lost: called once, on the event loop, when another process leads.
-        unsure_max_s: callers are refused when the lease has been in doubt for longer.
+        unsure_max_s: when the lease has been unconfirmed for longer than this, callers are
+            rejected.
     """
 
     def __init__(
@@ -43,36 +44,37 @@ class LeaseKeeper:
         self._on_lost = on_lost
         self._unsure_max_s = unsure_max_s
         self._unsure_since_s: float | None = None
-        # A thread, not a task: a busy event loop must not cost the leadership.
+        # It is a thread and not a task, so that renewals continue while the event loop is busy.
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="rm-lease")
         self._renewal: asyncio.Future[None] | None = None
 
     def start(self) -> None:
-        """Begins to renew. May be called again after `pause`."""
-        # A new event for each thread: one that was paused and has not noticed yet still ends.
+        """Starts the renewals. It may be called again after `pause`."""
+        # Each thread has its own event, so that a paused thread ends even if a new thread has
+        # started.
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=self._run,
             args=(self._over, asyncio.get_running_loop()),
             name="rm-renew",
-            # A renewal that hangs must not keep the process from ending.
+            # The process must be able to end even if a renewal hangs.
             daemon=True,
         )
         self._thread.start()
 
     def pause(self) -> None:
-        """Stops renewing. A renewal in progress completes by itself."""
+        """Stops the renewals. A renewal in progress still completes."""
         self._over.set()
 
     def stop(self) -> None:
-        """Stops renewing for good; `start` must not follow."""
+        """Stops the renewals permanently. `start` must not be called after this."""
         self.pause()
         self._executor.shutdown(wait=False)
 
     def check(self) -> None:
-        """Notes whether the lease holds. Call it regularly (the writer's tick does)."""
+        """Records whether the lease is valid. The writer's tick calls this regularly."""
         if self._store.holds_lease():
             self._unsure_since_s = None
         elif self._unsure_since_s is None:
@@ -80,7 +82,8 @@ class LeaseKeeper:
 
     @property
     def outage(self) -> Unavailable | None:
-        """The refusal for callers after the lease was in doubt for `unsure_max_s`, or None."""
+        """Returns the error for callers if the lease was unconfirmed for `unsure_max_s`; otherwise
+        None."""
         since_s = self._unsure_since_s
         if since_s is None or time.monotonic() - since_s < self._unsure_max_s:
             return None
@@ -90,29 +93,29 @@ class LeaseKeeper:
         )
 
     async def confirm(self) -> None:
-        """Returns once it is certain that no other process can have taken over.
+        """Returns when it is certain that no other process has taken over.
 
-        Asks the database only where the lease may have run out.
+        It calls the database only if the lease may have ended.
 
         Raises:
             NotLeader: another process leads.
-            StoreError: the database does not say who leads.
+            StoreError: the database does not report the leader.
         """
-        # A loop, because the lease may have run out again by the time a slow answer arrives.
+        # This is a loop, because the lease may have ended again when a slow answer arrives.
         while not self._store.holds_lease():
             if self._renewal is None or self._renewal.done():
                 self._renewal = asyncio.ensure_future(self.renew())
                 self._renewal.add_done_callback(_retrieve_error)
-            # Shielded and shared: all callers in doubt wait for one renewal, and one of them that
-            # is cancelled does not cancel it for the others.
+            # All callers wait for one shared renewal. The shield ensures that a cancelled caller
+            # does not cancel it for the others.
             await asyncio.shield(self._renewal)
 
     async def renew(self) -> None:
-        """Renews now.
+        """Renews the lease now.
 
         Raises:
             NotLeader: another process leads.
-            StoreError: the database does not say who leads.
+            StoreError: the database does not report the leader.
         """
         await asyncio.get_running_loop().run_in_executor(self._executor, self._store.renew)
 
@@ -122,11 +125,11 @@ class LeaseKeeper:
             try:
                 self._store.renew()
             except NotLeader as error:
-                with suppress(RuntimeError):  # the event loop has been closed
+                with suppress(RuntimeError):  # the event loop is closed already
                     loop.call_soon_threadsafe(self._on_lost, error)
                 return
-            except Exception as error:  # only a successor ends the renewals for good
-                # Logged once per outage; the commits that fail in it log the details.
+            except Exception as error:  # only another leader ends the renewals permanently
+                # This is logged once per outage. The failing commits log the details.
                 if not (failing or over.is_set()):
                     _log.warning("renewal_failed", error=str(error))
                 failing = True
@@ -135,6 +138,6 @@ class LeaseKeeper:
 
 
 def _retrieve_error(renewal: asyncio.Future[None]) -> None:
-    """Retrieves the error, so that asyncio does not warn when no caller waits any more."""
+    """Retrieves the error, so that asyncio does not warn if no caller waits any more."""
     if not renewal.cancelled():
         renewal.exception()

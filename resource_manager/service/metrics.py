@@ -1,8 +1,8 @@
 """All metrics of the resource manager, declared in one place.
 
-The number of label values is bounded by the configuration, by the executors or by the resource
-groups; job and allocation ids are never labels. `observe_state` fills the gauges of the cluster at
-each scrape.
+The number of label values is limited by the configuration, by the executors or by the resource
+groups. Ids of jobs and allocations are never labels. At each scrape, `observe_state` fills the
+gauges of the cluster.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class ResourceManagerMetrics:
 
     def _define_writer(self, registry: CollectorRegistry) -> None:
         self.rm_epoch = Gauge(
-            "finegrain_rm_epoch", "Incarnation of the resource manager.", registry=registry
+            "finegrain_rm_epoch", "Epoch of this resource manager.", registry=registry
         )
         self.leader = Gauge(
             "finegrain_rm_leader",
-            "1 while this resource manager leads; 0: it is a standby, or is starting.",
+            "1 while this resource manager leads; 0 while it starts or is a standby.",
             registry=registry,
         )
         self.decision_seconds = Histogram(
             "finegrain_rm_placement_duration_seconds",
-            "Time to step and decide one batch, without the commit.",
+            "Time to process one batch, without the commit.",
             buckets=_FAST_S,
             registry=registry,
         )
@@ -62,12 +62,12 @@ class ResourceManagerMetrics:
         )
         self.step_failures = Counter(
             "finegrain_rm_step_failures_total",
-            "Batches dropped because a bug may have left the state half changed.",
+            "Batches dropped because a bug may have left the state inconsistent.",
             registry=registry,
         )
         self.reloads = Counter(
             "finegrain_rm_reloads_total",
-            "Times the state was dropped and loaded again.",
+            "Number of times that the state was dropped and read again.",
             registry=registry,
         )
         self.queue_items = Gauge(
@@ -75,17 +75,17 @@ class ResourceManagerMetrics:
         )
         self.refused_overload = Counter(
             "finegrain_rm_refused_overload_total",
-            "Calls refused because too many items were waiting.",
+            "Calls rejected because too many items were waiting.",
             registry=registry,
         )
         self.ledger_mismatches = Gauge(
             "finegrain_rm_ledger_mismatches",
-            "Invariants found broken; above 0: no slots are granted.",
+            "Number of broken invariants; while it is above 0, no slots are granted.",
             registry=registry,
         )
         self.loop_lag = Histogram(
             "finegrain_rm_event_loop_lag_seconds",
-            "How late the event loop woke up.",
+            "Delay of the event loop: how much later than planned it woke up.",
             buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
             registry=registry,
         )
@@ -154,7 +154,7 @@ class ResourceManagerMetrics:
     def _define_cluster(self, registry: CollectorRegistry) -> None:
         self.pending = Gauge(
             "finegrain_rm_pending_requests",
-            "Requests that wait, by primary reason.",
+            "Pending requests, by primary reason.",
             ("reason",),
             registry=registry,
         )
@@ -195,7 +195,7 @@ class ResourceManagerMetrics:
         )
         self.executor_up = Gauge(
             "finegrain_executor_up",
-            "1 where the executor is registered and reporting.",
+            "1 if the executor is registered and reports.",
             ("executor",),
             registry=registry,
         )
@@ -210,13 +210,13 @@ class ResourceManagerMetrics:
         )
         self.cpu_cores = Gauge(
             "finegrain_cpu_cores",
-            "CPU cores of an executor: total, reserved for the system, allocated, really used.",
+            "CPU cores of an executor: total, reserved for the system, allocated, used by slots.",
             ("executor", "state"),
             registry=registry,
         )
         self.memory_bytes = Gauge(
             "finegrain_memory_bytes",
-            "Memory of an executor: total, reserved for the system, allocated, really used.",
+            "Memory of an executor: total, reserved for the system, allocated, used by slots.",
             ("executor", "state"),
             registry=registry,
         )
@@ -230,8 +230,8 @@ class ResourceManagerMetrics:
     def _define_devices(self, registry: CollectorRegistry) -> None:
         self.device_units = Gauge(
             "finegrain_device_units",
-            "Devices of an executor by dimension, where 0.5 is half of one: total, allocated, and "
-            "unusable (free, but on devices that get no new work).",
+            "Devices of an executor by dimension, where 0.5 is half of a device: total, allocated, "
+            "and unusable (free, but on devices that get no new work).",
             ("executor", "dimension", "state"),
             registry=registry,
         )
@@ -256,13 +256,13 @@ class ResourceManagerMetrics:
         )
         self.device_usable = Gauge(
             "finegrain_device_usable",
-            "1 where the device gets new work.",
+            "1 if the device gets new work.",
             ("executor", "type", "minor", "uuid"),
             registry=registry,
         )
         self.device_allocated = Gauge(
             "finegrain_device_allocated_ratio",
-            "Part of a device that slots have, by dimension; 1: all of it.",
+            "Part of a device that slots have, by dimension; 1: the whole device.",
             ("executor", "type", "minor", "uuid", "dimension"),
             registry=registry,
         )
@@ -275,15 +275,15 @@ class ResourceManagerMetrics:
         self.group_weight = gauge("weight", "Weight of a resource group.")
         self.group_entitled = gauge(
             "entitled_share_ratio",
-            "Part of all usage that a group is entitled to, by weight, among the groups with work.",
+            "Part of all usage that a group should get by its weight, among the groups with work.",
         )
         self.group_share = gauge(
-            "share_ratio", "Part of all usage that the slots of a group cause now."
+            "share_ratio", "Part of all present usage that the slots of a group cause."
         )
         self.group_service = gauge(
             "service_cost_seconds", "Recent usage: cost times seconds, decayed."
         )
-        self.group_pending = gauge("pending_requests", "Requests that wait.")
+        self.group_pending = gauge("pending_requests", "Pending requests.")
         self.group_oldest_wait = gauge(
             "oldest_wait_seconds",
             "Age of the request that has waited longest; 0: none waits.",
@@ -304,8 +304,8 @@ class ResourceManagerMetrics:
         )
         self.group_device_units = gauge(
             "device_units",
-            "Devices of a group by dimension, where 0.5 is half of one: used (booked), minimum, "
-            "maximum.",
+            "Devices of a group by dimension, where 0.5 is half of a device: used (booked), "
+            "minimum, maximum.",
             "dimension",
             "state",
         )
@@ -321,7 +321,7 @@ class ResourceManagerMetrics:
         Args:
             executor_id: the executor.
             state: total, reserved, allocated or used.
-            amounts: the amounts in this state; memory is the sum of all memory dimensions.
+            amounts: the amounts in this state. Memory is the sum of all memory dimensions.
         """
         memory = amounts.get(MEMORY_BYTES, 0) + sum(amounts.get(part, 0) for part in MEMORY_PARTS)
         self.cpu_cores.labels(executor_id, state).set(amounts.get(CPU_MILLI, 0) / 1000)

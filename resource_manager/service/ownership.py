@@ -1,7 +1,7 @@
-"""Proof of owning a job: the caller presents the secret that RegisterJob returned.
+"""Checks that a caller owns a job: the caller must send the secret that RegisterJob returned.
 
-The secret is derived, not stored: the same job id and request id give the same secret again, so a
-repeated registration returns the same answer. The state holds hashes only.
+The secret is computed and not stored. The same job id and request id always give the same secret,
+so a repeated registration returns the same answer. The state contains only hashes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ AWAY_PAUSE_S = 0.2
 
 
 class JobSecrets:
-    """Derives and checks job secrets.
+    """Computes and checks job secrets.
 
-    Call `unlock` first, once this process leads.
+    Call `unlock` first, when this process has become the leader.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -34,7 +34,7 @@ class JobSecrets:
         self._hashes: OrderedDict[str, str] = OrderedDict()
 
     async def unlock(self) -> None:
-        """Reads the cluster's 256-bit key. Waits while the database is away.
+        """Reads the cluster's 256-bit key. Waits while the database cannot be reached.
 
         Raises:
             StoreError: the key cannot be read.
@@ -52,11 +52,11 @@ class JobSecrets:
         """Returns the secret of a job: HMAC-SHA256 of both ids with the cluster's key.
 
         Raises:
-            Unavailable: `unlock` has not ended yet.
+            Unavailable: `unlock` has not completed yet.
         """
         if not self._key:
             raise Unavailable("the resource manager is starting; try again")
-        text = f"{job_id}|{request_id}".encode()  # job ids have no "|": the two stay distinct
+        text = f"{job_id}|{request_id}".encode()  # unambiguous, because job ids contain no "|"
         digest = hmac.new(self._key, text, hashlib.sha256).digest()
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
@@ -68,17 +68,17 @@ class JobSecrets:
             self._hashes.popitem(last=False)
 
     async def check(self, job_id: str) -> None:
-        """Returns normally if the caller owns the job.
+        """Checks that the caller owns the job.
 
-        Reads the state only when the cache does not match.
+        It reads the state only if the cached hash does not match.
 
         Raises:
             NotFound: the job is unknown.
-            PermissionDenied: the caller presents no secret, or another one.
+            PermissionDenied: the caller sent no secret, or the secret of another job.
         """
         caller = current_caller()
         known = self._hashes.get(job_id)
-        # The usual case. It adds nothing to the writer's queues.
+        # This is the usual case. It needs no read in the writer's queues.
         if known is not None and caller.owns(known):
             return
         known = await self._runner.read(
@@ -86,10 +86,11 @@ class JobSecrets:
         )
         if not caller.owns(known):
             raise PermissionDenied(
-                f"the call does not carry the secret of job {job_id}; send what RegisterJob "
-                "returned as metadata finegrain-job-secret",
+                f"the call does not have the secret of job {job_id}; send the secret that "
+                "RegisterJob returned as metadata finegrain-job-secret",
                 reason=Reason.JOB_SECRET_WRONG,
                 details={"job_id": job_id},
             )
-        # Remembered for owners only, so that strangers cannot push other jobs out of the cache.
+        # The hash is cached only for owners, so that other callers cannot remove jobs from the
+        # cache.
         self.remember(job_id, known)

@@ -1,4 +1,4 @@
-"""Pages of lists: page sizes, and tokens that carry the key after which the next page begins."""
+"""Pages of lists: page sizes, and tokens with the key after which the next page begins."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import json
 from finegrain.errors import InvalidArgument
 
 PAGE_SIZE_DEFAULT = 1_000
-PAGE_SIZE_MAX = 2_000  # the writer does nothing else while it builds a page
+PAGE_SIZE_MAX = 2_000  # limited, because the writer is blocked while it builds a page
 _TOKEN_LENGTH_MAX = 1_000
 
 Key = tuple[str | int, ...]
 
 
 def page_size(asked: int) -> int:
-    """Returns how many entries a page has: `asked`, or the default for 0; at most the maximum.
+    """Returns the number of entries of a page: `asked` (0: the default), at most the maximum.
 
     Raises:
         InvalidArgument: `asked` is negative.
@@ -27,7 +27,7 @@ def page_size(asked: int) -> int:
 
 
 def token_of(key: Key | None) -> str:
-    """Returns the token for a key; empty if there is no key, so this was the last page."""
+    """Returns the token for a key; empty if there is no key, which means the last page."""
     if key is None:
         return ""
     return base64.urlsafe_b64encode(json.dumps(key, separators=(",", ":")).encode()).decode()
@@ -37,17 +37,17 @@ def key_of(token: str, start: Key) -> Key:
     """Returns the key in a token.
 
     Args:
-        token: what the caller sent; empty: from the beginning.
-        start: the key for an empty token. Its types are those that every key must have.
+        token: the token that the caller sent; empty: the list begins at its start.
+        start: the key for an empty token. Every key must have the same types as this key.
 
     Raises:
-        InvalidArgument: the token is not one of this list.
+        InvalidArgument: the token does not belong to this list.
     """
     if not token:
         return start
-    problem = InvalidArgument("page_token", token, "the next_page_token of the page before")
+    problem = InvalidArgument("page_token", token, "the next_page_token of the previous page")
     try:
-        # Cut, so that a huge token is not decoded.
+        # The token is shortened, so that a huge token is not decoded.
         data = json.loads(base64.b64decode(token[:_TOKEN_LENGTH_MAX], b"-_", validate=True))
     except (binascii.Error, ValueError):
         raise problem from None

@@ -1,4 +1,4 @@
-"""Checks the options before the start: builds the engine's settings and reads the tokens."""
+"""Prepares the start from the options: builds the engine's settings, and reads the tokens."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def settings_of(
 
     Args:
         options: the configuration.
-        provisioning: what the providers' file says; None: there is none.
+        provisioning: the settings in the providers' file; None: there is no such file.
 
     Raises:
-        InvalidArgument: a number is out of its range.
+        InvalidArgument: a number is outside of its range.
     """
     strategy: Strategy | None = next(
         (each for each in get_args(Strategy) if each == options.strategy), None
@@ -45,7 +45,7 @@ def settings_of(
         raise InvalidArgument("strategy", options.strategy, "pack, spread or balanced")
     if options.report_interval_ms < 1:
         raise InvalidArgument("report_interval_ms", options.report_interval_ms, "1 or more")
-    # One report may come late without its executor counting as lost.
+    # If only one report comes late, its executor must not count as lost.
     if options.lost_timeout_ms < 2 * options.report_interval_ms:
         raise InvalidArgument(
             "lost_timeout_ms",
@@ -75,10 +75,10 @@ def settings_of(
 
 
 def _sound(fairness: Fairness) -> Fairness:
-    """Returns the settings unchanged after checking their ranges.
+    """Checks the ranges of the settings, and returns the settings unchanged.
 
     Raises:
-        InvalidArgument: one is out of its range.
+        InvalidArgument: a setting is outside of its range.
     """
     for name, value, known in (
         ("order", fairness.order, get_args(Order)),
@@ -114,18 +114,22 @@ def software_version() -> str:
 
 @dataclass(frozen=True, slots=True)
 class PreparedTokens:
-    """The tokens, and the files that were created for them in this start."""
+    """The tokens, and the token files that this start has created."""
 
     tokens: Tokens
     made: tuple[Path, ...] = ()
 
     def check_shared(self, leader: str) -> None:
-        """Checks that a standby may have the leader's tokens.
+        """Checks that the tokens of a standby can be the leader's tokens.
 
-        Tokens that this start created cannot be the leader's. Their files are removed again.
+        If this start has created the tokens, they differ from the leader's tokens. Then this
+        removes their files again.
+
+        Args:
+            leader: the name of the leader, for the error.
 
         Raises:
-            ConfigurationError: the tokens were created in this start.
+            ConfigurationError: this start has created the tokens.
         """
         if not self.made:
             return
@@ -133,7 +137,7 @@ class PreparedTokens:
             path.unlink(missing_ok=True)
         names = " and ".join(path.name for path in self.made)
         raise ConfigurationError(
-            f"a standby needs the same tokens as its leader, and {self.made[0].parent} had none; "
+            f"a standby needs the tokens of its leader, but {self.made[0].parent} had no tokens; "
             f"copy {names} there from the state directory of {leader}, or name the files "
             "(--cluster-token-file, --user-token-file)",
             details={"path": self.made[0].parent, "leader": leader},
@@ -143,14 +147,14 @@ class PreparedTokens:
 def prepare_tokens(options: ResourceManagerOptions, state_dir: Path) -> PreparedTokens:
     """Reads the tokens from the configured files, else from the state directory.
 
-    Creates those in the state directory if they are missing.
+    If tokens in the state directory are missing, this creates them.
 
     Raises:
         ConfigurationError: a file is missing, unreadable, malformed, or readable by every user.
     """
     given = options.cluster_token_file, options.user_token_file
     files = [state_dir / name for name in (CLUSTER_TOKEN_FILE, USER_TOKEN_FILE)]
-    # Looked for before they are created below.
+    # This checks which files exist before the code below creates them.
     missing = [file for file in files if not file.exists()]
     own = None if all(given) else ensure_token_files(state_dir, options.user_token_group)
     tokens = Tokens(

@@ -1,4 +1,4 @@
-"""Builds the providers from their file, and decides which addresses their executors dial."""
+"""Builds the providers from their file, and determines the addresses for their executors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from resource_manager.service.provisioning import Providers
 
 
 def read_providers(options: ResourceManagerOptions) -> ProvidersConfiguration:
-    """Reads the providers' file; without one there are no providers.
+    """Reads the providers' file. Without a file there are no providers.
 
     Raises:
         ConfigurationError: the file cannot be used.
@@ -30,28 +30,29 @@ def set_up_providers(
     cluster_token: str,
     address: str,
 ) -> Providers:
-    """Builds all providers. Those without shapes are included, to stop what they started before.
+    """Builds all providers, including providers without shapes, which may still have executors to
+    stop.
 
     Args:
         options: the configuration of the resource manager.
-        read: the providers' file.
-        state_dir: state directory of the resource manager.
-        cluster_token: the token that executors present.
-        address: where others reach this resource manager; empty: unknown.
+        read: the content of the providers' file.
+        state_dir: the state directory of the resource manager.
+        cluster_token: the token with which executors join the cluster.
+        address: the address for connections to this resource manager; empty: unknown.
 
     Returns:
         The providers.
 
     Raises:
-        ConfigurationError: a provider cannot work here, or its executors would have no address
-            to dial.
+        ConfigurationError: a provider cannot work on this host, or there is no address to which its
+            executors can connect.
     """
     managers = read.managers or ((address,) if address else ())
     if read.provisioning and not managers:
         raise ConfigurationError(
-            "executors that are started need an address of this resource manager to connect to, "
-            f"and {options.listen.address}, at which it listens, is not one: set --advertise "
-            f"HOST:PORT, or manager in {read.file}",
+            "executors of providers need an address of this resource manager to which they can "
+            f"connect, and {options.listen.address}, at which it listens, is no such address: set "
+            f"--advertise HOST:PORT, or manager in {read.file}",
             details={"address": options.listen.address},
         )
     context = ProviderContext(

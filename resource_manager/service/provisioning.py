@@ -1,9 +1,10 @@
-"""Carries start and stop orders of the rules to providers, and reports the outcomes to the engine.
+"""Sends the engine's orders to start and stop executors to providers, and reports the outcomes.
 
-An executor has at most one call in progress; a stop cancels a start in progress. An outcome is
-submitted again until the state has it. The module also watches the executors: it cleans up and
-reports those that ended by themselves, and stops those that the state does not know. The rules
-(`engine/provision`) decide when an executor is wanted; the provider knows how to start it.
+There is at most one call in progress for each executor, and a stop cancels a start in progress. An
+outcome is submitted again until it is in the state. This module also watches the executors of
+providers: it reports and cleans up executors that ended by themselves, and stops executors that the
+state does not know. The engine's rules (`engine/provision`) decide when an executor is needed. The
+provider knows how to start it.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 
 CHECKS_AT_ONCE_MAX = 16
-TELL_PAUSE_S = 0.2  # before an outcome is submitted again
+TELL_PAUSE_S = 0.2  # pause before an outcome is submitted again
 STRAY_TIMEOUT_S = 60.0
-MESSAGE_LENGTH_MAX = 1_000  # of a provider's message; the rest is cut off
+MESSAGE_LENGTH_MAX = 1_000  # a longer message of a provider is shortened to this length
 
 _log = get_logger("finegrain.rm.provisioning")
 
@@ -50,37 +51,38 @@ Order = StartExecutor | StopExecutor
 
 @dataclass(frozen=True, slots=True)
 class Providers:
-    """Providers by name, and which of them starts which executor shape."""
+    """The providers by name, and the provider of each executor shape."""
 
     by_name: Mapping[str, Provider]
-    of_shape: Mapping[str, str]  # provider's name by shape
+    of_shape: Mapping[str, str]  # name of the provider, by shape
     look_interval_s: float = 5.0  # between two checks of all executors
     stray_timeout_s: float = STRAY_TIMEOUT_S  # an executor unknown for this long is stopped
 
     def find(self, executor_id: str, shape: str) -> tuple[str, Provider]:
-        """Returns name and provider of an executor.
+        """Returns the name and the provider of an executor.
 
-        That is the provider that has notes of the executor, else the one configured for its shape.
-        Notes go first because the configuration of a shape may have changed since the start.
+        This is the provider that has notes of the executor, otherwise the configured provider of
+        its shape. Notes have priority, because the configuration of a shape may have changed since
+        the start of the executor.
 
         Args:
-            executor_id: the executor.
-            shape: its shape.
+            executor_id: the id of the executor.
+            shape: the shape of the executor.
 
         Returns:
-            The provider's name, and the provider.
+            The name of the provider, and the provider.
 
         Raises:
-            ProviderFailed: no provider has notes of it, and its shape is not configured.
+            ProviderFailed: no provider has notes of the executor, and its shape is not configured.
         """
         configured = self.of_shape.get(shape, "")
         trouble = ""
-        # The configured provider is asked first, because it usually has the notes.
+        # The configured provider comes first, because it usually has the notes.
         for name in sorted(self.by_name, key=lambda name: name != configured):
             try:
                 if self.by_name[name].owns(executor_id):
                     return name, self.by_name[name]
-            except Exception as error:  # for example, its notes cannot be read just now
+            except Exception as error:  # for example, its notes cannot be read at the moment
                 trouble = f" (provider {name} could not check: {error!r})"
         if not configured:
             raise ProviderFailed(
@@ -92,29 +94,29 @@ class Providers:
 
 
 class Carries(Protocol):
-    """What the dispatcher of effects needs of `Provisioning`."""
+    """The part of `Provisioning` that the dispatcher of effects uses."""
 
     def carry_out(self, order: Order) -> None:
-        """Begins to carry out an order. The outcome comes back as an event."""
+        """Starts to carry out an order. The outcome is submitted as an event."""
 
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """The order in progress for one executor, and the one that follows."""
+    """The order in progress for one executor, and the order that follows."""
 
     order: Order
-    ended_by_itself: str = ""  # why it is stopped although the rules did not order that
-    answered: bool = False  # the provider has answered; the state may not have the outcome yet
-    following: Order | None = None  # the order to carry out next
+    ended_by_itself: str = ""  # why the executor is stopped without an order of the engine
+    answered: bool = False  # True: the provider has answered, but the outcome may not be stored
+    following: Order | None = None  # the next order to carry out
     task: asyncio.Task[None] | None = None
 
 
 class Provisioning:
-    """Carries out orders for one resource manager: `begin` once it leads, `stop` at its end.
+    """Carries out orders. Call `begin` when this process leads, and `stop` at its end.
 
-    Calls survive a reload of the state: executor ids are never used again, so an outcome is true
-    for any later state. Calls do not survive loss of leadership or the end of this process; the
-    next leader orders them again.
+    Calls continue when the state is read again: executor ids are never reused, so an outcome is
+    valid for every later state. Calls end when this process ends or is no longer the leader. The
+    next leader then orders them again.
     """
 
     def __init__(
@@ -124,13 +126,13 @@ class Provisioning:
         self._metrics = metrics
         self._providers = providers
         self._works: dict[str, _Work] = {}
-        self._seen: dict[str, Observation] = {}  # what was logged last, by executor
-        self._strays: dict[str, float] = {}  # since when the state does not know an executor
+        self._seen: dict[str, Observation] = {}  # last logged observation, by executor
+        self._strays: dict[str, float] = {}  # by executor: since when the state does not know it
         self._watcher: asyncio.Task[None] | None = None
         self._over = False
 
     def begin(self) -> None:
-        """Begins to watch the executors that were started."""
+        """Starts to watch the executors of providers."""
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     def carry_out(self, order: Order) -> None:
@@ -142,27 +144,28 @@ class Provisioning:
             self._work_on(_Work(order))
             return
         same = type(work.order) is type(order)
-        # After the provider's answer another stop is a new attempt, so it is carried out next.
+        # If the provider has already answered, a further stop is a new attempt, which is carried
+        # out next.
         if not same or (work.answered and isinstance(order, StopExecutor)):
             work.following = order
-        else:  # the outcome of the call in progress answers this order, too
+        else:  # the outcome of the call in progress is also the outcome of this order
             work.ended_by_itself = ""
         if isinstance(order, StopExecutor) and isinstance(work.order, StartExecutor) and work.task:
             work.task.cancel()
 
     def drop_all(self) -> None:
-        """Cancels the calls in progress without reporting: another resource manager leads."""
+        """Cancels the calls in progress without a report: another resource manager leads."""
         self._over = True
         if self._watcher is not None:
             self._watcher.cancel()
         for work in self._works.values():
-            # No order follows: the next leader decides again.
+            # The next order is removed as well, because the next leader decides again.
             work.following = None
             if work.task is not None:
                 work.task.cancel()
 
     async def stop(self) -> None:
-        """Cancels the calls in progress and closes the providers. Executors go on running."""
+        """Cancels the calls in progress, and closes the providers. Executors continue to run."""
         self.drop_all()
         tasks = [work.task for work in self._works.values() if work.task is not None]
         if self._watcher is not None:
@@ -189,7 +192,7 @@ class Provisioning:
             return
         order = work.order
         made = await (self._start(order) if isinstance(order, StartExecutor) else self._end(work))
-        # From here on this call can no longer answer a further stop.
+        # From here on, the outcome of this call is not the outcome of a further stop.
         work.answered = True
         if made is not None:
             await self._tell(order.executor_id, made)
@@ -210,7 +213,7 @@ class Provisioning:
         return lambda at: ProvisionStarted(at, executor_id, handle, said)
 
     async def _end(self, work: _Work) -> MakeEvent | None:
-        assert isinstance(work.order, StopExecutor)  # noqa: S101 - it is no start
+        assert isinstance(work.order, StopExecutor)  # noqa: S101 - starts do not come here
         executor_id, shape = work.order.executor_id, work.order.shape
         try:
             name, provider = self._providers.find(executor_id, shape)
@@ -220,15 +223,15 @@ class Provisioning:
         except ProviderFailed as error:
             message = _shortened(error.message)
             _log.warning("executor_not_stopped", executor_id=executor_id, error=message)
-            if work.ended_by_itself:  # the next check looks at it again
+            if work.ended_by_itself:  # the next check tries again
                 return None
             return lambda at: ProvisionStopFailed(at, executor_id, message)
         message = _shortened("; ".join(each for each in (work.ended_by_itself, said) if each))
-        _log.info("executor_gone", executor_id=executor_id, message=message)
+        _log.info("executor_stopped", executor_id=executor_id, message=message)
         return lambda at: ProvisionEnded(at, executor_id, message)
 
     async def _timed(self, provider: str, call: str, doing: Coroutine[Any, Any, Any]) -> Any:
-        """Counts a provider's call, and turns its unexpected errors into `ProviderFailed`."""
+        """Counts a provider's call, and converts its unexpected errors to `ProviderFailed`."""
         began, outcome = time.monotonic(), "failed"
         try:
             result = await doing
@@ -249,9 +252,10 @@ class Provisioning:
         return result
 
     async def _tell(self, executor_id: str, make: MakeEvent) -> None:
-        """Submits an outcome until the state has it.
+        """Submits an outcome until it is in the state.
 
-        The database may be away, or the state may be about to be read again.
+        An attempt can fail because the database cannot be reached, or because the state must be
+        read again.
         """
         while not self._runner.fatal.done():
             try:
@@ -260,8 +264,8 @@ class Provisioning:
                 await asyncio.sleep(TELL_PAUSE_S)
                 continue
             except FinegrainError as error:
-                # The engine refuses an outcome that no longer concerns it. Repeating does not
-                # change that.
+                # The engine rejected the outcome because it is no longer relevant. A retry would
+                # not help.
                 _log.info("outcome_dropped", executor_id=executor_id, error=error.message)
             return
 
@@ -270,29 +274,30 @@ class Provisioning:
     async def _watch(self) -> None:
         slots = asyncio.Semaphore(CHECKS_AT_ONCE_MAX)
 
-        async def look(provision: StopExecutor) -> None:
+        async def check(provision: StopExecutor) -> None:
             async with slots:
                 await self._check(provision)
 
         while True:
             await asyncio.sleep(self._providers.look_interval_s)
-            # In a thread, because providers may read files for this.
+            # This runs in a thread, because providers may read files.
             noted = await asyncio.to_thread(self._noted)
             try:
-                # Read after the notes: an executor that was started before is then known to the
-                # state.
+                # The state is read after the notes, so that it contains every executor that has
+                # notes.
                 present = await self._runner.read(_provisioned_executors)
                 unknown = await self._runner.read(partial(_unknown, executor_ids=noted))
             except FinegrainError:
                 continue  # the state cannot be read at the moment
             self._stop_strays(unknown)
             known = {each.executor_id for each in present}
-            # Executors that are no longer provisioned are forgotten, so the table stays small.
+            # This forgets executors that no longer exist, so that the table stays small.
             self._seen = {
                 name: observation for name, observation in self._seen.items() if name in known
             }
-            # All of them, but few at a time, because each may start a command of the operator.
-            await asyncio.gather(*(look(each) for each in present))
+            # Only a few executors are checked at once, because each check may run an operator's
+            # command.
+            await asyncio.gather(*(check(each) for each in present))
 
     async def _check(self, provision: StopExecutor) -> None:
         executor_id, shape = provision.executor_id, provision.shape
@@ -306,7 +311,7 @@ class Provisioning:
         except ProviderFailed as error:
             observation = Observation(Presence.UNKNOWN, error.message)
         self._note(executor_id, observation)
-        # Checked again, because an order may have arrived during the status call.
+        # This is checked again, because an order may have arrived during the status call.
         if (
             observation.presence is Presence.ENDED
             and executor_id not in self._works
@@ -324,16 +329,17 @@ class Provisioning:
         for name, provider in self._providers.by_name.items():
             try:
                 found += provider.noted()
-            except Exception as error:  # the other providers are asked all the same
+            except Exception as error:  # the other providers are still asked
                 _log.error("provider_broken", provider=name, call="noted", exc_info=error)
         return found
 
     def _stop_strays(self, unknown: list[str]) -> None:
-        """Stops executors that a provider has notes of and the state does not know.
+        """Stops executors of which a provider has notes, but which the state does not know.
 
-        A database restored from a backup does not know what was started since. An executor that
-        runs registers within the timeout; the state then knows it, and the rules give it back like
-        any other. Whatever is left after the timeout is stopped here.
+        If the database was restored from a backup, it does not contain executors that were started
+        after the backup. A running executor registers within the timeout. Then the state knows it,
+        and the engine's rules stop it when it is not needed. Executors that the state does not know
+        after the timeout are stopped here.
         """
         now_s = time.monotonic()
         self._strays = {name: self._strays.get(name, now_s) for name in unknown}
@@ -346,7 +352,7 @@ class Provisioning:
                 self._work_on(stray)
 
     def _note(self, executor_id: str, observation: Observation) -> None:
-        """Logs an observation that differs from the last one (at first: running, no message)."""
+        """Logs an observation if it differs from the last one (at first: running, no message)."""
         if observation != self._seen.get(executor_id, Observation(Presence.RUNS)):
             _log.info(
                 "executor_seen",
@@ -358,7 +364,7 @@ class Provisioning:
 
 
 def _provisioned_executors(state: State) -> list[StopExecutor]:
-    """Returns the executors that should run, as the orders that would stop them."""
+    """Returns the executors of providers that should run, as orders to stop them."""
     return [
         StopExecutor(each.executor_id, each.shape, each.handle)
         for each in state.provisions.values()
@@ -367,7 +373,7 @@ def _provisioned_executors(state: State) -> list[StopExecutor]:
 
 
 def _unknown(state: State, executor_ids: list[str]) -> list[str]:
-    """Returns those of `executor_ids` that the state does not know."""
+    """Returns the ids that the state does not know."""
     return [each for each in executor_ids if not (each in state.provisions or each in state.hosts)]
 
 

@@ -1,9 +1,9 @@
-"""Decides when to go on after a failure of the store, and when to give up.
+"""Decides whether to try again after a failure of the store, or to end the process.
 
-- A database that is away or full is waited for indefinitely, with growing pauses.
-- A failure that repeats although the database is there (a batch that it refuses again and again)
-  ends the process after a few attempts.
-- A store that is broken for this process ends it at once.
+- If the database cannot be reached or is full, attempts continue indefinitely, with growing pauses.
+- If a failure repeats although the database answers (for example, it rejects the same batch again),
+  the process ends after a few attempts.
+- If the store cannot be used any more by this process, the process ends at once.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _log = get_logger("finegrain.rm.recovery")
 
 @dataclass(frozen=True, slots=True)
 class RecoveryLimits:
-    """Limits of the recovery; times in seconds."""
+    """Limits of the recovery. Times are in seconds."""
 
-    failures_max: int = 5  # in `window_s`, with the database there; one more ends the process
+    failures_max: int = 5  # failures of a reachable database in `window_s` before the process ends
     window_s: float = 60.0
-    pause_s: float = 0.2  # after the first failure; doubled with each further one
+    pause_s: float = 0.2  # pause after the first failure; it doubles with each further failure
     pause_max_s: float = 2.0
-    quiet_s: float = 10.0  # after this long without a failure, pauses are short again
-    reminder_s: float = 30.0  # between two log lines about a database that stays away
+    quiet_s: float = 10.0  # after this time without a failure, pauses are short again
+    reminder_s: float = 30.0  # pause between two log lines about the same outage
 
 
 class Recovery:
-    """Counts failures. Moments are seconds of a monotonic clock."""
+    """Counts failures. `moment` is always a time in seconds of a monotonic clock."""
 
     def __init__(self, limits: RecoveryLimits) -> None:
         self._limits = limits
@@ -43,15 +43,16 @@ class Recovery:
         self._logged_at = 0.0
 
     def refusal(self) -> StoreError | None:
-        """Returns the error for callers while the database is away; None: it is there."""
+        """Returns the error for callers during an outage of the database; otherwise None."""
         away = self._away
         if away is None:
             return None
         return StoreError(away.message, reason=away.reason, details=away.details)
 
     def failed(self, error: BaseException, moment: float) -> FinegrainError | None:
-        """Notes a failure. Returns the error to end the process with, or None to try again."""
-        # After a quiet time the failure counts as the first one, so its pause is short.
+        """Records a failure. Returns the error that ends the process, or None to try again."""
+        # After some time without failures, this failure counts as the first one, so its pause is
+        # short.
         if moment - self._last_at > self._limits.quiet_s:
             self._in_a_row = 0
         self._in_a_row += 1
@@ -61,7 +62,7 @@ class Recovery:
         if isinstance(error, StoreAway):
             self._note_away(error, moment)
             return None
-        # The database has answered, so it is not away. This failure counts.
+        # The database has answered, so there is no outage, and this failure counts.
         self._away = None
         self._failures.append(moment)
         while self._failures[0] < moment - self._limits.window_s:
@@ -69,18 +70,18 @@ class Recovery:
         if len(self._failures) <= self._limits.failures_max:
             return None
         return StoreError(
-            f"giving up after {self._limits.failures_max} failures in "
+            f"the process ends after {self._limits.failures_max} failures in "
             f"{self._limits.window_s:g} s; the last one: {error}"
         )
 
     def pause_s(self) -> float:
-        """Returns how long to wait before the next attempt: `pause_s`, doubled per failure."""
-        # The exponent is bounded, because a long outage counts thousands of failures.
+        """Returns the pause before the next attempt: `pause_s`, doubled for each failure."""
+        # The exponent is limited, because a long outage causes thousands of failures.
         doubled = self._limits.pause_s * 2.0 ** min(self._in_a_row - 1, 16)
         return min(doubled, self._limits.pause_max_s)
 
     def recovered(self, moment: float) -> None:
-        """Notes that the state has been read again."""
+        """Records that the state was read again."""
         if self._away is not None:
             _log.warning("database_back", away_s=round(moment - self._away_since, 1))
         self._away = None

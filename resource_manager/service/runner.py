@@ -1,7 +1,7 @@
-"""The single writer of the resource manager: the only place where the engine's state changes.
+"""The single writer of the resource manager. Only the writer changes the engine's state.
 
-The writer takes the calls that have arrived, steps each event, runs `Decide` and commits all
-changes in one transaction. Only then does it answer the callers and release the effects.
+It takes all calls that have arrived as a batch, steps each event, runs `Decide`, and commits all
+changes in one transaction. After the commit, it answers the callers and carries out the effects.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ class RunnerLimits:
     tick_interval_s: float = 0.2
     maintain_interval_s: float = 1.0
     renew_interval_s: float = 0.25
-    unsure_max_s: float = 1.0  # callers are refused once the lease is in doubt for longer
+    unsure_max_s: float = 1.0  # callers are rejected if the lease is unconfirmed for longer
     recovery: RecoveryLimits = field(default_factory=RecoveryLimits)
 
 
 class Listener(Protocol):
-    """Carries out what the writer decided. Called on the event loop, in order."""
+    """Carries out the writer's decisions. The methods are called on the event loop, in sequence."""
 
     def on_effects(self, effects: Sequence[Effect]) -> None:
-        """Receives the effects of a batch that is durable."""
+        """Carries out the effects of a durable batch."""
 
     def on_reload(self, rm_epoch: int) -> None:
-        """The state was read again: what the listener follows in memory may have gaps."""
+        """Handles that the state was read again, so that the listener may have missed events."""
 
 
 class Runner(Intake):
     """Owns the engine's state while this process leads.
 
-    The next batch gathers during a commit, so one fsync serves many callers. State, commits and
-    reads belong to one dedicated thread, so the event loop stays free for calls. Reads run between
-    batches and never show a change that is not durable.
+    The calls of the next batch are collected during a commit, so one fsync serves many callers. One
+    separate thread changes the state, commits and reads, so the event loop stays free for calls.
+    Reads run between batches, and never show a change that is not durable.
 
-    If a commit fails, no call of the batch is answered as done. The writer drops the state in
-    memory, takes leadership again at a higher epoch, and reads the state from the database. While
-    the database is away, callers are refused at once. Before anything leaves the process, answers
-    to reads included, the writer confirms that no other process has become the leader.
+    If a commit fails, all calls of the batch fail. The writer drops the state in memory, becomes
+    the leader again at a higher epoch, and reads the state from the database. While the database
+    cannot be reached, callers are rejected at once. Before answers (even to reads) and effects
+    leave the process, the writer confirms that no other process has become the leader.
 
-    Call `start` first; then call `submit` and `read` (see `Intake`) from the event loop. When the
-    process has to end, the runner resolves `fatal` with the error that says why.
+    Call `start` first. Then call `submit` and `read` (see `Intake`) from the event loop. When the
+    process must end, the runner resolves `fatal` with the error.
     """
 
     def __init__(
@@ -96,22 +96,22 @@ class Runner(Intake):
 
     @property
     def rm_epoch(self) -> int:
-        """Epoch of this incarnation."""
+        """The epoch at which this process leads; 0 before it leads."""
         return self._driver.rm_epoch
 
     @property
     def healthy(self) -> bool:
-        """True while requests are accepted and granted."""
+        """True while this resource manager accepts and grants requests."""
         return self._refusal() is None and not self._driver.broken
 
     async def start(self, listener: Listener) -> int:
-        """Takes leadership, reads the state and begins to serve.
+        """Becomes the leader, reads the state, and starts to serve.
 
         Args:
             listener: receives the effects of every durable batch.
 
         Returns:
-            The epoch of this incarnation.
+            The epoch at which this process leads.
 
         Raises:
             StoreError: the database cannot be used, or another process leads.
@@ -119,7 +119,8 @@ class Runner(Intake):
         """
         self._listener = listener
         await self._in_thread(self._driver.lead)
-        # Renewals must run during the read: reading a large state can take longer than the lease.
+        # Renewals run during the read, because reading a large state can take longer than the
+        # lease.
         self._lease.start()
         try:
             await self._in_thread(self._driver.read)
@@ -137,7 +138,7 @@ class Runner(Intake):
         return self.rm_epoch
 
     async def stop(self) -> None:
-        """Serves the calls that wait, then closes the database. New callers are refused at once."""
+        """Serves the waiting calls, then closes the database. New callers are rejected at once."""
         self._closing = True
         self._arrived.set()
         if self._writer is not None:
@@ -146,19 +147,20 @@ class Runner(Intake):
             task.cancel()
         await asyncio.gather(*self._timers, return_exceptions=True)
         self._refuse_all(Unavailable("the resource manager is stopping; try again"))
-        # Kept until here, because the last batch is answered only while the lease holds.
+        # The lease is renewed until here, because the last batch is answered only while it is
+        # valid.
         self._lease.pause()
-        # On the writer's thread, so that no commit can be running.
+        # This runs on the writer's thread, so that no commit is running.
         await self._in_thread(self._driver.store.close)
         self._lease.stop()
         self._thread.shutdown(wait=False)
 
     async def confirm(self) -> None:
-        """Returns once it is certain that no other process leads. Call it before every command.
+        """Returns when it is certain that no other process leads. Call this before every command.
 
         Raises:
-            NotLeader: another process leads; this process is about to end.
-            StoreError: the database does not say who leads.
+            NotLeader: another process leads, so this process will end.
+            StoreError: the database does not report the leader.
         """
         try:
             await self._lease.confirm()
@@ -167,7 +169,7 @@ class Runner(Intake):
             raise
 
     async def in_store(self, fn: Callable[[Store], T]) -> T:
-        """Runs a read-only call of the store (event logs), concurrently with the writer."""
+        """Runs a read-only call of the store (for event logs), concurrently with the writer."""
         return await asyncio.get_running_loop().run_in_executor(None, fn, self._driver.store)
 
     def _refusal(self) -> FinegrainError | None:
@@ -183,11 +185,12 @@ class Runner(Intake):
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
-            # Cleared before the lanes are looked at, so that an item that comes later wakes the
-            # loop again.
+            # This clears the event before it checks the lanes, so that a later item wakes the loop
+            # again.
             self._arrived.clear()
             while self._lanes or self._tick_due or (self._driver.unfinished and not self._closing):
-                # Without events a batch does nothing unless ticked, so unfinished work is a tick.
+                # A batch without events does nothing unless it is ticked. So unfinished work causes
+                # a tick.
                 ticked, self._tick_due = self._tick_due or self._driver.unfinished, False
                 batch = self._lanes.gather()
                 self._metrics.queue_items.set(self._lanes.waiting_items)
@@ -200,7 +203,7 @@ class Runner(Intake):
                 return
 
     def _writer_ended(self, task: asyncio.Task[None]) -> None:
-        """Ends the process if the writer failed, so that no caller waits indefinitely."""
+        """Ends the process if the writer's task failed, so that no caller waits indefinitely."""
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("writer_failed", exc_info=error)
             self._fail(FinegrainError(f"the writer failed: {error!r}"))
@@ -209,13 +212,14 @@ class Runner(Intake):
         self._serving = batch
         try:
             effects = await self._in_thread(self._driver.run_batch, batch, ticked)
-            # Even a batch of reads: a former leader's answers may be out of date.
+            # This is necessary even for reads, because the answers of a former leader may be
+            # outdated.
             if batch or effects:
                 await self._lease.confirm()
         except NotLeader as error:
             fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
             self._fail(error)
-        # Executors follow a newer leader, or the database is older than they are. Nothing was
+        # Executors obey a newer leader, or the database is older than their state. Nothing was
         # stored.
         except EpochSeen as error:
             fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
@@ -227,21 +231,22 @@ class Runner(Intake):
             suspect = isinstance(error, StateSuspect)
             (self._metrics.step_failures if suspect else self._metrics.commit_failures).inc()
             _log.error("batch_dropped", error=str(error), events=len(batch), exc_info=error)
-            # Callers are answered before the reload, which can take long.
+            # Callers are answered first, because the reload can take long.
             fail(batch, _public(error))
             await self._reload(error)
         else:
-            # Only here, after commit and confirmation, does anything leave this process.
+            # Answers and effects leave the process only here, after the commit and the
+            # confirmation.
             for item in batch:
                 item.settle()
             if effects and self._listener is not None:
                 self._listener.on_effects(effects)
 
     async def _replaced(self) -> NotLeader | None:
-        """Returns `NotLeader` if a successor is the reason why executors know a newer epoch.
+        """Returns `NotLeader` if executors know a newer epoch because another process leads.
 
-        That error explains more than `EpochSeen`. None: no successor is known, or the database
-        does not answer.
+        This error explains more than `EpochSeen`. None means that no other leader is known, or that
+        the database does not answer.
         """
         try:
             await self._lease.renew()
@@ -255,21 +260,21 @@ class Runner(Intake):
         try:
             await self._in_thread(self._driver.contest, error.seen)
         except FinegrainError as problem:
-            # The next start meets the same executor, and stores it then.
+            # The next start will receive a report of the same executor, and then store the record.
             _log.warning("contest_not_stored", error=problem.message)
 
     def _fail(self, error: FinegrainError) -> None:
-        # The first reason counts. Others follow from it.
+        # Only the first error counts, because later errors follow from it.
         if not self.fatal.done():
             _log.info("stepping_down", reason=error.reason.value)  # `main` logs the error itself
             self.fatal.set_result(error)
         self._refuse_all(Unavailable("the resource manager is stopping", reason=Reason.NOT_LEADER))
 
     async def _reload(self, cause: BaseException) -> None:
-        """Takes leadership and reads the state again, as soon as the database is back.
+        """Becomes the leader and reads the state again, as soon as the database can be reached.
 
-        The first attempt follows at once, unless the database is away. Further attempts wait
-        between `RecoveryLimits.pause_s` and `pause_max_s`.
+        The first attempt is made at once, unless there is an outage. Before each further attempt is
+        a pause, from `RecoveryLimits.pause_s` up to `pause_max_s`.
         """
         at_once = not isinstance(cause, StoreAway)
         while not self._closing:
@@ -279,7 +284,8 @@ class Runner(Intake):
             if (away := self._recovery.refusal()) is not None:
                 self._refuse_all(away)
             if not at_once:
-                # A failure that repeats at once would fill the log and load the database.
+                # The pause limits the load of the database and the size of the log if failures
+                # repeat.
                 await asyncio.sleep(self._recovery.pause_s())
             at_once = False
             try:
@@ -293,9 +299,10 @@ class Runner(Intake):
                 cause = error
             else:
                 self._recovery.recovered(time.monotonic())
-                _log.warning("books_reloaded", rm_epoch=self.rm_epoch)
+                _log.warning("state_reloaded", rm_epoch=self.rm_epoch)
                 self._metrics.reloads.inc()
-                # Calls in flight belong to the dropped state, and streams may have missed events.
+                # Commands in flight belong to the dropped state, and streams may have missed
+                # events.
                 if self._listener is not None:
                     self._listener.on_reload(self.rm_epoch)
                 return
@@ -311,11 +318,12 @@ class Runner(Intake):
             self._arrived.set()
 
     def _watch_lease(self) -> None:
-        """Refuses callers while the database does not say who leads: another process may."""
+        """Rejects callers while it is unknown whether another process leads."""
         self._lease.check()
         if (outage := self._lease.outage) is not None:
             self._refuse_all(outage)
-            # The batch in flight may still commit. Its callers learn the outcome by repeating.
+            # The batch in flight may still commit. Its callers can repeat their calls to learn the
+            # outcome.
             for item in self._serving:
                 if not item.future.done():
                     item.future.set_exception(outage)
@@ -333,11 +341,11 @@ class Runner(Intake):
         while self._driver.check_due:
             await self._in_thread(self._driver.check_slice)
             if self._lanes or self._tick_due or self._driver.unfinished:
-                return  # the check goes on after the next batch
+                return  # the check continues after the next batch
 
 
 def _public(error: BaseException) -> FinegrainError:
-    """Returns the error for the callers of a batch that was dropped."""
+    """Returns the error for the callers of a dropped batch."""
     if isinstance(error, StoreError):
         return error
     return StoreError("the change could not be stored and was not applied; try again")

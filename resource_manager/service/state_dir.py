@@ -21,12 +21,13 @@ ENDPOINT_FILE = "endpoint.json"
 
 @contextmanager
 def locked_state_dir(path: Path, user_group: str = "") -> Iterator[Path]:
-    """Creates the directory if it is missing, and locks it.
+    """Creates the directory if it does not exist, and locks it.
 
     Its mode is 0700, or 0710 if a group may read the user token.
 
     Raises:
-        ConfigurationError: it cannot be created or used, or another process has it locked.
+        ConfigurationError: the directory cannot be created or used, or another process has locked
+            it.
     """
     descriptor = _open_lock(path, user_group)
     try:
@@ -36,22 +37,23 @@ def locked_state_dir(path: Path, user_group: str = "") -> Iterator[Path]:
 
 
 def write_endpoint(state_dir: Path, address: str, metrics_address: str) -> None:
-    """Writes where this resource manager listens, for the command line. The file appears complete.
+    """Writes the file with the addresses of this resource manager, for the command line.
 
-    The group that may read the user token may read this file, too. If the disk is full, that is
-    only logged: no other part of the resource manager needs the file.
+    The file is replaced atomically. The group that may read the user token may also read this file.
+    An error (for example a full disk) is only logged, because the resource manager itself does not
+    need the file.
 
     Args:
         state_dir: the state directory.
-        address: address of the gRPC port.
-        metrics_address: address of metrics and health; empty: not served.
+        address: the address of the gRPC port.
+        metrics_address: the address of metrics and health; empty: they are not served.
     """
     path = state_dir / ENDPOINT_FILE
     temporary = path.with_suffix(".tmp")
     note = {"address": address, "metrics_address": metrics_address, "pid": os.getpid()}
     try:
         temporary.write_text(json.dumps(note) + "\n", encoding="ascii")
-        # Before the rename, so that the file never appears with another mode.
+        # The mode is set before the rename, so that the file never has another mode.
         temporary.chmod(0o640)
         with suppress(OSError):
             os.chown(temporary, -1, state_dir.stat().st_gid)
@@ -71,7 +73,8 @@ def _open_lock(path: Path, user_group: str) -> int:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if user_group:
             os.chown(path, -1, grp.getgrnam(user_group).gr_gid)
-        # The umask limits what `mkdir` sets, and the directory may exist with another mode.
+        # The mode is set explicitly, because the umask limits `mkdir`, and the directory may exist
+        # already.
         path.chmod(0o710 if user_group else 0o700)
         descriptor = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except KeyError:
@@ -97,7 +100,8 @@ def _open_lock(path: Path, user_group: str) -> int:
             "another directory with --state-dir",
             details={"path": path, "pid": holder},
         ) from None
-    # The process id is only for the message to others; the disk may be full.
+    # The process id is only for the error of other processes, so it is no problem if the disk is
+    # full.
     with suppress(OSError):
         os.ftruncate(descriptor, os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0))
     return descriptor

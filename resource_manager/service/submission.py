@@ -1,7 +1,7 @@
-"""Turns calls that request slots or resizes into events, and their outcomes into an answer.
+"""Makes events from calls that request slots or resizes, and an answer from their outcomes.
 
-A large call is cut into chunks, so that other owners' calls are served in between. A gang is never
-cut: its members are queued together, at the place of its first member.
+A large call is divided into chunks, so that other owners' calls are served in between. All members
+of a gang are in the same chunk, and are queued together at the position of the first member.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ new scheduling class, and a search for a host that could serve it.
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One call, checked.
+    """The checked content of one call.
 
     Attributes:
-        specs: the requests, in the order in which they are queued.
-        positions: for each of `specs`, its position in the call.
-        repeated: by position, the outcome of requests that repeat an id; they are not in `specs`.
+        specs: the requests, in the sequence in which they are queued.
+        positions: the position in the call of each request in `specs`.
+        repeated: the outcomes of requests that repeat an id, by position. `specs` does not contain
+            these requests.
         gangs: the gangs that the call declares.
     """
 
@@ -50,8 +51,8 @@ class Submission:
     gangs: tuple[GangSpec, ...] = ()
 
     def outcomes(self, answered: Sequence[ItemOutcome]) -> list[ItemOutcome]:
-        """Merges the outcomes of `specs` with those of `repeated`, in the order sent."""
-        if not self.repeated and not self.gangs:  # the usual case: nothing was moved or left out
+        """Merges the outcomes of `specs` and `repeated`, in the sequence of the call."""
+        if not self.repeated and not self.gangs:  # the usual case: the sequence has not changed
             return list(answered)
         by_position = dict(zip(self.positions, answered, strict=True)) | dict(self.repeated)
         return [by_position[at] for at in range(len(by_position))]
@@ -60,14 +61,14 @@ class Submission:
 def make_submission(
     specs: Sequence[RequestSpec], gangs: Sequence[slots_pb2.Gang], *, members_max: int
 ) -> Submission:
-    """Brings the requests and gangs of a call together.
+    """Checks the requests and gangs of a call, and brings the members of each gang together.
 
-    Example: for requests a, b (gang g), c, d (gang g) the queue order is a, b, d, c.
+    Example: the requests a, b (gang g), c, d (gang g) are queued in the sequence a, b, d, c.
 
     Args:
-        specs: the requests, in the order sent.
+        specs: the requests, in the sequence of the call.
         gangs: the gangs that the call declares.
-        members_max: how many members a gang may have.
+        members_max: the maximum number of members of a gang.
 
     Raises:
         InvalidArgument: see `gangs_of_call`.
@@ -82,7 +83,7 @@ def make_submission(
         for at in positions:
             if gang_id := specs[at].gang_id:
                 first.setdefault(gang_id, at)
-        # Sort by the position of the gang's first member; the sort is stable.
+        # Requests are sorted by the position of their gang's first member. The sort is stable.
         positions.sort(key=lambda at: first.get(specs[at].gang_id, at))
     return Submission(tuple(specs[at] for at in positions), tuple(positions), repeated, known)
 
@@ -92,8 +93,8 @@ def submission_events(
 ) -> list[Callable[[Instant], RequestsSubmitted]]:
     """Returns the events of one call, in order. Ranges are in the last one.
 
-    The first event also carries what follows (`following`), because the engine refuses a whole
-    call at its first event or not at all.
+    The first event also announces the content of the others (`following`), because the engine can
+    reject a call only at its first event.
 
     Args:
         job_id: the job that calls.
@@ -141,25 +142,26 @@ async def give_up(
     owner: str,
     weight: int | None = None,
 ) -> list[ItemOutcome]:
-    """Gives up requests, slots or members of ranges, in as many steps as the engine needs.
+    """Cancels requests, or releases slots or members of ranges, in as many steps as necessary.
 
-    A step ends a limited number of requests, and an item may stand for many: the engine answers for
-    the items that it came to, and gets the others again. Other owners' calls run in between.
+    The engine ends only a limited number of requests in a step, and an item can contain many
+    requests. So the engine answers for the items that it has processed, and the other items are
+    submitted again. Other owners' calls run in between.
 
     Args:
         runner: the single writer.
-        make: makes the event of some of the items.
+        make: makes an event from some of the items.
         items: allocation ids, slots, or members of ranges.
-        owner: the fair queue to join; see `Intake.submit`.
-        weight: what one event counts there; None: its items.
+        owner: the owner of the fair queue; see `Intake.submit`.
+        weight: the number of items that one event counts in this queue; None: its real number.
 
     Returns:
-        One outcome per item, in order, once all of them are in force.
+        One outcome per item, in sequence, when all of them are durable.
     """
     chunks = chunks_of(items)
     if not chunks:
         return []
-    # Each event counts as the largest one, because admission takes one size for all of them.
+    # Each event counts like the largest event, because admission uses the same size for all events.
     size = weight or min(len(items), CHUNK_ITEMS_MAX)
     makes = [make(chunk) for chunk in chunks]
     answers: list[list[ItemOutcome]] = await runner.submit_chunks(
@@ -177,7 +179,7 @@ async def give_up(
 
 
 def chunks_of(items: Sequence[ItemT]) -> list[tuple[ItemT, ...]]:
-    """Cuts the items of a call into those of its events."""
+    """Divides the items of a call among its events."""
     return [tuple(items[at : at + CHUNK_ITEMS_MAX]) for at in range(0, len(items), CHUNK_ITEMS_MAX)]
 
 
@@ -202,7 +204,7 @@ async def resize_slot(
     slot: slots_pb2.SlotStatus = await runner.submit(
         resize_event(message, job_id), _rendered, owner=owner
     )
-    # The address belongs to the executor and not to the slot, so it is read separately.
+    # The slot does not contain the address of its executor, so the address is read separately.
     slot.executor_address = await runner.read(
         lambda state: (
             state.hosts[slot.executor_id].executor.registration.address
@@ -228,12 +230,12 @@ def _chunks(specs: Sequence[RequestSpec]) -> Iterator[tuple[RequestSpec, ...]]:
         cost += len(piece) + NEW_COST * len(keys - seen)
         chunk += piece
         seen |= keys
-    # Also if it is empty: a call with nothing but ranges needs one event.
+    # The last chunk may be empty, because a call with only ranges needs an event too.
     yield tuple(chunk)
 
 
 def _indivisible(specs: Iterable[RequestSpec]) -> Iterator[list[RequestSpec]]:
-    """Yields what must not be cut: single requests, and gangs with all their members."""
+    """Yields the parts that must stay together: single requests, and all members of a gang."""
     piece: list[RequestSpec] = []
     for spec in specs:
         if piece and not (spec.gang_id and spec.gang_id == piece[0].gang_id):

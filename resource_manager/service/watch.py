@@ -1,8 +1,9 @@
-"""Watch streams: deliver each job's events, numbered, without gap or repetition, and resumable.
+"""Watch streams: each job's events, numbered, without gaps or repetitions.
 
-A stream is only a position in the job's event log. It reads from the tail of recent events that the
-job's feed keeps in memory while there are watchers. Where the tail does not reach back far enough,
-it reads from the store, so a slow reader costs no memory.
+A client can continue a stream at any number. A stream is only a position in the job's event log.
+While a job has watchers, its feed keeps the recent events in memory (the tail), and streams read
+from it. A stream whose position is before the tail reads from the store, so a slow reader needs no
+memory.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire.encoding import write
 
-TAIL_EVENTS_MAX = 2_000  # kept in memory per watched job
-MESSAGE_EVENTS_MAX = 500  # per message
-SNAPSHOT_REQUESTS_MAX = 1_000  # per message; a larger snapshot is sent in several parts
-SNAPSHOT_SCANNED_MAX = 20_000  # intervals looked at per message, ended requests included
-SNAPSHOT_ITEMS = 500  # what reading one part counts against the fair queues
-JOB_ENDED = "job_ended"  # kind of the cluster event that ends a job's streams
+TAIL_EVENTS_MAX = 2_000  # events in memory for each watched job
+MESSAGE_EVENTS_MAX = 500  # events in one message
+SNAPSHOT_REQUESTS_MAX = 1_000  # requests in one message; a larger snapshot has several parts
+SNAPSHOT_SCANNED_MAX = 20_000  # intervals read for one message, including ended requests
+SNAPSHOT_ITEMS = 500  # items that reading one part counts in the fair queues
+JOB_ENDED = "job_ended"  # the kind of cluster event that ends a job's streams
 KEEPALIVE_MS_MAX = 10_000
-"""An open stream sends a message at least this often, if only an empty one."""
+"""An open stream sends a message at least this often. The message may be empty."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,12 +40,12 @@ class _Feed:
     """The newest events of one job that has watchers."""
 
     tail: deque[JobEvent] = field(default_factory=lambda: deque(maxlen=TAIL_EVENTS_MAX))
-    last_sequence: int = 0  # highest sequence known to be durable
+    last_sequence: int = 0  # highest sequence number that is known to be durable
     watchers: int = 0
-    positions: dict[object, int] = field(default_factory=dict)  # by stream: last event sent
-    resyncs: int = 0  # state reloads so far; each may leave `last_sequence` too low
-    synced: int = 0  # reloads after which `last_sequence` was read from the state again
-    ended: bool = False  # the job has ended; its streams end after the last event
+    positions: dict[object, int] = field(default_factory=dict)  # last event sent, by stream
+    resyncs: int = 0  # number of reloads of the state; after each, `last_sequence` may be too low
+    synced: int = 0  # value of `resyncs` when `last_sequence` was last read from the state
+    ended: bool = False  # True: the job has ended, so its streams end after the last event
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, event: JobEvent) -> None:
@@ -55,7 +56,7 @@ class _Feed:
             self.last_sequence = event.sequence
 
     def after(self, sequence: int) -> list[JobEvent] | None:
-        """Returns events of the tail after `sequence`; None: the tail begins later than that."""
+        """Returns the events after `sequence` from the tail; None if the tail begins later."""
         if not self.tail or self.tail[0].sequence > sequence + 1:
             return None
         skipped = sequence + 1 - self.tail[0].sequence
@@ -64,19 +65,19 @@ class _Feed:
         ]
 
     def reached(self, stream: object, position: int) -> None:
-        """Notes that a stream has sent events up to `position`.
+        """Records that a stream has sent all events up to `position`.
 
-        Drops events from the tail that all streams have sent.
+        Events that all streams have sent are removed from the tail.
         """
         self.positions[stream] = position
-        # Events that the slowest stream still needs stay. `maxlen` bounds them all the same.
+        # Events that the slowest stream still needs are kept, up to the `maxlen` of the tail.
         sent_by_all = min(self.positions.values())
         while self.tail and self.tail[0].sequence <= sent_by_all:
             self.tail.popleft()
 
     def wake(self) -> None:
         """Wakes all streams that wait for events."""
-        # Streams that wait have the old event. Later ones wait for the new one.
+        # Waiting streams have the old asyncio event. Later streams wait for the new one.
         self.news.set()
         self.news = asyncio.Event()
 
@@ -87,29 +88,32 @@ class _Present:
 
     last_sequence: int
     trimmed_sequence: int  # events up to this one were deleted
-    pause_s: float  # between two keep-alives of the stream
+    pause_s: float  # pause between two keep-alives of the stream
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One part of a snapshot, as of one moment."""
+    """One part of a snapshot, at one moment."""
 
     snapshot: rm_pb2.JobSnapshot
-    last_arrival: int  # arrival number of the last request looked at; the next part begins after it
+    last_arrival: int  # arrival number of the last request read; the next part begins after it
 
 
 class WatchHub:
-    """All feeds. `publish`, `flush` and `resync` run on the event loop, in order of commits."""
+    """All feeds.
+
+    `publish`, `flush` and `resync` run on the event loop, in the sequence of commits.
+    """
 
     def __init__(self, runner: Runner, metrics: ResourceManagerMetrics) -> None:
         self._runner = runner
         self._metrics = metrics
         self._feeds: dict[str, _Feed] = {}
         self._cluster_news = asyncio.Event()
-        self._fed: set[_Feed] = set()  # feeds with news since the last flush
+        self._fed: set[_Feed] = set()  # feeds with new events since the last flush
 
     def publish(self, event: JobEvent) -> None:
-        """Adds a durable job event to its feed. Watchers are woken by the next `flush`."""
+        """Adds a durable job event to its feed. The next `flush` wakes the watchers."""
         feed = self._feeds.get(event.job_id)
         if feed is not None:
             feed.publish(event)
@@ -125,14 +129,14 @@ class WatchHub:
             self._cluster_news = asyncio.Event()
 
     def publish_cluster(self, event: ClusterEvent) -> None:
-        """Notes a durable cluster event. The end of a job ends its streams after `flush`."""
+        """Records a durable cluster event. At the end of a job, its streams end after `flush`."""
         feed = self._feeds.get(event.job_id)
         if feed is not None and event.kind == JOB_ENDED:
             feed.ended = True
             self._fed.add(feed)
 
     def resync(self) -> None:
-        """Handles a reload of the state: the store may hold events that were never published."""
+        """Handles a reload of the state. The store may contain events that were never published."""
         for feed in self._feeds.values():
             feed.tail.clear()
             feed.resyncs += 1
@@ -141,7 +145,10 @@ class WatchHub:
 
     @property
     def cluster_news(self) -> asyncio.Event:
-        """Set at the next cluster event. Get it before reading what there is, to miss nothing."""
+        """An asyncio event that is set at the next cluster event.
+
+        To miss no event, get this before reading the present events.
+        """
         return self._cluster_news
 
     async def watch(
@@ -151,17 +158,18 @@ class WatchHub:
 
         Args:
             job_id: the job.
-            from_sequence: first event to send; 0: begin with a snapshot of the live requests.
+            from_sequence: the number of the first event to send; 0: begin with a snapshot of the
+                live requests.
 
         Raises:
-            OutOfRange: the position is no longer kept, or was never reached.
-            NotFound: no such job.
+            OutOfRange: the event is no longer stored, or the number was never reached.
+            NotFound: the job does not exist.
             FailedPrecondition: JOB_ENDED, after all events were sent.
         """
         loop = asyncio.get_running_loop()
         stream = object()
         with self._followed(job_id, stream) as feed:
-            # Stage 1: where the job stands now, and whether the requested position is still kept.
+            # Stage 1: read the present state of the job, and check the requested position.
             present = await self._runner.read(lambda state: _present(state, job_id))
             # Another stream of the job may already know a later event.
             feed.last_sequence = max(feed.last_sequence, present.last_sequence)
@@ -169,25 +177,27 @@ class WatchHub:
             if from_sequence:
                 _check_position(position, present)
                 feed.reached(stream, position)
-                yield rm_pb2.WatchJobResponse()  # tells the client at once that the stream is open
+                yield rm_pb2.WatchJobResponse()  # shows the client at once that the stream is open
             else:
                 part = await self._part(job_id, 0)
                 position, shown_upto = part.snapshot.sequence, _upto(part)
                 feed.reached(stream, position)
                 yield rm_pb2.WatchJobResponse(snapshot=part.snapshot)
-            # Stage 2: events as they come, with further parts of the snapshot in between.
+            # Stage 2: send events as they come, with further parts of the snapshot in between.
             over: FinegrainError | None = None
-            # Due at once: a stream that opens renews the lease, too.
+            # The first keep-alive is due at once, because opening a stream renews the lease too.
             alive_due = 0.0
             while True:
                 feed.reached(stream, position)
-                news = feed.news  # taken before reading, so that an event published since wakes us
+                # Read first, so that an event that is published later wakes this stream.
+                news = feed.news
                 if over is None and (loop.time() >= alive_due or feed.ended):
                     over = await self._keep_alive(job_id)
                     alive_due = loop.time() + present.pause_s
                 if shown_upto is not None and over is None:
-                    # A part is the state at a later sequence than the part before. The events
-                    # in between go first, so that the client sees everything in order.
+                    # Each part shows the state at a later sequence number than the part before. The
+                    # events in between are sent first, so that the client receives all changes in
+                    # sequence.
                     part = await self._part(job_id, shown_upto)
                     while events := await self._next(
                         job_id, feed, position, upto=part.snapshot.sequence
@@ -199,7 +209,7 @@ class WatchHub:
                 elif events := await self._next(job_id, feed, position):
                     position = events[-1].sequence
                     yield rm_pb2.WatchJobResponse(events=write.each(rm_pb2.JobEvent, events))
-                # The end is reported only after all events were sent.
+                # The end of the job is reported only after all events were sent.
                 elif over is not None:
                     raise over
                 elif not await happens(news, alive_due - loop.time()):
@@ -216,7 +226,7 @@ class WatchHub:
             self._metrics.watch_streams.dec()
             feed.watchers -= 1
             feed.positions.pop(stream, None)
-            # Without watchers no event is kept in memory.
+            # If a job has no watchers, its events are not kept in memory.
             if not feed.watchers:
                 del self._feeds[job_id]
 
@@ -238,12 +248,13 @@ class WatchHub:
     async def _next(
         self, job_id: str, feed: _Feed, position: int, *, upto: int | None = None
     ) -> list[JobEvent]:
-        """Returns the next events after `position`, at most one message full; empty: none yet."""
+        """Returns the next events after `position`, at most one message; empty: none yet."""
         if upto is not None and position >= upto:
             return []
-        # Every stream asks until one of them succeeded, since any of them may break off.
+        # Every stream tries this until one of them succeeds, because a stream may end at any time.
         if feed.synced < feed.resyncs:
-            # The count from before the read: a reload during the read needs another one.
+            # The count is taken before the read, because a reload during the read requires another
+            # read.
             resyncs = feed.resyncs
             last = await self._runner.read(lambda state: _last_sequence(state, job_id))
             feed.last_sequence = max(feed.last_sequence, last)
@@ -255,7 +266,7 @@ class WatchHub:
             events = await self._runner.in_store(
                 lambda store: store.read_job_events(job_id, position, MESSAGE_EVENTS_MAX)
             )
-            # Events were deleted in between. Sending the rest would leave a gap.
+            # Events were deleted during the read, so sending the other events would leave a gap.
             if not events or events[0].sequence != position + 1:
                 raise _out_of_range(position + 1, "is no longer kept")
         return events if upto is None else [each for each in events if each.sequence <= upto]
@@ -272,7 +283,7 @@ def _present(state: State, job_id: str) -> _Present:
     job = _known(state, job_id)
     pause_ms = KEEPALIVE_MS_MAX
     if job.lease_ms is not None:
-        # Two keep-alives can be lost before the lease ends.
+        # The pause is a third of the lease, so that two keep-alives can be lost.
         pause_ms = min(pause_ms, job.lease_ms // 3)
     return _Present(
         last_sequence=job.last_sequence,
@@ -282,12 +293,12 @@ def _present(state: State, job_id: str) -> _Present:
 
 
 def _snapshot(state: State, job_id: str, after: int) -> _Part:
-    """Builds the next part of a snapshot: live requests with arrival numbers above `after`."""
+    """Builds the next part of a snapshot: the live requests with arrival numbers above `after`."""
     job = _known(state, job_id)
     living: list[RequestInterval] = []
     last, more = after, False
     for scanned, interval in enumerate(intervals_of(state, job, after)):
-        # Ended requests are not sent but cost time, so both numbers are limited.
+        # Ended requests are not sent, but reading them costs time. So both numbers are limited.
         if scanned == SNAPSHOT_SCANNED_MAX or len(living) == SNAPSHOT_REQUESTS_MAX:
             more = True
             break
@@ -303,7 +314,7 @@ def _snapshot(state: State, job_id: str, after: int) -> _Part:
 
 
 def _upto(part: _Part) -> int | None:
-    """Returns where the next part begins; None: this was the last one."""
+    """Returns the arrival number after which the next part begins; None for the last part."""
     return part.last_arrival if part.snapshot.more else None
 
 

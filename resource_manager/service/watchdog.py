@@ -1,7 +1,7 @@
-"""Sends keep-alives to systemd's watchdog: on a leader, as long as the writer answers.
+"""Sends keep-alives to systemd's watchdog. A leader sends them only while its writer answers.
 
-A database that does not answer is no reason to be killed, since the next process would find it in
-the same condition.
+If only the database does not answer, keep-alives continue: a restart of this process would not
+help.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from resource_manager.service.standby import Leadership
 
 
 async def feed_watchdog(runner: Runner, leadership: Leadership) -> None:
-    """Notifies systemd as often as it expects; returns at once if it does not watch this process.
+    """Notifies systemd at its interval. Returns at once if systemd does not watch this process.
 
-    A process that does not lead has no writer, and is always reported alive.
+    A process that does not lead has no writer, so it always sends keep-alives.
     """
     interval_s = watchdog_interval_s()
     while interval_s is not None:
@@ -27,11 +27,11 @@ async def feed_watchdog(runner: Runner, leadership: Leadership) -> None:
 
 
 async def writer_answers(runner: Runner) -> bool:
-    """Returns True if the writer works, or only the database keeps it from working."""
+    """Returns True if the writer works, or if it only waits for the database."""
     try:
         await runner.read(lambda _state: None)
     except StoreError:
         return True
     except Unavailable as error:
-        return error.reason is Reason.NOT_LEADER  # the database does not say who leads
+        return error.reason is Reason.NOT_LEADER  # the database does not report the leader
     return True

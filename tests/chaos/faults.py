@@ -371,7 +371,7 @@ def _serves(manager: Daemon) -> int:
     if not manager.runs or manager.stopped:
         return 0
     for line in reversed(manager.said()):
-        if '"beginning_anew"' in line or '"stepping_down"' in line:
+        if '"restarting_as_standby"' in line or '"stepping_down"' in line:
             return 0
         if '"event": "serving"' in line:
             return int(json.loads(line)["rm_epoch"])

@@ -215,7 +215,7 @@ async def test_a_leader_that_stalls_is_left_and_stands_by_when_it_wakes_up(
         slot = await request.granted(PATIENCE_S)
         os.kill(pid, signal.SIGCONT)
         said(stalled, "standing_by")
-        assert "beginning_anew" in events_of(stalled)
+        assert "restarting_as_standby" in events_of(stalled)
         assert stalled.pid == pid
         assert stalled.runs()
         assert pair.epoch() == before + 1

@@ -46,7 +46,10 @@ def test_a_batch_that_is_refused_again_and_again_ends_the_process() -> None:
         assert recovery.refusal() is None
     final = recovery.failed(REFUSED, 5.0)
     assert final is not None
-    assert "giving up after 5 failures in 60 s; the last one: rejected a statement" in final.message
+    assert (
+        "the process ends after 5 failures in 60 s; the last one: rejected a statement"
+        in final.message
+    )
 
 
 def test_refusals_far_apart_are_no_reason_to_give_up() -> None:
