@@ -1,15 +1,15 @@
-"""Lends managed memory of a slot that its operators do not use to others that want more.
+"""Lends managed memory of a slot that some operators do not use to operators that need more.
 
-Only pools that take part lend and borrow. A pool says how much it wants and which limit it keeps
-to. It may always have the smaller of its quota and what it wants; what other pools leave is lent
-to those that want more than their quota, in order of asking. A limit is lowered first and raised
-elsewhere only after the pool has confirmed that it keeps to the lower one. So limits never add up
-to more than the slot has, whatever is on its way.
+Only pools that take part lend and borrow memory. A pool reports how much memory it wants, and which
+limit it currently obeys. Each pool can always have the memory that it wants, up to its quota.
+Unused quotas are lent to pools that want more than their quota, in the sequence of their requests.
+One pool's limit is raised only after another pool has confirmed a lower limit. So the limits that
+pools obey never add up to more than the slot's managed memory.
 
-Example: a slot has 100 pages; "sort" and "join" have quotas of 50. Sort uses 10, join wants 80.
-Join gets 80 as soon as sort has confirmed a limit of 20. Then sort wants 40: join must go back to
-60, and when it has confirmed, sort gets 40. A pool that does not go back in time is overdue, and
-its task is ended.
+Example: a slot has 100 pages, and "sort" and "join" have quotas of 50 pages. Sort wants 20 pages,
+and join wants 80. Join gets 80 pages when sort has confirmed a limit of 20. Later sort wants 40
+pages. Join must then return to 60 pages, and sort gets 40 pages when join has confirmed its lower
+limit. If a pool does not confirm in time, it is overdue, and its task is ended.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ class PoolKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Pool:
-    """What is known of one pool, in bytes.
+    """The state of one pool. All amounts are in bytes.
 
     Attributes:
-        quota: what it can rely on.
-        wanted: what it wants to use.
-        limit: what it may use.
-        kept: the limit that it keeps to, at most; more than `limit` until it has confirmed.
-        borrows: whether it can have more than its quota.
-        revoked_at: when its limit was first lowered, if it has not confirmed.
+        quota: the memory that the pool can always have.
+        wanted: the memory that the pool wants to use.
+        limit: the memory that the pool may use.
+        kept: the limit that the pool obeys at present. It is above `limit` until the pool has
+            confirmed a lower limit.
+        borrows: True if the pool can use more memory than its quota.
+        revoked_at: when the pool was first ordered to use less, if it has not confirmed this yet.
     """
 
     quota: int
@@ -63,11 +64,12 @@ class Lending:
         return key in self._pools
 
     def limit(self, key: PoolKey) -> int:
-        """Returns what a pool may use."""
+        """Returns the memory that a pool may use, in bytes."""
         return self._pools[key].limit
 
     def revoked(self, key: PoolKey) -> int:
-        """Returns how much less a pool must use than it has confirmed."""
+        """Returns how many bytes a pool must still give back: its present limit minus its new
+        limit."""
         pool = self._pools[key]
         return pool.kept - pool.limit
 
@@ -80,49 +82,57 @@ class Lending:
         ]
 
     def next_deadline(self) -> float | None:
-        """Returns when the next pool will be overdue; None: all limits are confirmed."""
+        """Returns when the next pool will be overdue; None if no pool must confirm a limit."""
         times = [each.revoked_at for each in self._pools.values() if each.revoked_at is not None]
         return min(times) + self._deadline_s if times else None
 
     def join(self, key: PoolKey, quota: int, kept: int, *, borrows: bool) -> None:
-        """Lets a pool take part; `kept` is the limit that it keeps to.
+        """Lets a pool take part.
 
-        That is its quota, or another limit if it took part before the executor was restarted.
+        Args:
+            key: the pool.
+            quota: the quota of the pool, in bytes.
+            kept: the limit that the pool obeys. This is its quota, or another limit if it took part
+                before the executor restarted.
+            borrows: True if the pool can use more memory than its quota.
         """
         self._pools[key] = _Pool(quota, quota, kept, kept, borrows)
 
     def says(self, key: PoolKey, wanted: int, kept: int, now: float) -> None:
-        """Takes in what a pool wants, and the limit that it keeps to.
+        """Updates a pool from its report.
 
         Args:
             key: the pool.
-            wanted: the bytes that it wants to use.
-            kept: the limit that it keeps to; more than its limit while it uses more.
-            now: the time in seconds.
+            wanted: the bytes that the pool wants to use.
+            kept: the limit that the pool obeys. It is above the pool's limit while the pool uses
+                more.
+            now: the present time in seconds.
         """
         pool = self._pools[key]
         pool.wanted = wanted
-        # A limit that was raised meanwhile may be on its way.
+        # The pool may already have received a limit that was raised after its report.
         pool.kept = max(kept, pool.limit)
         self._settle(now)
 
     def leaves(self, key: PoolKey, now: float) -> None:
-        """Takes in that a pool reports no more: it wants its quota, and must give back the rest."""
+        """Handles that a pool stops reporting. It then has its quota, and must return borrowed
+        memory."""
         pool = self._pools[key]
         self.says(key, pool.quota, pool.kept, now)
 
     def changed(self, room: int, quotas: Mapping[PoolKey, int], now: float) -> None:
-        """Takes in new quotas; pools without one have ended.
+        """Updates the quotas. Pools without a quota have ended and are removed.
 
         Args:
-            room: bytes for these pools together: the managed memory without the quotas of others.
-            quotas: quota of each pool.
-            now: the time in seconds.
+            room: the bytes that all these pools share: the managed memory without the quotas of
+                operators that do not take part.
+            quotas: the quota of each pool, in bytes.
+            now: the present time in seconds.
         """
         self._room = room
         self._pools = {key: each for key, each in self._pools.items() if key in quotas}
         for key, each in self._pools.items():
-            # A pool that wants just what it can rely on still does.
+            # A pool that wanted exactly its quota now wants exactly its new quota.
             each.wanted = quotas[key] if each.wanted == each.quota else each.wanted
             each.quota = quotas[key]
         self._settle(now)
@@ -133,7 +143,7 @@ class Lending:
         for pool, target in targets:
             pool.limit = min(pool.limit, target)
         left = self._room - sum(pool.kept for pool, _ in targets)
-        # Owners first: they can rely on their quotas.
+        # Pools within their quota come first, because they can always have their quota.
         for pool, target in sorted(targets, key=lambda each: each[1] > each[0].quota):
             raised = min(target, pool.kept + max(left, 0))
             if raised > pool.limit:

@@ -32,7 +32,15 @@ from finegrain_client.batch.values import BatchState, ThreadResult, ThreadState
 
 
 class StateFile:
-    """The state of one batch, opened by the runner that works on it."""
+    """The state of one batch, opened by the runner that works on it.
+
+    Use `create` or `open` to get one.
+
+    Args:
+        path: the path of the state file.
+        lock: the descriptor that holds the lock of the file.
+        connection: the open connection to the file.
+    """
 
     def __init__(self, path: Path, lock: int, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -120,7 +128,12 @@ class StateFile:
         return row[0] if row else ""
 
     def add_job(self, job_id: str, secret: str) -> JobRow:
-        """Records a newly registered job, which becomes the batch's current job."""
+        """Records a newly registered job, which becomes the batch's current job.
+
+        Raises:
+            ConfigurationError: STORE_CORRUPT. The file is damaged or is not a state file.
+            FinegrainError: STORE_UNAVAILABLE or DISK_FULL. The file cannot be read or written.
+        """
         with sqlite_file.named(self.path, "batch"), self._connection as connection:
             cursor = connection.execute(
                 "insert into jobs (job_id, secret, range_id) values (?, ?, ?)",
@@ -129,7 +142,12 @@ class StateFile:
         return self._job(int(cursor.lastrowid or 0))
 
     def end_job(self, number: int) -> None:
-        """Records that a job has ended, and with it its slots and their open attempts."""
+        """Records that a job has ended, and with it its slots and their open attempts.
+
+        Raises:
+            ConfigurationError: STORE_CORRUPT. The file is damaged or is not a state file.
+            FinegrainError: STORE_UNAVAILABLE or DISK_FULL. The file cannot be read or written.
+        """
         with sqlite_file.named(self.path, "batch"), self._connection as connection:
             connection.execute("update jobs set ended = 1 where number = ?", (number,))
             connection.execute(
@@ -139,7 +157,12 @@ class StateFile:
             )
 
     def taken_in(self, job: int, first_index: int) -> None:
-        """Records that submitted requests are durable at the resource manager."""
+        """Records that submitted requests are durable at the resource manager.
+
+        Raises:
+            ConfigurationError: STORE_CORRUPT. The file is damaged or is not a state file.
+            FinegrainError: STORE_UNAVAILABLE or DISK_FULL. The file cannot be read or written.
+        """
         with sqlite_file.named(self.path, "batch"), self._connection as connection:
             connection.execute(
                 "update asked set taken_in = 1 where job = ? and first_index = ?",
@@ -198,6 +221,10 @@ class StateFile:
 
         Returns the number of these threads. Their failures and losses no longer count towards the
         limits.
+
+        Raises:
+            ConfigurationError: STORE_CORRUPT. The file is damaged or is not a state file.
+            FinegrainError: STORE_UNAVAILABLE or DISK_FULL. The file cannot be read or written.
         """
         with sqlite_file.named(self.path, "batch"), self._connection as connection:
             connection.execute(
@@ -209,7 +236,12 @@ class StateFile:
             return connection.execute("delete from results where state = 'FAILED'").rowcount
 
     def known(self) -> Known:
-        """Returns what a new runner needs to start."""
+        """Returns what a new runner needs to start.
+
+        Raises:
+            ConfigurationError: STORE_CORRUPT. The file is damaged or is not a state file.
+            FinegrainError: STORE_UNAVAILABLE or DISK_FULL. The file cannot be read or written.
+        """
         with sqlite_file.named(self.path, "batch"):
             known = Known()
             rows = self._connection.execute("select thread, state, duration_s from results")
@@ -236,7 +268,12 @@ class StateFile:
             return known
 
     def results(self, *, failed_only: bool = False, limit: int = -1) -> list[ThreadResult]:
-        """Returns the results so far, ordered by index."""
+        """Returns the results so far, ordered by index.
+
+        Raises:
+            ConfigurationError: STORE_CORRUPT. The file is damaged or is not a state file.
+            FinegrainError: STORE_UNAVAILABLE or DISK_FULL. The file cannot be read or written.
+        """
         with sqlite_file.named(self.path, "batch"):
             return list(read_results(self._connection, failed_only=failed_only, limit=limit))
 

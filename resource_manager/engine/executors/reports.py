@@ -296,10 +296,14 @@ def _ended(moves: RequestMoves, gang_moves: GangMoves, host: Host, ended: EndedS
 
 
 class EpochSeen(FailedPrecondition):
-    """Raised when an executor has seen a newer resource manager than this one.
+    """An executor knows a newer resource manager than this one.
 
-    The service that drives the engine then sends no more commands, does not store this batch, and
-    stops.
+    The service then sends no more commands, does not store this batch, and stops.
+
+    Args:
+        executor_id: the executor that has reported the newer epoch.
+        seen: the epoch that the executor has reported.
+        own: the epoch of this resource manager.
     """
 
     default_reason = Reason.STALE_EPOCH
