@@ -1,1 +1,2 @@
-"""Durable state: one interface (`Store`), kept by SQLite, PostgreSQL, or memory for tests."""
+"""Durable state: the interface `Store`, implemented by SQLite, by PostgreSQL, and in memory for
+tests."""

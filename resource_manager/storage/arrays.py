@@ -1,7 +1,7 @@
-"""Rows as parameters of one PostgreSQL statement: an array per column, written as text.
+"""Converts rows to the parameters of one PostgreSQL statement: one array per column, as text.
 
-The driver's own conversion handles every element in Python. That took four times as long as
-everything else in a commit.
+The driver would convert every element in Python. This took four times as long as all other parts of
+a commit.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from sqlalchemy.sql.type_api import TypeEngine
 
 from finegrain.errors import StoreError
 
-_NUL = "\0"  # separator: texts do not contain it, and PostgreSQL could not store it
+_NUL = "\0"  # separator; PostgreSQL cannot store it, so texts must not contain it
 
 
 class Given:
-    """Columns of some rows, as parameters of a statement.
+    """The columns of some rows, as parameters of a statement.
 
-    Example: the rows (a, 1), (b, 1) become one array {"a","b"} and one single value 1.
+    Example: the rows (a, 1), (b, 1) become the array {"a","b"} and the single value 1.
 
     Args:
         table: the table of the columns.
-        names: the columns in the rows, in order.
-        rows: at least one.
-        arrays: the first `arrays` columns are always sent as arrays, even if all rows are equal.
+        names: the names of the columns, in the sequence of the rows' values.
+        rows: the rows; at least one.
+        arrays: the number of first columns that are always sent as arrays, even if all rows are
+            equal.
 
     Attributes:
-        single: by column, True if it is equal in all rows, so that it is sent as one value.
-        singles, arrays: the parameters of both kinds, in order of the columns.
+        single: for each column, True if all rows have the same value, which is then sent once.
+        singles: the parameters of columns with a single value.
+        arrays: the parameters of columns with an array.
     """
 
     __slots__ = ("arrays", "single", "singles")
@@ -47,7 +49,8 @@ class Given:
         singles: list[Any] = []
         texts: list[str] = []
         for number, (name, column) in enumerate(zip(names, zip(*rows, strict=True), strict=True)):
-            # One value is shorter than an array, and many columns of a batch have equal values.
+            # A single value is shorter than an array, and many columns of a batch have equal
+            # values.
             one = number >= arrays and column.count(column[0]) == len(column)
             single.append(one)
             if one:
@@ -60,7 +63,7 @@ class Given:
 
 
 def unnested(table: Table, names: tuple[str, ...]) -> str:
-    """Returns the SQL that turns the arrays of these columns into rows named `given`."""
+    """Returns the SQL that makes rows named `given` from the arrays of these columns."""
     arrays = ", ".join(f"%s::{type_name(table.columns[name].type)}[]" for name in names)
     return f"unnest({arrays}) AS given ({', '.join(names)})"
 
@@ -79,7 +82,7 @@ def array_text(column: Sequence[Any], column_type: TypeEngine[Any]) -> str:
         StoreError: a text contains a NUL character.
     """
     if isinstance(column_type, Boolean | Integer):  # numbers, true and false, None
-        # PostgreSQL reads Python's spelling of numbers, and of True and False.
+        # PostgreSQL accepts numbers, True and False as Python prints them.
         return "{" + str(list(column))[1:-1].replace("None", "NULL") + "}"
     if None in column:
         return "{" + ",".join("NULL" if each is None else _quoted([each]) for each in column) + "}"
@@ -87,9 +90,9 @@ def array_text(column: Sequence[Any], column_type: TypeEngine[Any]) -> str:
 
 
 def _quoted(texts: Sequence[str]) -> str:
-    # Joined first, so that escaping takes three passes in all and not three for each text.
+    # The texts are joined first, so that escaping needs three passes for all texts together.
     joined = _NUL.join(texts)
     if joined.count(_NUL) != len(texts) - 1:
-        raise StoreError("a text holds a NUL character, which PostgreSQL cannot keep")
+        raise StoreError("a text contains a NUL character, which PostgreSQL cannot store")
     escaped = joined.replace("\\", "\\\\").replace('"', '\\"').replace(_NUL, '","')
     return f'"{escaped}"'

@@ -1,7 +1,8 @@
 """Backs up an SQLite database, and restores it.
 
-A copy is complete or absent. A restore keeps the database that it replaces, and continues above
-every epoch that executors may have seen. For PostgreSQL operators use its own tools.
+An incomplete copy never appears. A restore keeps the replaced database under another name, and sets
+an epoch above all epochs that executors may know. For PostgreSQL, operators use the tools of
+PostgreSQL.
 """
 
 from __future__ import annotations
@@ -39,16 +40,21 @@ from resource_manager.storage.versions import check_not_ahead
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restore did. `kept` is the new path of the replaced database; None: there was none."""
+    """The result of a restore.
+
+    Attributes:
+        rm_epoch: the epoch of the restored database.
+        kept: the new path of the replaced database; None if there was no database.
+    """
 
     rm_epoch: int
     kept: Path | None
 
 
 def backup(url: str, path: Path) -> None:
-    """Writes a complete copy of the database at `url` to `path`; the database may be in use.
+    """Writes a complete copy of the database at `url` to `path`. The database may be in use.
 
-    An older backup at `path` is replaced once the new one is complete.
+    An older backup at `path` is replaced when the new backup is complete.
 
     Raises:
         ConfigurationError: the database is not a file.
@@ -58,7 +64,7 @@ def backup(url: str, path: Path) -> None:
     source = _file(url, "pg_dump --format=custom")
     path = path.absolute()
     with os_errors(path):
-        # A mistyped path must not destroy anything, so only an older backup is replaced.
+        # Only an older backup may be replaced, so that a mistyped path destroys no other file.
         if path.exists() and (not path.is_file() or _same(source, path) or not _is_ours(path)):
             raise InvalidArgument("path", str(path), "a new file, or an older backup to replace")
     check_is_ours(source)
@@ -66,41 +72,44 @@ def backup(url: str, path: Path) -> None:
 
 
 def check_restorable(url: str) -> None:
-    """Raises ConfigurationError if `restore` does not support this kind of database."""
+    """Checks that `restore` supports this kind of database.
+
+    Raises:
+        ConfigurationError: the database is not a file.
+    """
     _file(url, "pg_restore, then finegrain db raise-epoch")
 
 
 def restore(url: str, path: Path, *, above_epoch: int) -> Restored:
     """Replaces the database at `url` with the backup at `path`.
 
-    The resource manager must be stopped. Whatever was acknowledged after the backup is lost. The
-    next epoch is above `above_epoch`, above that of the backup and, if it is readable, above that
-    of the replaced database.
+    The resource manager must be stopped. All changes after the backup are lost. The next epoch is
+    above `above_epoch`, above the epoch of the backup and, if it can be read, above the epoch of
+    the replaced database.
 
     Args:
         url: the database to replace.
         path: the backup.
-        above_epoch: the highest epoch that any executor reports.
+        above_epoch: the highest epoch that an executor reports.
 
     Returns:
-        The epoch, and where the replaced database is kept.
+        The epoch of the restored database, and the new path of the replaced database.
 
     Raises:
         ConfigurationError: the database is not a file.
         InvalidArgument: `above_epoch` is negative.
-        StoreError: another process leads (STORE_IN_USE), or the backup is damaged, newer than this
-            software or another program's. Nothing has changed then.
+        StoreError: another process leads (STORE_IN_USE). Or the backup is damaged, was written by
+            newer software, or belongs to another program. Then nothing has changed.
     """
     target = _file(url, "pg_restore, then finegrain db raise-epoch")
     path = path.absolute()
     check_above_epoch(above_epoch)
     with os_errors(target), locked(target, "finegrain db restore"):
         check_not_ahead(check_is_ours(path).schema_version, str(path))
-        # Executors that report nothing now may have seen the epoch of the database that is
-        # replaced.
+        # Executors that do not report at present may know the epoch of the replaced database.
         above_epoch = max(above_epoch, _epoch_if_readable(target))
         remove_leftovers(target)
-        # Everything is done on a copy, so that a failure before the last two steps changes nothing.
+        # All steps except the last two work on a copy, so that a failure in them changes nothing.
         with temporary_database(target) as fresh:
             copy_sqlite(path, fresh)
             _check_sound(fresh, path)
@@ -142,21 +151,21 @@ def _check_sound(database: Path, shown: Path) -> None:
 
 
 def _epoch_if_readable(database: Path) -> int:
-    """Returns the epoch of the database to replace; 0 if it cannot be read (it may be damaged)."""
+    """Returns the epoch of the database; 0 if it cannot be read, because it may be damaged."""
     try:
         check_is_ours(database)
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
             return int(connection.execute("SELECT max(rm_epoch) FROM leadership").fetchone()[0])
     except (StoreError, sqlite3.Error, TypeError):
-        # A damaged database is a frequent reason for a restore.
+        # This is no error, because a damaged database is a frequent reason for a restore.
         return 0
 
 
 def check_above_epoch(above_epoch: int) -> None:
-    """Checks an epoch that an operator has typed. A typing error must not use up all epochs.
+    """Checks an epoch that an operator has typed, so that a typing error cannot use up all epochs.
 
     Raises:
-        InvalidArgument: it is negative, or no resource manager can have had it.
+        InvalidArgument: the epoch is negative, or higher than any resource manager can have.
     """
     if not 0 <= above_epoch <= RAISED_EPOCH_MAX:
         expected = f"0, or the highest epoch that an executor reports, at most {RAISED_EPOCH_MAX}"
@@ -166,12 +175,12 @@ def check_above_epoch(above_epoch: int) -> None:
 def _raise_epoch(database: Path, above_epoch: int) -> int:
     with sqlite_errors(database), closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA synchronous = FULL")
-        # In this mode the database is one file, which can be renamed.
+        # In this mode the database is a single file, which can be renamed.
         connection.execute("PRAGMA journal_mode = DELETE")
         with connection:
             leave_lost_history(connection.execute)
             connection.execute("DELETE FROM counters WHERE name = ?", (CONTESTED_EPOCH,))
-            # Without a holder, no process that led before can take the row for its own.
+            # The holder is removed, so that no former leader can continue to lead.
             connection.execute(
                 "UPDATE leadership SET holder = '', rm_epoch = max(rm_epoch, ?) + 1", (above_epoch,)
             )
@@ -179,9 +188,9 @@ def _raise_epoch(database: Path, above_epoch: int) -> int:
 
 
 def _set_aside(database: Path) -> Path | None:
-    """Keeps the old database and its WAL under another name; returns its new path, or None.
+    """Keeps the old database and its WAL under another name. Returns the new path, or None.
 
-    The old name stays in use until the new database replaces it. The WAL must be moved away,
+    The old file also keeps its name until the new database replaces it. The WAL must be moved,
     because SQLite would apply it to the new file.
     """
     if not database.exists():
@@ -189,7 +198,7 @@ def _set_aside(database: Path) -> Path | None:
         shm_of(database).unlink(missing_ok=True)
         return None
     kept = database.with_name(f"{database.name}.replaced-{time.time_ns() // 1_000_000}")
-    # A second name for the file: `target` still leads to the old database until it is replaced.
+    # The link is a second name of the file. Its old name stays valid until the file is replaced.
     os.link(database, kept)
     if wal_of(database).exists():
         wal_of(database).replace(wal_of(kept))

@@ -1,4 +1,4 @@
-"""Codecs between entities and the rows of a table, with the table's columns in declared order."""
+"""Codecs between entities and rows of a table, in the sequence of the table's columns."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Codec(RowCodec[T]):
-    """Codec of one kind of entity, for all columns of its table."""
+    """A codec for one kind of entity, with all columns of its table."""
 
     table: Table
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoveCodec(RowCodec[T]):
-    """Codec for changing some columns of stored rows: the columns `key`, then `changed`."""
+    """A codec that changes some columns of stored rows: the columns `key`, then `changed`."""
 
     table: Table
     key: tuple[str, ...]
@@ -43,9 +43,10 @@ def codec(
     Args:
         table: the table.
         kind: the class of the entities.
-        exceptions: columns whose attribute has another name or text form; see `RowCodec`.
-        parts: paths of nested dataclasses whose fields have columns; see `RowCodec`.
-        unstored: paths of attributes without a column; see `RowCodec`.
+        exceptions: the columns whose attribute has another name or another text form; see
+            `RowCodec`.
+        parts: the paths of nested dataclasses whose fields have columns; see `RowCodec`.
+        unstored: the paths of attributes without a column; see `RowCodec`.
     """
     columns = tuple(table.columns.keys())
     return Codec(kind, columns, TEXTS, exceptions or {}, parts, unstored, table=table)

@@ -1,7 +1,7 @@
 """Creates databases and upgrades them.
 
-A database appears complete or not at all. An upgrade is one transaction and happens only while no
-process leads. For an SQLite file it keeps a copy of the old version.
+An incomplete database never appears. An upgrade is one transaction, and is possible only while no
+process leads. Before an SQLite file is upgraded, a copy of the old version is made.
 """
 
 from __future__ import annotations
@@ -51,33 +51,34 @@ def fill(connection: Connection) -> None:
 
 
 def create_sqlite(path: Path) -> None:
-    """Creates the database at `path`, unless it exists by now.
+    """Creates the database at `path`, unless it exists.
 
     Raises:
-        StoreError: the folder is not writable, the disk is full, or another process is creating
-            the database right now.
+        StoreError: the folder is not writable, the disk is full, or another process is creating the
+            database at the same time.
     """
     with os_errors(path), locked(path, "finegrain creating the database"):
-        # Checked again under the lock: another process may have created it meanwhile.
+        # This is checked again with the lock, because another process may have created the
+        # database.
         if path.exists():
             return
         _refuse_orphaned_wal(path)
         remove_leftovers(path)
         with temporary_database(path) as temporary:
-            # The mode comes first, because the file will have secrets (`cluster_salt`).
+            # The mode is set first, because the file will contain secrets (`cluster_salt`).
             create_private(temporary)
             with sqlite_errors(path), closing(sqlite3.connect(temporary)) as connection:
                 connection.execute(f"PRAGMA application_id = {tables.APPLICATION_ID}")
-                # Stored in the file, so that each later connection uses it.
+                # This mode is stored in the file, so that each later connection uses it.
                 connection.execute("PRAGMA journal_mode = WAL")
             run_migrations(temporary, path, new=True)
             put_in_place(temporary, path)
 
 
 def upgrade_sqlite(path: Path) -> int:
-    """Upgrades the database at `path`; returns the version that it had.
+    """Upgrades the database at `path`, and returns its old version.
 
-    A copy of the old version stays beside it as `<name>.before-<new version>`.
+    A copy of the old version is kept as `<name>.before-<new version>` in the same folder.
 
     Raises:
         StoreError: another process leads (STORE_IN_USE), the schema is newer than this software
@@ -85,25 +86,26 @@ def upgrade_sqlite(path: Path) -> int:
     """
     version = check_is_ours(path).schema_version
     check_not_ahead(version, str(path))
-    # Most starts end here, without taking the lock.
+    # Most calls end here and need no lock.
     if version == tables.SCHEMA_VERSION:
         return version
     with os_errors(path), locked(path, "finegrain db upgrade"):
-        # Read again under the lock: another process may have upgraded it meanwhile.
+        # This is read again with the lock, because another process may have upgraded the database.
         version = check_is_ours(path).schema_version
         if version < tables.SCHEMA_VERSION:
             name = f"{path.name}.before-{migrate.revision_name(tables.SCHEMA_VERSION)}"
-            # Before the migration: operators go back to the older version with this copy.
+            # The copy is made before the migration, so that operators can return to the older
+            # version.
             copy_sqlite(path, path.with_name(name))
             run_migrations(path, path)
     return version
 
 
 def copy_sqlite(source: Path, target: Path) -> None:
-    """Copies a database as of one moment; the source may be in use. The copy is durable.
+    """Makes a consistent and durable copy of a database. The source may be in use.
 
     Raises:
-        StoreError: reading or writing failed. The target is then missing or still the old one.
+        StoreError: reading or writing failed. Then the target does not exist, or is unchanged.
     """
     with os_errors(target), temporary_database(target) as temporary:
         create_private(temporary)
@@ -113,7 +115,8 @@ def copy_sqlite(source: Path, target: Path) -> None:
             closing(sqlite3.connect(temporary)) as write,
         ):
             read.backup(write)
-            # Makes the copy a single file that can be moved; opening it returns it to WAL.
+            # In this mode the copy is a single file that can be moved. Opening it sets the mode WAL
+            # again.
             write.execute("PRAGMA journal_mode = DELETE")
         put_in_place(temporary, target)
 
@@ -122,13 +125,14 @@ def run_migrations(database: Path, shown: Path, *, new: bool = False) -> None:
     """Migrates a database file that no other process has open.
 
     Args:
-        database: the file.
-        shown: the path that errors name, for example that of the backup being restored.
-        new: also insert the rows that a new database starts with.
+        database: the path of the file.
+        shown: the path that errors name, for example the path of the backup that is restored.
+        new: True: also insert the first rows of a new database.
     """
     engine = sqlite_engine(database, read_only=False, connections=1)
     try:
-        # One transaction: a failed migration leaves the old version.
+        # All migrations are one transaction, so that a failed migration does not change the
+        # database.
         with sqlite_errors(shown), engine.begin() as connection:
             migrate.migrate(connection, tables.SCHEMA_VERSION)
             if new:
@@ -139,7 +143,7 @@ def run_migrations(database: Path, shown: Path, *, new: bool = False) -> None:
 
 @contextmanager
 def temporary_database(path: Path) -> Iterator[Path]:
-    """Yields a temporary name beside `path`; removes what is left under it afterwards."""
+    """Yields a temporary path in the folder of `path`, and removes its files afterwards."""
     temporary = temporary_name(path)
     try:
         yield temporary
@@ -148,19 +152,23 @@ def temporary_database(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes temporary files of `path` that a crash left. The caller holds its lock."""
+    """Removes temporary files of `path` that a crash has left. The caller must hold its lock."""
     for each in path.parent.iterdir():
         if is_temporary(each.name, path):
-            each.unlink()  # also side files of temporary databases
+            each.unlink()  # includes the WAL files of temporary databases
 
 
 def _refuse_orphaned_wal(path: Path) -> None:
-    """Raises StoreError if a WAL lies beside a missing database: SQLite would apply it."""
+    """Checks that there is no WAL without its database, because SQLite would apply it.
+
+    Raises:
+        StoreError: STORE_CORRUPT. There is a WAL, but no database.
+    """
     for orphan in (wal_of(path), shm_of(path)):
         if os.path.lexists(orphan):
             raise StoreError(
                 f"there is {orphan} but no {path}: the database was moved or deleted without its "
-                f"log, which may hold acknowledged requests; bring {path} back, or remove "
+                f"log, which may contain acknowledged requests; restore {path}, or remove "
                 f"{orphan} to start with an empty database",
                 reason=Reason.STORE_CORRUPT,
                 details={"path": path},

@@ -1,7 +1,7 @@
-"""A store that is opened when it first leads. Until then a standby only checks who leads.
+"""The store of a standby. It opens the database only when this process can become the leader.
 
-A standby leaves an SQLite file alone while another process has its lock: it neither opens nor
-checkpoints the file.
+Until then it only checks which process leads. While another process has the lock of an SQLite file,
+a standby must not open the file, because opening could checkpoint it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class LazyStore(Store):
 
     Args:
         url: see `open_store`.
-        opener: opens the store and upgrades it if necessary.
+        opener: opens the store, and upgrades it if necessary.
     """
 
     def __init__(self, url: str, opener: Callable[[], Store]) -> None:
@@ -38,16 +38,17 @@ class LazyStore(Store):
         wait_s: float | None = None,
         address: str = "",
     ) -> int:
-        """See `Store.lead`. Tries once, whatever `wait_s` says."""
+        """See `Store.lead`. It makes one attempt, and ignores `wait_s`."""
         del wait_s
         try:
-            # Checked before opening: to open the file would already touch the leader's WAL.
+            # This is checked before opening, because opening the file could change the leader's
+            # WAL.
             if self._store is None:
                 self._check_free()
                 self._store = self._opener()
             epoch = self._store.lead(holder, above_epoch=above_epoch, wait_s=0, address=address)
         except StoreError:
-            # The leader may replace or upgrade an SQLite file, so it must not stay open here.
+            # The file is closed, because the leader may replace or upgrade it.
             if not self._led and self._location.is_sqlite:
                 self._let_go()
             raise

@@ -1,4 +1,4 @@
-"""Database URLs as operators write them. Parses them without looking for the database."""
+"""Parses database URLs. It does not check whether the database exists."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SQLITE = frozenset({"sqlite", "sqlite+pysqlite"})
 
 
 def sqlite_url(path: Path) -> str:
-    """Returns the URL of a database file; special characters in the path are quoted."""
+    """Returns the URL of a database file. Special characters in the path are quoted."""
     return f"sqlite:///{quote(str(path.absolute()))}"
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseUrl:
-    """A parsed URL; its text hides the password."""
+    """A parsed URL. Its text form hides the password."""
 
     url: URL
 
@@ -34,7 +34,7 @@ class DatabaseUrl:
 
     @property
     def path(self) -> Path:
-        """SQLite: the database file, absolute."""
+        """The absolute path of the SQLite file."""
         return Path(self.url.database or "").absolute()
 
     def __str__(self) -> str:
@@ -47,25 +47,24 @@ class DatabaseUrl:
         """Parses a URL.
 
         Raises:
-            ConfigurationError: the text is not a URL of a database. The message does not repeat
-                passwords.
+            ConfigurationError: the text is not a URL of a database. The error contains no password.
         """
         try:
             url = make_url(text)
         except (ArgumentError, ValueError):
-            raise ConfigurationError(f"the database URL is not readable; {_EXPECTED}") from None
+            raise ConfigurationError(f"the database URL cannot be parsed; {_EXPECTED}") from None
         if url.drivername in _POSTGRESQL:
-            # One driver for all spellings, because operators copy URLs from other programs.
+            # All schemes use the same driver, because operators copy URLs from other programs.
             return cls(url.set(drivername="postgresql+psycopg"))
         shown = url.render_as_string(hide_password=True)
         if url.drivername not in _SQLITE:
             raise ConfigurationError(f"database URL {shown}: unknown database; {_EXPECTED}")
         if url.database in (None, "", ":memory:"):
             raise ConfigurationError(
-                f"database URL {shown}: the database must outlive the process; {_EXPECTED}"
+                f"database URL {shown}: a database in memory is lost at a restart; {_EXPECTED}"
             )
         if url.query or url.host:
             raise ConfigurationError(
-                f"database URL {shown}: the URL of a file has neither host nor options; {_EXPECTED}"
+                f"database URL {shown}: the URL of a file has no host and no options; {_EXPECTED}"
             )
         return cls(url.set(drivername="sqlite"))

@@ -1,9 +1,9 @@
 # ruff: noqa: S608  (only constants are put together)
-"""Raises counters after a restore, so that no number names two different things.
+"""Raises counters after a restore, so that no number is used twice.
 
-An older copy of the database does not know what was used after it was made: events that job masters
-have received, and generations of slots that executors still have. Both must be skipped. (The epoch,
-by which executors order all messages, is raised by the caller.)
+An older copy of the database does not contain the numbers that were used after the copy was made:
+numbers of events that job masters have received, and generations of slots that executors still
+have. These numbers must be skipped. The caller raises the epoch.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 from resource_manager.engine.model.changes import GENERATION_FLOOR
 
 SEQUENCE_STEP = 1 << 32
-"""More events than one job writes between a backup and its restore."""
+"""Number of events to skip: more than one job writes between a backup and its restore."""
 
 GENERATION_STEP = 1_000_000
-"""More generations than one request uses in that time."""
+"""Number of generations to skip: more than one request uses in this time."""
 
 _SKIP_EVENTS = f"""
     UPDATE jobs SET last_sequence = last_sequence + {SEQUENCE_STEP},
@@ -36,10 +36,11 @@ _SKIP_GENERATIONS = f"""
 
 
 def leave_lost_history(execute: Callable[[str], object]) -> None:
-    """Raises event sequences and generations above what the lost newer copy may have used.
+    """Raises event sequences and generations above all numbers that were used after the backup.
 
-    A job master that resumes its stream receives OUT_OF_RANGE and begins again with a snapshot. A
-    slot that this database does not know is freed, and is never mistaken for one that it knows.
+    A job master that continues its stream receives OUT_OF_RANGE, and starts again with a snapshot.
+    A slot that was placed after the backup is unknown. It is freed, and never has the same
+    generation as a known slot.
 
     Args:
         execute: runs one statement in a transaction that the caller commits.

@@ -1,7 +1,7 @@
 """A store in memory, for tests, trials and simulations.
 
-Rows are encoded and checked as for a database, so reading them gives what a database would give.
-Nothing outlives the process.
+Rows are encoded and checked in the same way as for a database, so reading them gives the same
+result. All data is lost when the process ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STATEMENTS = MemoryStatements()
 
 @dataclass(eq=False)
 class MemoryDatabase:
-    """What several memory stores share, as several processes share one database."""
+    """The data that several memory stores share, like several processes share a database."""
 
     tables: MemoryTables = field(default_factory=MemoryTables)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -44,10 +44,15 @@ class MemoryDatabase:
 
 
 class MemoryStore(Store):
-    """A store in memory; see the module."""
+    """A store in memory. See the docstring of the module."""
 
     def __init__(self, database: MemoryDatabase | None = None, *, read_only: bool = False) -> None:
-        """Creates a store on `database`, shared with another store; None: on a new one."""
+        """Creates a store.
+
+        Args:
+            database: the data, which other stores may share; None: new data.
+            read_only: True: reject all changes.
+        """
         self.database = database or MemoryDatabase()
         self._read_only = read_only
         self._holder = ""
@@ -96,7 +101,7 @@ class MemoryStore(Store):
     def commit(self, changes: Changes) -> None:
         """See `Store.commit`."""
         self._must_be_writable()
-        # Encoded before the lock is taken, as for a database.
+        # The changes are encoded before the lock is taken, as for a database.
         prepared = PreparedChanges(changes)
         with self._as_leader() as database, database.tables.transaction():
             prepared.apply(database.tables, STATEMENTS)
@@ -130,7 +135,7 @@ class MemoryStore(Store):
             if each.sequence >= from_sequence
             and subject_id in ("", each.executor_id, each.job_id, each.allocation_id)
         ]
-        # `max`, because a negative start would count from the end.
+        # `max` is necessary because a negative index would count from the end.
         return found[:limit] if from_sequence else found[max(0, len(found) - limit) :]
 
     def meta(self, key: str) -> str | None:
@@ -140,7 +145,7 @@ class MemoryStore(Store):
 
     def check(self) -> list[str]:
         """See `Store.check`."""
-        return ["the database is in memory: it is lost when this process ends"]
+        return ["the database is in memory and is lost when this process ends"]
 
     def close(self) -> None:
         """See `Store.close`."""
@@ -191,7 +196,7 @@ def snapshot_of(of: MemoryTables, rm_epoch: int) -> Snapshot:
 
 
 def leave_lost_history(of: MemoryTables) -> None:
-    """Does what `lost_history.py` does in SQL; the caller opens the transaction."""
+    """Does the same as `lost_history.py` does in SQL. The caller opens the transaction."""
     for job in _all(of, rows.JOBS):
         job.last_sequence += SEQUENCE_STEP
         job.trimmed_sequence = job.last_sequence

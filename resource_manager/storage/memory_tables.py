@@ -1,6 +1,6 @@
 """Tables in memory, with the same keys, references and integer bounds as those of a database.
 
-A transaction has one writer and is undone as a whole if it fails.
+A transaction has one writer. If it fails, all its changes are undone.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _INTEGER_MAX = 2**63 - 1
 
 
 class MemoryTables:
-    """The rows of every table by primary key, in the order in which they were first written."""
+    """The rows of every table by primary key, in the sequence of their first write."""
 
     def __init__(self) -> None:
         self._rows: dict[Table, dict[Key, Row]] = {table: {} for table in metadata.tables.values()}
-        # For tables whose rows are deleted with their job: keys by job.
+        # The keys of each job, for tables whose rows are deleted with their job.
         self._of_job: dict[Table, dict[str, dict[Key, None]]] = {
             table: {} for table in self._rows if _refers_to_jobs(table)
         }
         self._undo: list[tuple[Table, Key, Row | None]] | None = None
 
     def copy(self) -> Self:
-        """Returns a copy of all rows, like a backup."""
+        """Returns a copy of all rows."""
         found = type(self)()
         found._rows = {table: dict(rows) for table, rows in self._rows.items()}
         found._of_job = {
@@ -62,14 +62,15 @@ class MemoryTables:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Undoes everything that was written inside if the context raises."""
-        # What was there before each write, oldest first.
+        """Undoes all writes in the context if the context raises."""
+        # The row before each write, the oldest write first.
         self._undo = []
         try:
             yield
         except BaseException:
-            # Also for KeyboardInterrupt: half a batch must never stay. Backwards, so that a row
-            # that was written twice gets its first value back.
+            # This runs for every exception, even KeyboardInterrupt, so that a batch is never stored
+            # partly. The writes are undone in reverse, so that a row that was written twice gets
+            # its first value back.
             for table, key, before in reversed(self._undo):
                 self._put(table, key, before)
             raise
@@ -77,12 +78,12 @@ class MemoryTables:
             self._undo = None
 
     def write(self, table: Table, key: Key, row: Row | None) -> None:
-        """Stores a row, or deletes it (None). Deleting a job deletes the rows that refer to it.
+        """Stores or deletes a row. Deleting a job also deletes the rows that refer to it.
 
         Args:
             table: the table.
-            key: primary key of the row.
-            row: all columns in declared order; None: delete.
+            key: the primary key of the row.
+            row: the values of all columns; None: delete the row.
 
         Raises:
             InvariantBroken: the row's job is not stored.
@@ -98,7 +99,7 @@ class MemoryTables:
         _check(table, row)
         if table in self._of_job and (row[_place(table, "job_id")],) not in self._rows[jobs]:
             raise InvariantBroken(
-                f"rows contradict each other ({table.name} {key} belongs to no stored job);"
+                f"rows contradict each other: the job of {table.name} {key} is not stored;"
                 " nothing was written"
             )
         self._put(table, key, row)
@@ -120,7 +121,7 @@ class MemoryTables:
         if table not in self._of_job:
             return
         owners, place = self._of_job[table], _place(table, "job_id")
-        # The row may belong to another job now, so its old entry goes first.
+        # The row may belong to another job now, so its old entry is removed first.
         if before is not None:
             keys = owners[before[place]]
             keys.pop(key, None)
@@ -131,7 +132,7 @@ class MemoryTables:
 
 
 class MemoryStatements(Statements[MemoryTables]):
-    """Bulk changes of tables in memory; `connection` is the tables themselves."""
+    """Bulk changes of tables in memory. `connection` is the tables themselves."""
 
     def upsert(self, connection: MemoryTables, table: Table, rows: Rows) -> None:
         """See `Statements.upsert`."""
@@ -213,7 +214,7 @@ def _check(table: Table, row: Row) -> None:
     for name, value in zip(table.columns.keys(), row, strict=True):
         if isinstance(value, int) and not -_INTEGER_MAX - 1 <= value <= _INTEGER_MAX:
             raise StoreError(f"{table.name}.{name}: {value} does not fit 64 bits")
-        # Almost all texts are ASCII, and those can always be encoded.
+        # Almost all texts are ASCII, which can always be encoded.
         if isinstance(value, str) and not value.isascii():
             try:
                 value.encode()

@@ -1,7 +1,7 @@
-"""Runs Alembic's migrations from the version of a database to the one this software knows.
+"""Runs Alembic's migrations, from the version of a database to the version of this software.
 
-The migration files are beside this package in a wheel, and at the root in a checkout. A run is one
-transaction.
+In a wheel, the folder of migration files is in the package. In a checkout, it is at the root. A run
+is one transaction.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _config(connection: Connection | None = None) -> Config:
 
 
 def steps(from_version: int) -> list[str]:
-    """Returns the migrations above this version, oldest first: "0002 what it does"."""
+    """Returns the migrations above this version, the oldest first, as "0002 what it does"."""
     from alembic.script import ScriptDirectory
 
     script = ScriptDirectory.from_config(_config())
@@ -59,7 +59,7 @@ def migrate(connection: Connection, to_version: int) -> None:
     from alembic import command
 
     command.upgrade(_config(connection), revision_name(to_version))
-    # Also recorded in the header, where it can be read without Alembic.
+    # The version is also written to the file header, where it can be read without Alembic.
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(f"PRAGMA user_version = {int(to_version)}")
 
@@ -70,7 +70,7 @@ def revision_name(version: int) -> str:
 
 
 def recorded_version(connection: Connection) -> int:
-    """Returns the version recorded in the database; 0: none."""
+    """Returns the version that is recorded in the database; 0 if none is recorded."""
     if not inspect(connection).has_table("alembic_version"):
         return 0
     found = connection.scalar(text("SELECT version_num FROM alembic_version"))

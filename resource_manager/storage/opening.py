@@ -18,14 +18,15 @@ def open_store(
 
     Args:
         url: the database; postgres:// and postgresql+psycopg:// mean postgresql://.
-        create: create the database or its schema if missing (never with `read_only`).
-        upgrade: upgrade an older schema, provided that no process leads; if False, an older schema
-            is an error.
-        read_only: never write; `lead` and `commit` are refused.
-        lease_ms: PostgreSQL: how long a leadership lasts without renewal, at least 100.
+        create: True: create the database or its schema if it does not exist (never with
+            `read_only`).
+        upgrade: True: upgrade an older schema if no process leads. False: an older schema is an
+            error.
+        read_only: True: never write. `lead` and `commit` then raise an error.
+        lease_ms: for PostgreSQL: how long a leadership is valid without renewal, at least 100.
 
     Returns:
-        The store; the caller closes it.
+        The store. The caller must close it.
 
     Raises:
         ConfigurationError: the URL is not understood, or the `postgres` extra is not installed.
@@ -35,7 +36,7 @@ def open_store(
     """
     location = DatabaseUrl.parse(url)
     if location.is_sqlite:
-        # Imported when needed: each database needs libraries that the other does without.
+        # This is imported only here, because each database needs other libraries.
         from resource_manager.storage.sqlite_store import open_sqlite
 
         return open_sqlite(location, create=create, upgrade=upgrade, read_only=read_only)

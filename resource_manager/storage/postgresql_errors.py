@@ -1,4 +1,4 @@
-"""Translates PostgreSQL's errors: class, reason, and what an operator can do."""
+"""Translates PostgreSQL's errors to error classes and reasons, with advice for the operator."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ _TOO_LARGE = ("54",)
 
 @contextmanager
 def postgresql_errors(location: DatabaseUrl) -> Iterator[None]:
-    """Turns errors of psycopg about the database at `location` into `FinegrainError`s.
+    """Converts errors of psycopg to `FinegrainError`s.
 
     Raises:
         InvariantBroken: the rows contradict each other.
-        StoreError: any other error; `StoreAway` if the server cannot be reached or broke off.
+        StoreError: any other error. It is `StoreAway` if the server cannot be reached or closed the
+            connection.
     """
     try:
         yield
