@@ -128,7 +128,7 @@ async def test_a_lost_slot_ends_the_wait_for_its_tasks(servant: Scripted, slot: 
     servant.programs["sleep"] = Program(ends=False)
     task = await slot.run(["sleep"])
     await servant.tell(slot.allocation_id, LOST, reason="EXECUTOR_LOST")
-    with pytest.raises(fg.SlotLost, match="host-a is gone") as caught:
+    with pytest.raises(fg.SlotLost, match="on host-a has ended") as caught:
         await task.wait(timeout_s=10)
     assert caught.value.reason is Reason.EXECUTOR_LOST
     with pytest.raises(fg.SlotLost):
