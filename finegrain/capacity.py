@@ -20,7 +20,7 @@ class NodeCapacity:
     """
 
     id: int
-    cpus: CpuSet  # those of `Capacity.cpus` that are on this node
+    cpus: CpuSet  # the cpus of `Capacity.cpus` that are on this node
     memory_bytes: int  # a multiple of 64 KiB; 0 if unknown or not usable
     default_memory: bool  # False: not part of the total; HBM, CXL, persistent or GPU memory
     hugepages: tuple[HugePages, ...] = ()
@@ -31,7 +31,7 @@ class Capacity:
     """Totals of one executor, after all reserves and limits."""
 
     cpus: CpuSet  # every cpu that slots may run on
-    isolated_cpus: CpuSet  # those of `cpus` that only exclusive slots may use
+    isolated_cpus: CpuSet  # the part of `cpus` that only exclusive slots may use
     core_count: int  # number of physical cores with at least one of `cpus`
     cpu_milli_total: int  # 1000 per cpu (hardware thread), or less under a CPU time quota
     memory_bytes_total: int  # a multiple of 64 KiB
@@ -47,9 +47,9 @@ class Capacity:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Capacity":
-        """Reads the data that `to_dict` returned.
+        """Returns the capacity from the data that `to_dict` returned.
 
         Raises:
-            InvalidArgument: a field is wrong; the error names it.
+            InvalidArgument: a field is wrong. The error names the field.
         """
         return from_json(cls, data)

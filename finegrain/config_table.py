@@ -1,7 +1,7 @@
 """Decodes one table of a TOML file key by key, with units as people write them.
 
-Each error names file, field, value and what was expected. A key that the code never reads is an
-error, too; the message suggests the nearest known key.
+Each error names the file, the field, the value and the expected values. A key that the code never
+reads is an error too, and this error suggests the nearest known key.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class ConfigTable:
     """One table of the file. Read every key, then call `end`.
 
     Args:
-        content: as the TOML reader returns it.
-        file: its path or name, for errors.
-        path: name of the table within the file ("shape small"), for errors.
-        error: class of the errors that are raised.
+        content: the content of the table, as the TOML reader returns it.
+        file: the path or name of the file, for errors.
+        path: the name of the table within the file ("shape small"), for errors.
+        error: the class of the errors that are raised.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class ConfigTable:
         """Raises the error for an invalid value.
 
         Args:
-            key: name of the key; empty: the table itself.
-            value: as it stands in the file.
-            expected: what is allowed.
+            key: the name of the key; empty: the table itself.
+            value: the value in the file.
+            expected: the allowed values.
 
         Raises:
-            FinegrainError: always; of the class that the table was made with.
+            FinegrainError: always, as an error of the class `error`.
         """
         field = self.name(key)
         shown = repr(value) if isinstance(value, str) else _toml(value)
@@ -72,7 +72,7 @@ class ConfigTable:
     def text(self, key: str, default: str | None = None, *, empty_ok: bool = False) -> str:
         """Returns a string; the key is required if there is no default."""
         value = self._get(key, default, "a text")
-        # An empty text is an error, except where the default itself is empty.
+        # An empty text is an error, unless the default is empty.
         if not isinstance(value, str) or not (value or empty_ok or value == default):
             self.wrong(key, value, "a text in quotes")
         return value
@@ -88,11 +88,11 @@ class ConfigTable:
         return str(value)
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Returns a size in bytes; the file has a form such as "256MiB"."""
+        """Returns a size in bytes. The file contains a text such as "256MiB"."""
         return self._amount(key, default, parse_bytes)
 
     def cpu(self, key: str, default: int | None = None) -> int:
-        """Returns cpu in thousandths of a core; the file has cores, such as "0.5"."""
+        """Returns CPU in thousandths of a core. The file contains cores, such as "0.5"."""
         return self._amount(key, default, parse_cpu_milli)
 
     def duration_ms(
@@ -103,7 +103,7 @@ class ConfigTable:
         least_ms: int = 0,
         most_ms: int = AMOUNT_MAX,
     ) -> int:
-        """Returns a duration in milliseconds; the file has a form such as "30s"."""
+        """Returns a duration in milliseconds. The file contains a text such as "30s"."""
         value = self._amount(key, default, parse_duration_ms)
         if value < least_ms:
             self.wrong(key, self._content.get(key), f"at least {least_ms} ms")
@@ -177,7 +177,8 @@ class ConfigTable:
     def amounts(
         self, key: str, parser_of: Callable[[str], Callable[[str, str], int]]
     ) -> dict[str, int]:
-        """Returns a table of amounts by name; `parser_of` returns the parser for a name."""
+        """Returns a table of amounts by name. `parser_of` returns the parser for the amount of a
+        name."""
         table = self.table(key)
         return {name: table._amount(name, None, parser_of(name)) for name in table._content}
 
@@ -188,14 +189,15 @@ class ConfigTable:
         return {name: table.integer(name, least=1, most=2**53) for name in table._content}
 
     def table(self, key: str, *, path: str = "") -> ConfigTable:
-        """Returns the table below this key; an empty one if the key is missing."""
+        """Returns the table below this key; an empty table if the key is missing."""
         value = self._get(key, {}, "a table")
         if not isinstance(value, dict):
             self.wrong(key, value, "a table")
         return ConfigTable(value, self.file, path or self.name(key), error=self._error)
 
     def tables(self, key: str, *, path: str = "") -> list[ConfigTable]:
-        """Returns a list of tables ([[key]]); errors name each by its position, from 1."""
+        """Returns a list of tables ([[key]]). Errors name each table by its position, starting at
+        1."""
         value = self._get(key, [], "a list of tables")
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
             self.wrong(key, value, f"a list of tables, each written [[{key}]]")
@@ -212,7 +214,7 @@ class ConfigTable:
         return dict(self._content)
 
     def note(self, key: str) -> None:
-        """Marks a key as known, for a caller that reads it only if it is there."""
+        """Marks a key as known, for a caller that reads the key only if it exists."""
         self._read_keys[key] = None
 
     def end(self) -> None:

@@ -1,6 +1,5 @@
-"""The cpus, NUMA nodes and devices of a slot: chosen by the resource manager, enforced by the
-executor.
-"""
+"""The cpus, NUMA nodes and devices of a slot. The resource manager chooses them, and the executor
+enforces them."""
 
 from __future__ import annotations
 
@@ -35,17 +34,17 @@ class CpuAssignment(Value):
     """The cpus, NUMA nodes, pools and devices of one slot."""
 
     qos: QosClass = QosClass.LS
-    cpus: CpuSet = EMPTY  # dedicated cpus; empty: it runs in shared pools
-    bind: BindPolicy = BindPolicy.NONE  # the policy by which its cpus were chosen
+    cpus: CpuSet = EMPTY  # dedicated cpus; empty: the slot runs in shared pools
+    bind: BindPolicy = BindPolicy.NONE  # the policy by which the cpus were chosen
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE  # the exclusiveness that was reached
-    numa: tuple[NodeShare, ...] = ()  # by node; empty: it is bound to no node
-    memory_nodes: NodeSet = EMPTY  # nodes whose memory it may use; empty: all
-    pools: tuple[PoolName, ...] = ()  # the pools that it runs in; empty: all of its class
-    notes: tuple[str, ...] = ()  # preferences that could not be satisfied, a sentence each
-    devices: tuple[DeviceShare, ...] = ()  # by type and minor
+    numa: tuple[NodeShare, ...] = ()  # amounts by node; empty: the slot is bound to no node
+    memory_nodes: NodeSet = EMPTY  # nodes whose memory the slot may use; empty: all nodes
+    pools: tuple[PoolName, ...] = ()  # pools in which the slot runs; empty: all pools of its class
+    notes: tuple[str, ...] = ()  # one sentence for each preference that could not be satisfied
+    devices: tuple[DeviceShare, ...] = ()  # sorted by type and minor number
     parked_devices: tuple[DeviceShare, ...] = ()  # GPUs that it had before it was parked
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Ids of the NUMA nodes that it is bound to, ascending."""
+        """Ids of the NUMA nodes that the slot is bound to, ascending."""
         return tuple(sorted(share.node for share in self.numa))

@@ -19,8 +19,8 @@ from finegrain.mapping.value import Value
 class QosClass(StrEnum):
     """How exclusive the cpus of a slot are."""
 
-    LSE = "LSE"  # dedicated cpus, shared with no other slot
-    LSR = "LSR"  # dedicated cpus, shared with best-effort slots only
+    LSE = "LSE"  # dedicated cpus that are shared with no other slot
+    LSR = "LSR"  # dedicated cpus that are shared only with best-effort slots
     LS = "LS"  # the shared pool: every cpu that no LSE or LSR slot has
     BE = "BE"  # the best-effort pool: every cpu that no LSE slot has
 
@@ -52,11 +52,11 @@ class ExclusivePolicy(StrEnum):
 class NumaPolicy(StrEnum):
     """How a slot's resources are placed on NUMA nodes."""
 
-    DEFAULT = "Default"  # as configured
-    NONE = "None"  # anywhere
-    BEST_EFFORT = "BestEffort"  # aligned if possible, else anywhere
-    RESTRICTED = "Restricted"  # on as few nodes as an empty host would need, else not on this host
-    SINGLE_NUMA_NODE = "SingleNUMANode"  # on one node, else not on this host
+    DEFAULT = "Default"  # the configured policy
+    NONE = "None"  # on any nodes
+    BEST_EFFORT = "BestEffort"  # aligned to nodes if possible, otherwise on any nodes
+    RESTRICTED = "Restricted"  # only on as few nodes as an empty host would need
+    SINGLE_NUMA_NODE = "SingleNUMANode"  # only on a single node
 
     @property
     def aligns(self) -> bool:
@@ -67,9 +67,9 @@ class NumaPolicy(StrEnum):
 class NumaStrategy(StrEnum):
     """Which NUMA node is used first."""
 
-    MOST_ALLOCATED = "MostAllocated"  # the one with the least available: fill up
-    LEAST_ALLOCATED = "LeastAllocated"  # the one with the most available
-    DISTRIBUTE_EVENLY = "DistributeEvenly"  # the same on each node, with as few nodes as possible
+    MOST_ALLOCATED = "MostAllocated"  # the node with the least available capacity
+    LEAST_ALLOCATED = "LeastAllocated"  # the node with the most available capacity
+    DISTRIBUTE_EVENLY = "DistributeEvenly"  # equal parts on each node, on as few nodes as possible
 
 
 class HostBindPolicy(StrEnum):
@@ -119,10 +119,10 @@ class HostPolicy(Value):
     bind: HostBindPolicy | None = None
     numa_strategy: NumaStrategy | None = None
     alignment: NumaPolicy | None = None  # never DEFAULT
-    reserved_cpus: CpuSet | None = None  # never dedicated to a slot
-    reserved_strict: bool | None = None  # True: not in the shared pools either
-    default_bind: BindPolicy | None = None  # for requests without one
-    default_exclusive: ExclusivePolicy | None = None  # for requests without one
+    reserved_cpus: CpuSet | None = None  # cpus that are never dedicated to a slot
+    reserved_strict: bool | None = None  # True: reserved cpus are not in the shared pools either
+    default_bind: BindPolicy | None = None  # for requests without a bind policy
+    default_exclusive: ExclusivePolicy | None = None  # for requests without an exclusive policy
 
 
 class PolicyOrigin(StrEnum):
@@ -166,7 +166,8 @@ class EffectivePolicy:
         return self.shared_reserved_cpus | self.strictly_reserved_cpus
 
     def origin(self, name: str) -> PolicyOrigin:
-        """Returns the layer that a setting comes from; `name` is a field of `HostPolicy`."""
+        """Returns the layer that a setting comes from. `name` is the name of a field of
+        `HostPolicy`."""
         return dict(self.origins).get(name, PolicyOrigin.BUILT_IN)
 
 

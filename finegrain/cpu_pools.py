@@ -1,9 +1,9 @@
 """The shared pools of a host: the cpus on which slots without dedicated cpus run.
 
-For each NUMA node of each package, there is a shared pool (LS) and a best-effort pool (BE). The
-rule is that of Koordinator's node agent: the shared pool has every cpu that is not dedicated to a
-slot, and the best-effort pool also has the cpus of LSR slots. An empty pool still exists. The
-resource manager uses this module to show pools, and the executor to enforce them.
+Each NUMA node of each package has a shared pool (LS) and a best-effort pool (BE). The rule is taken
+from Koordinator's node agent: the shared pool has every cpu that is not dedicated to a slot, and
+the best-effort pool also has the cpus of LSR slots. A pool may be empty. The resource manager uses
+this module to show pools, and the executor uses it to enforce them.
 """
 
 from __future__ import annotations
@@ -132,12 +132,12 @@ class Pools:
 
 
 def pools_of(host: Pooled, assignments: Iterable[tuple[QosClass, CpuSet]]) -> Pools:
-    """Returns the pools that remain beside the dedicated cpus.
+    """Returns the pools, which contain the cpus that are not dedicated.
 
     Args:
         host: the cpus of the host.
-        assignments: class and dedicated cpus of each slot. Slots without dedicated cpus have no
-            effect, and cpus that the host does not have are ignored.
+        assignments: the class and the dedicated cpus of each slot. Slots without dedicated cpus
+            have no effect. Cpus that the host does not have are ignored.
     """
     # Best-effort slots may use the cpus of LSR slots, but not those of LSE slots.
     taken, exclusive = EMPTY, EMPTY

@@ -16,7 +16,7 @@ WordT = TypeVar("WordT", bound=StrEnum)
 
 REQUIRED = "required"
 PREFERRED = "preferred"
-DEFAULT = "Default"  # as configured; the same word in every vocabulary that has it
+DEFAULT = "Default"  # the configured policy; all vocabularies use the same word
 
 
 def read_word(field: str, text: str, kind: type[WordT], *, without: tuple[str, ...] = ()) -> WordT:
@@ -26,10 +26,10 @@ def read_word(field: str, text: str, kind: type[WordT], *, without: tuple[str, .
         field: name of the field, for errors.
         text: the text.
         kind: the vocabulary.
-        without: words of it that are not allowed here.
+        without: words of the vocabulary that are not allowed for this field.
 
     Raises:
-        InvalidArgument: it is none of the words; names the nearest.
+        InvalidArgument: the text is none of the words. The error names the nearest word.
     """
     known = {str(each).casefold(): each for each in kind if each not in without}
     found = known.get(text.strip().casefold())

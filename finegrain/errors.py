@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Stable codes, sent as `ErrorInfo.reason` and as `ItemError.reason`."""
+    """Stable codes. They are sent as `ErrorInfo.reason` and as `ItemError.reason`."""
 
     # Bad input.
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
@@ -159,7 +159,7 @@ class InvalidArgument(FinegrainError):
 
 
 class NotFound(FinegrainError):
-    """Nothing has that id, or it was deleted."""
+    """There is no object with this id, or it was deleted."""
 
     default_reason = Reason.ALLOCATION_UNKNOWN
 
@@ -236,15 +236,16 @@ class ConfigurationError(FinegrainError):
 
 
 class IllegalTransition(FinegrainError):
-    """The state tables do not list a transition: a bug, and never a mistake of the caller."""
+    """A transition is not in the state tables. This is always a bug, and never the caller's
+    mistake."""
 
     default_reason = Reason.ILLEGAL_TRANSITION
 
 
 class InvariantBroken(FinegrainError):
-    """The resource manager's state contradicts itself: a bug.
+    """The resource manager's state contradicts itself because of a bug.
 
-    The resource manager stops granting.
+    The resource manager then grants no more slots.
     """
 
     default_reason = Reason.INVARIANT_BROKEN

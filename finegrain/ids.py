@@ -1,8 +1,8 @@
 """Generation of ids; `texts.py` has their allowed form.
 
 Callers choose ids, so that a repeated call is idempotent. This project generates UUIDv7 (RFC 9562,
-section 5.7), which sort roughly by time and so stay close together in an index. Nothing relies on
-that order.
+section 5.7). They are roughly sorted by time, so new ids are close together in an index. No code
+relies on this.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A set of whole numbers, stored as intervals. Ranges of requests and job queues use it.
 
-A million consecutive numbers need as much memory as one. The set is a flat, ascending array of
-boundaries, `start, end, start, end, ...`. A number is in the set if and only if an odd number of
+A million consecutive numbers need as much memory as one number. The set is a flat, ascending array
+of boundaries, `start, end, start, end, ...`. A number is in the set if and only if an odd number of
 boundaries is less than or equal to it. So each query is one binary search. Example: {3, 4, 5, 9} is
 the array 3, 6, 9, 10. One boundary (3) is at or below 5, so 5 is in the set.
 
@@ -24,9 +24,9 @@ CUT_OFF_FROM = 64
 class IntervalSet:
     """A set of whole numbers (64 bits, signed), as sorted intervals that neither overlap nor touch.
 
-    A search takes O(log intervals). A change moves all boundaries behind it (16 bytes per
-    interval), but a change at either end moves none. Iteration is in ascending order; the set must
-    not be changed meanwhile.
+    A search takes O(log intervals). A change moves all boundaries after it (16 bytes per interval),
+    but a change at either end moves none. Iteration is in ascending order. The set must not be
+    changed during an iteration.
     """
 
     __slots__ = ("_bounds", "_count", "_head")
@@ -119,12 +119,12 @@ class IntervalSet:
     def count_within(self, start: int, end: int) -> int:
         """Returns how many numbers of the set are in `start` to `end` (exclusive).
 
-        O(intervals there).
+        The cost is linear in the intervals between `start` and `end`.
         """
         return sum(high - low for low, high in self.runs_within(start, end))
 
     def add(self, number: int) -> bool:
-        """Adds a number; returns False if the set has it already."""
+        """Adds a number. Returns False if the set already has it."""
         return self.add_run(number, number + 1) == 1
 
     def add_run(self, start: int, end: int) -> int:
@@ -132,7 +132,7 @@ class IntervalSet:
         if start >= end:
             return 0
         bounds = self._bounds
-        # Behind all other numbers, a run is appended without a search.
+        # A run after all other numbers is appended without a search.
         if not bounds or start > bounds[-1]:
             bounds.append(start)
             bounds.append(end)
@@ -159,7 +159,7 @@ class IntervalSet:
             raise KeyError(number)
 
     def discard(self, number: int) -> bool:
-        """Removes a number; returns False if the set does not have it."""
+        """Removes a number. Returns False if the set does not have it."""
         return self.remove_run(number, number + 1) == 1
 
     def remove_run(self, start: int, end: int) -> int:
@@ -228,9 +228,9 @@ class IntervalSet:
         return bisect_right(self._bounds, number, self._head)
 
     def _replace(self, low: int, high: int, put: list[int]) -> int:
-        """Replaces boundaries; returns by how many numbers the set has grown."""
+        """Replaces boundaries. Returns by how many numbers the set has grown."""
         bounds = self._bounds
-        # Widened to even positions on both sides, so that only whole intervals are measured.
+        # Both positions are moved to even positions, so that only whole intervals are counted.
         before = self._length(low - ((low - self._head) & 1), high + ((high - self._head) & 1))
         bounds[low:high] = array("q", put)
         high = low + len(put)
@@ -256,7 +256,7 @@ class IntervalSet:
             # Otherwise `add_run` would compare with skipped boundaries, and extend them.
             self.clear()
         elif head >= CUT_OFF_FROM and head * 2 > len(self._bounds):
-            # More than half is skipped, so each boundary is moved at most about once per one
-            # removed.
+            # Boundaries are deleted only when more than half is skipped. So the number of moved
+            # boundaries is at most the number of deleted ones.
             del self._bounds[:head]
             self._head = 0

@@ -1,7 +1,8 @@
 """Logging of the daemons to standard error: one event per line, as JSON unless it is a terminal.
 
-Values under names of secrets are hidden. Messages of libraries that use the standard library's
-logging have the same form. The client library does not use this module, because it needs structlog.
+Values whose name says that they are secret are hidden. Messages of libraries that use Python's
+logging have the same form. The client library does not use this module, because this module needs
+structlog.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _HASHED_SUFFIX = "_sha256"
 
 
 def configure_logging(options: LogOptions) -> None:
-    """Configures all logging of this process; may be called again.
+    """Configures all logging of this process. It may be called several times.
 
     Raises:
         InvalidArgument: the level or format is unknown.
@@ -41,12 +42,12 @@ def configure_logging(options: LogOptions) -> None:
         structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
-        # Last, so that it sees every field that the others have added.
+        # This comes last, because it must see every field that the others have added.
         hide_secrets,
     ]
     structlog.configure(
         processors=[
-            # First, so that events below the level cost no formatting.
+            # This comes first, so that events below the level are not formatted.
             structlog.stdlib.filter_by_level,
             *shared,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
@@ -68,7 +69,7 @@ def configure_logging(options: LogOptions) -> None:
         )
     )
     root = logging.getLogger()
-    # Replaced, because a second call must not write each line twice.
+    # The handlers are replaced, so that lines are not written twice after a second call.
     root.handlers[:] = [handler]
     root.setLevel(options.level.upper())
     # These libraries log so much at level info that the daemon's own events would be hard to find.

@@ -1,8 +1,9 @@
 """A second, read-only port for metrics and health, over plain HTTP.
 
-It serves GET and HEAD of /metrics (Prometheus text), /healthz (the process lives) and /readyz (it
-does its work). It uses no input except the path, so it needs no token. It listens beyond loopback
-only with `insecure`. It is a small server on the event loop, without a framework.
+It serves GET and HEAD of /metrics (Prometheus text), /healthz (the process runs) and /readyz (the
+process can do its work). It uses no input except the path, so callers need no token. Only with
+`insecure` it listens on addresses other than loopback. It is a small server on the event loop,
+without a framework.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ class MetricsServer:
     """Serves metrics and health.
 
     Args:
-        address: "host:port"; port 0 lets the kernel choose.
-        registry: the metrics to serve.
-        health: whether /readyz reports success.
-        unready: text of /readyz if it does not.
-        refresh: awaited before every /metrics.
-        insecure: if true, allows an address beyond loopback.
+        address: the address as "host:port". With port 0, the kernel chooses the port.
+        registry: the metrics.
+        health: returns True if /readyz should report success.
+        unready: returns the text of /readyz when it reports no success.
+        refresh: called before every answer to /metrics.
+        insecure: True: allow an address other than loopback.
 
     Raises:
         InvalidArgument: the address is malformed.
-        ConfigurationError: the address is beyond loopback without `insecure`.
+        ConfigurationError: the address is not loopback, and `insecure` is False.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class MetricsServer:
         self._refresh = refresh
         self._server: asyncio.Server | None = None
         self._scraping = asyncio.Lock()
-        self._connections: dict[asyncio.Task[None], None] = {}  # in the order of their arrival
+        self._connections: dict[asyncio.Task[None], None] = {}  # the oldest connection first
 
     async def start(self) -> str:
         """Binds the address and starts to serve. Returns the address with the actual port.
@@ -94,9 +95,9 @@ class MetricsServer:
         if task is None:
             writer.close()
             return
-        # Callers need no token here, so the number of connections must have a limit. The oldest one
-        # gives way: a real caller sends its request at once, but idle connections can be kept open
-        # by anybody, and they must not close the port to health checks.
+        # Callers need no token, so the number of connections must be limited. At the limit, the
+        # oldest connection is closed. It is probably idle, because a real caller sends its request
+        # at once. So idle connections cannot block health checks.
         if len(self._connections) >= CONNECTIONS_MAX:
             oldest = next(iter(self._connections))
             del self._connections[oldest]
@@ -104,7 +105,8 @@ class MetricsServer:
         self._connections[task] = None
         try:
             with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-                # It covers reading and writing, so that a caller that stalls gives its place back.
+                # The timeout includes reading and writing, so that a caller that stalls is
+                # disconnected.
                 async with asyncio.timeout(REQUEST_TIME_MAX_S):
                     await self._serve(reader, writer)
         finally:
@@ -133,11 +135,10 @@ class MetricsServer:
             return _answer(405, "text/plain", b"read only\n")
         if path == "/metrics":
             encode, content_type = choose_encoder(accept)
-            async with self._scraping:  # no scrape reads while another fills the gauges
+            async with self._scraping:  # only one scrape at a time may fill and read the gauges
                 if self._refresh is not None:
                     await self._refresh()
-                # In a thread, so as not to block the event loop: thousands of executors give
-                # megabytes of text.
+                # This runs in a thread, because with thousands of executors the text has megabytes.
                 text = await asyncio.to_thread(encode, self._registry)
             return _answer(200, content_type, text)
         if path == "/healthz":

@@ -22,10 +22,10 @@ class TlsOptions:
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """Where a daemon serves calls, and where it serves metrics and health.
+    """The addresses at which a daemon serves calls, metrics and health.
 
-    Addresses are "host:port"; port 0 lets the kernel choose. An address beyond loopback needs TLS
-    or an explicit `insecure`.
+    Addresses have the form "host:port". With port 0, the kernel chooses the port. An address other
+    than loopback needs TLS or `insecure`.
     """
 
     address: str
