@@ -30,7 +30,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SqueezeRule:
-    """Limits that decide how many cpus best-effort slots get, in percent of the host's cpus."""
+    """Limits that decide how many cpus best-effort slots get, in percent of the executor's cpus."""
 
     threshold_percent: int = 65  # best-effort slots lose cpus when more than this is busy
     minimum_percent: int = 0  # best-effort slots always keep at least this much
