@@ -352,8 +352,8 @@ def _impossible(gang: GangSpec, members: Sequence[RequestSpec]) -> list[ItemOutc
     }[gang.placement]
     message = (
         f"the {len(members)} members of gang {gang.gang_id} could not be placed {where}, even if"
-        " all executors were empty; ask for less, or set allow_pending (--allow-pending) to"
-        " wait for executors that may come"
+        " all executors were empty; request less, or set allow_pending (--allow-pending) to"
+        " wait for executors that may register later"
     )
     details = (("gang_id", gang.gang_id), ("members", str(len(members))))
     return [
