@@ -304,6 +304,37 @@ def test_a_region_runs_again_elsewhere_when_its_host_is_lost(
     assert lost not in {each["executor_id"] for each in shown["tasks"]}
 
 
+def test_output_on_a_host_that_is_lost_is_made_again(daemons: Daemons, tmp_path: Path) -> None:
+    """The job has no slot there any more, only the output of its first region."""
+    daemons.manager.start()
+    daemons.manager.endpoint()
+    executors = {name: daemons.executor(name) for name in (unique("e2e-job"), unique("e2e-job"))}
+    for each in executors.values():
+        each.start()
+    daemons.await_executors(*executors)
+    lost, other = executors
+    second = NOTE + "until [ -e $FOLDER/go2 ]; do sleep 0.05; done"
+    job = Job(daemons.cli, tmp_path, WAIT, second, resources=RESOURCES)
+    # The second region has other slots, so none of the first is kept.
+    before, marker, after = job.file.read_text().rpartition("cpu = 0.1")
+    job.file.write_text(f"{before}{marker[:-1]}2{after}")
+    assert daemons.cli("drain", other).code == 0
+    runner = daemons.cli.start(*job.arguments)
+    job.await_tasks("first", 2)
+    assert daemons.cli("undrain", other).code == 0
+    assert daemons.cli("drain", lost).code == 0
+    job.go()
+    job.await_tasks("second", 1)
+    assert {each["executor_id"] for each in daemons.cli.items("slots")} == {other}
+    executors[lost].kill()
+    job.await_tasks("first", 4)
+    job.await_tasks("second", 2)
+    (tmp_path / "go2").touch()
+    outcome = finish(runner)
+    assert outcome.code == 0, outcome.stderr
+    assert {each["executor_id"] for each in job.status()["tasks"]} == {other}
+
+
 def test_a_job_that_an_operator_ends_is_cancelled(small: Small, tmp_path: Path) -> None:
     job = Job(small.cli, tmp_path, WAIT)
     runner = small.cli.start(*job.arguments)

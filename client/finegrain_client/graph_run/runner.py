@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from finegrain.errors import FinegrainError, Reason
+from finegrain.values.states import ExecutorState
 from finegrain_client.batch.slots import retry_until_answered
 from finegrain_client.errors import JobEnded as JobGone
 from finegrain_client.errors import RequestRejected as SlotsRejected
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
     from finegrain_client.cluster import Cluster
 
 T = TypeVar("T")
+
+HOSTS_WATCH_S = 5.0
+"""Seconds between two checks of the hosts that have output of the job."""
 
 ENDING_S = 20.0
 """Longest time in seconds to try to end the job; after that its lease ends it."""
@@ -124,6 +128,7 @@ class Runner:
             self._slots = JobSlots(job, prefix, self._inbox.put_nowait)
             self._job = job
             self._start(self._listen(job))
+            self._start(self._watch_hosts())
             if await self._on_disk(self._file.events):
                 await self._continue()
             else:
@@ -216,7 +221,9 @@ class Runner:
         """Returns an event as the schedule must see it; None: it is about nothing that it has."""
         if isinstance(event, HostLost):
             # Reported for each slot. The output of a host that came back is not lost again.
-            return event if self._state.schedule.slots.on_host(event.host) else None
+            schedule = self._state.schedule
+            concerns = schedule.slots.on_host(event.host) or event.host in schedule.outputs.hosts
+            return event if concerns else None
         return event
 
     def _carry_out(self, effect: Effect) -> None:
@@ -254,6 +261,20 @@ class Runner:
             pass  # its slot reports that
         except FinegrainError as error:
             self._inbox.put_nowait(error)
+
+    async def _watch_hosts(self) -> None:
+        """Reports lost hosts that have output of the job; slots report the loss of their own host.
+
+        Without this, the loss would show only when a task does not find its input.
+        """
+        while True:
+            await asyncio.sleep(HOSTS_WATCH_S)
+            if not (hosts := self._state.schedule.outputs.hosts):
+                continue
+            executors = await retry_until_answered(self._cluster.executors, "listing executors")
+            present = {each.executor_id for each in executors if each.state != ExecutorState.LOST}
+            for host in sorted(hosts - present):
+                self._inbox.put_nowait(HostLost(host))
 
     async def _listen(self, job: Job) -> None:
         """Reports the end of the job."""

@@ -44,6 +44,13 @@ class Outputs:
         """Whether any output is lost, needed or not."""
         return bool(self._lost)
 
+    @property
+    def hosts(self) -> set[str]:
+        """The hosts that have output of which nothing is lost yet."""
+        return {
+            host for name, hosts in self._hosts.items() if name not in self._lost for host in hosts
+        }
+
     def stored(self, region: int, hosts: Mapping[str, frozenset[str]]) -> None:
         """A region has finished: its output is complete.
 

@@ -49,7 +49,7 @@ class Schedule:
         for region in plan.regions:
             for earlier in region.waits_for:
                 self._after[earlier].append(region.number)
-        self._outputs = Outputs(plan)
+        self.outputs = Outputs(plan)
         self._failure: str | None = None
         self._changed = True
         self._next_request = 1
@@ -61,7 +61,7 @@ class Schedule:
         copied = Schedule.__new__(Schedule)
         copied.__dict__ = dict(self.__dict__)
         copied.regions = {number: each.copy() for number, each in self.regions.items()}
-        copied.slots, copied._outputs = self.slots.copy(), self._outputs.copy()
+        copied.slots, copied.outputs = self.slots.copy(), self.outputs.copy()
         copied._effects = []
         return copied
 
@@ -98,7 +98,7 @@ class Schedule:
             case events.TaskFailed(task, message, input_missing):
                 self._task_failed(task, message, input_missing)
             case events.HostLost(host):
-                self._outputs.host_lost(host)
+                self.outputs.host_lost(host)
                 self._slots_lost(self.slots.on_host(host), f"host {host} was lost")
             case events.SlotLost(slot):
                 self._slots_lost(self.slots.with_number(slot), f"slot {slot} was lost")
@@ -170,7 +170,7 @@ class Schedule:
         if region.state is RegionState.CANCELLING:
             self._stopped(region)
         else:
-            self._outputs.stored(region.plan.number, region.hosts)
+            self.outputs.stored(region.plan.number, region.hosts)
             self._move(region, RegionState.FINISHED)
 
     def _task_failed(self, task: TaskId, message: str, input_missing: str) -> None:
@@ -180,7 +180,7 @@ class Schedule:
             return
         del region.running[task]
         region.message = message
-        if input_missing and self._outputs.missing(input_missing, region.plan.number):
+        if input_missing and self.outputs.missing(input_missing, region.plan.number):
             # The producer is at fault; `_invalidate` runs it again.
             self._stop(region, delayed=False)
             return
@@ -232,13 +232,13 @@ class Schedule:
 
     def _invalidate(self) -> None:
         """Runs regions again whose output is lost and still needed, and all regions after them."""
-        found = self._outputs.any_lost
+        found = self.outputs.any_lost
         while found and self._failure is None:
             needed = {
                 producer
                 for number, region in self.regions.items()
                 if region.state is not RegionState.FINISHED
-                for producer in self._outputs.lost_input(number)
+                for producer in self.outputs.lost_input(number)
                 if self.regions[producer].state is RegionState.FINISHED
             }
             found = bool(needed)
