@@ -108,9 +108,7 @@ class Leadership:
                     self._note_leader(error, waiting)
                 elif not outage:
                     outage = True
-                    _log.error(
-                        "database_unavailable", reason=error.reason.value, error=error.message
-                    )
+                    _log.error("database_away", reason=error.reason.value, error=error.message)
                 await asyncio.sleep(OUTAGE_PAUSE_S if outage else POLL_S)
             else:
                 if self.standing_by:

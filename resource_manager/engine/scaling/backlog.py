@@ -72,7 +72,7 @@ def plan_waiting(state: State) -> Steps[None]:
     """
     elastic, moves = state.elastic, state.provision_moves
     shapes = moves.requestable_shapes()
-    # Everything that the result of a plan depends on; if it is as last time, so is the plan.
+    # The plan depends on nothing else. If these values are unchanged, a new plan would be the same.
     now = (
         state.queue.moves + state.gangs.moves,
         state.hosts.version,
@@ -80,7 +80,7 @@ def plan_waiting(state: State) -> Steps[None]:
         tuple(shape.name for shape in shapes),
         maxima(state.flows),
     )
-    # Free capacity that gangs use, and refusals that end with time, do not show in `now`.
+    # `now` contains neither the free capacity that gangs use nor refusals that expire.
     if now == elastic.planned_inputs and not state.gangs.waiting and not state.hosts.refusing:
         return
     builder, ordered = _BacklogBuilder(state, shapes), 0
@@ -90,13 +90,15 @@ def plan_waiting(state: State) -> Steps[None]:
         ordered = yield from builder.order(plan.new)
     else:
         elastic.plan = _empty_plan(state.gangs, state.queue)
-    # This plan's own orders raise the version, and are no reason to plan again.
+    # The orders of this plan raise the version themselves. They are no reason to plan again.
     elastic.planned_inputs = (*now[:2], now[2] + ordered, *now[3:])
 
 
 def note_totals(moves: ProvisionMoves, ordered: Iterable[ExecutorShape]) -> None:
-    """Notes the totals of all executors after some were ordered, for the invariants: only in
-    dimensions that those have, because executors that come by themselves know no maximum.
+    """Stores the totals of all executors after some were ordered, for the invariants.
+
+    Only dimensions of the ordered executors are stored: executors that no provider was asked for
+    may exceed the maximum in other dimensions.
     """
     names = {name for shape in ordered for name in shape.total}
     if names and moves.settings.provisioning.total_max:
@@ -144,7 +146,7 @@ class _BacklogBuilder:
         self._blocked_gangs: list[str] = []
         names = {shape.name for shape in shapes} | {each.shape for each in self.pending}
         self._names = sorted(names)
-        # Kinds for which amounts alone do not tell how many fit.
+        # Kinds that need more than amounts, such as dedicated cpus.
         self._topology_constrained: dict[int, ResourceRequest] = {}
         self._gangs: list[GangDemand] = []
         self._planned: Counter[SchedulingClass] = Counter()  # in the plan that was made
@@ -152,12 +154,12 @@ class _BacklogBuilder:
     def build(self) -> Steps[Backlog]:
         """Returns everything that a plan is made of."""
         state = self._state
-        # What is queued, as kinds and counts; this gives the kinds their numbers.
+        # The queued requests as kinds and counts. Kinds get their numbers here.
         queued = yield from self._queued_requests()
         gangs = yield from self._first_gangs()
         queue, before = _entries(queued, [each.gang.arrival_number for each in gangs])
         self._gangs = [self._gang(each, at) for each, at in zip(gangs, before, strict=True)]
-        # What is free or can be had, in the same kinds.
+        # The capacity that is free or can be ordered, by the same kinds.
         hosts = yield from free_hosts(
             state.hosts, self._demands, self._gangs, self._topology_constrained
         )
@@ -270,7 +272,7 @@ class _BacklogBuilder:
         for scheduling_class in self._state.queue.classes():
             yield _WORK_PER_CLASS
             if scheduling_class.key in refused:
-                continue  # its executor is tried again soon
+                continue  # the executor will be tried again soon
             if not self._is_served(scheduling_class):
                 self._unservable.append(scheduling_class)
                 continue
@@ -304,7 +306,7 @@ class _BacklogBuilder:
             for job_queue in scheduling_class.job_queues.values()
             if job_queue.numbers
         ]
-        # The oldest first, because what is admitted uses up the maximum for later ones.
+        # Oldest first, because each admitted request uses a part of the maximum.
         for job_queue in sorted(job_queues, key=lambda job_queue: job_queue.numbers.first):
             yield _WORK_PER_CLASS
             scheduling_class, count = job_queue.scheduling_class, len(job_queue.numbers)
@@ -346,7 +348,7 @@ class _BacklogBuilder:
             if groups and not self._ledger.admit(groups, state.quotas.gang_need(waiting), 1):
                 self._blocked_gangs.append(gang_id)
                 continue
-            # The first gang is planned even above the limit, or it would never be.
+            # The first gang is planned even above the limit, because it would never be otherwise.
             left -= len(waiting.members)
             if left < 0 and first:
                 break
@@ -409,7 +411,7 @@ def _first(intervals: list[_Interval], most: int) -> list[_Interval]:
 
 
 def _entries(queued: list[_Interval], gangs: list[int]) -> tuple[list[Entry], list[int]]:
-    """Returns (kind, how many) in order of arrival, and before which of them each gang comes.
+    """Returns pairs of kind and count in order of arrival, and where the gangs stand among them.
 
     Args:
         queued: arrival numbers of requests, in order.
@@ -420,7 +422,7 @@ def _entries(queued: list[_Interval], gangs: list[int]) -> tuple[list[Entry], li
     for start, end, kind in queued:
         while len(before) < len(gangs) and gangs[len(before)] < start:
             before.append(len(entries))
-        # Not merged across a gang, which comes between them in the queue.
+        # Entries on both sides of a gang stay separate, to keep the order of the queue.
         if entries and entries[-1][0] == kind and before[-1:] != [len(entries)]:
             entries[-1] = (kind, entries[-1][1] + end - start)
         else:

@@ -1,5 +1,5 @@
-"""What known executors have free, for the plan of new executors: members of a gang that waits may
-use it beside what is ordered.
+"""Collects the free capacity of known executors for the plan of new executors: a waiting gang may
+place some members there, and the others on new executors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from resource_manager.engine.planning.steps import Steps
 from resource_manager.engine.planning.topology import amounts_of, with_counts
 
 _WORK_PER_HOST = 10
-"""What looking at a host counts in `Steps`."""
+"""The number of steps that reading one host counts in `Steps`."""
 
 
 def free_hosts(
