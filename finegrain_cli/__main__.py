@@ -16,9 +16,9 @@ _EXIT_USAGE = 2
 def main() -> None:
     """Runs the command line; exits with 2 and an install hint if its dependencies are missing."""
     _fill_closed_descriptors()
-    # Ctrl-C during the imports ends the process without a traceback.
-    own = signal.getsignal(signal.SIGINT)
-    if own is signal.default_int_handler:
+    # Ctrl-C during the imports ends the process without a traceback. The command line sets the
+    # usual handler again before it calls a command.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     missing = [module for module in _NEEDED if find_spec(module) is None]
     if missing:
@@ -30,7 +30,6 @@ def main() -> None:
         sys.exit(_EXIT_USAGE)
     from finegrain_cli.main import main as run
 
-    signal.signal(signal.SIGINT, own)
     run()
 
 

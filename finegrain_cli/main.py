@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -97,6 +98,9 @@ def _options(
         typer.Option("--color", help="Whether the output has colour; auto: only on a terminal."),
     ] = ColorChoice.AUTO,
 ) -> None:
+    # See `__main__`. A caller that ignores Ctrl-C (nohup, a job in the background) is left alone.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     choose_colour(color)
 
 

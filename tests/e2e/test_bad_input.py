@@ -66,8 +66,13 @@ def test_what_run_refuses(small: Small, flags: tuple[str, ...], told: str) -> No
 
 OPERATOR = [
     ("release nothing that exists", ("release", "no-such-slot"), 3, "no-such-slot"),
-    ("release of an impossible id", ("release", LONG), 2, "expected an id, a range, or at least 4"),
-    ("too short a beginning", ("explain", "01"), 2, "at least 4 characters"),
+    (
+        "release of an impossible id",
+        ("release", LONG),
+        2,
+        "or at least the first 4 characters of one",
+    ),
+    ("too short a beginning", ("explain", "01"), 2, "at least the first 4 characters"),
     ("drain an unknown host", ("drain", "no-such-host"), 3, "executor no-such-host is not known"),
     ("drain until nonsense", ("drain", "x", "--deadline", "soon"), 2, "--deadline is 'soon'"),
     ("terminate an unknown job", ("terminate", "no-such-job"), 3, "no-such-job"),

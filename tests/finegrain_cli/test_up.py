@@ -190,7 +190,7 @@ def test_what_is_not_enforced_is_said_with_reason_and_fix() -> None:
     assert process.wait(PATIENCE_S) == 0
 
     told = [line.split(maxsplit=2)[2] for line in lines if line.startswith("not enforced")]
-    assert any("memory is booked, but a task can take more" in each for each in told)
+    assert any("memory is booked, but a task can use more" in each for each in told)
     because = next(line for line in lines if line.startswith("because"))
     assert 'to have it enforced: set isolation = "auto"' in because
     assert any(line.startswith("tasks run as") for line in lines)

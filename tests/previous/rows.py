@@ -96,7 +96,12 @@ def _field(row: Any, path: str) -> Any:
 
 
 def lost(old: Any, new: Any, path: str = "") -> list[str]:
-    """What of `old` is not in `new`, or has another value there. New fields of rows are no loss."""
+    """What of `old` is not in `new`, or has another value there. New fields of rows are no loss.
+
+    A message for people may be worded in another way.
+    """
+    if path.endswith(".message") and old and new:
+        return []
     if isinstance(old, dict) and isinstance(new, dict):
         found = []
         for name, value in old.items():

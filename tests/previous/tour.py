@@ -70,7 +70,7 @@ class Tour:
             self._change(job.job_id, first)
         daemons.executors[1].stop()
         eventually(lambda: self._state(second) == "LOST", f"{second} is lost")
-        self.say("forget", f"forget {second}")
+        self.say("forget", f"forget {second} --yes")
         del daemons.executors[1]
         self._without_cluster()
         return self.said
@@ -85,7 +85,7 @@ class Tour:
         held.granted(60)
         (gone,) = job.request_slots(small)
         gone.granted(60)
-        self.say("release", f"release {gone.allocation_id}")
+        self.say("release", f"release {gone.allocation_id} --yes")
         (filler,) = job.request_slots(replace(small, cpu_milli=600))
         filler.granted(60)
         (never,) = job.request_slots(fg.SlotSpec(cpu_milli=900_000, allow_pending=True))
@@ -110,13 +110,13 @@ class Tour:
         self.say("set", f"executors set {executor_id} --numa-strategy LeastAllocated")
         self.say("set-defaults", "executors set --defaults --default-bind FullPCPUs")
         self.say("group-set", "groups set extra --weight 2 --max-cpu 4 --min-cpu 1")
-        self.say("group-delete", "groups delete extra")
+        self.say("group-delete", "groups delete extra --yes")
         self.say("batch", "batch --threads 2 --name tour --cpu 0.1 --memory 32M -- true")
         self.say("batches", "batches")
-        self.say("drain", f"drain {executor_id} --deadline 10m --reason tour")
+        self.say("drain", f"drain {executor_id} --deadline 10m --reason tour --yes")
         self.say("undrain", f"undrain {executor_id}")
         self.say("error", "explain ffffffff", codes=(3,))
-        self.say("terminate", f"terminate {job_id}")
+        self.say("terminate", f"terminate {job_id} --yes")
 
     def _without_cluster(self) -> None:
         folder, store = self.daemons.folder, f"sqlite:///{self.daemons.folder}/rm/finegrain.db"

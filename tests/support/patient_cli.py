@@ -9,6 +9,8 @@ from tests.support.patience import PATIENCE_S
 
 connection.PATIENCE_S = PATIENCE_S
 connection.open_cluster.__defaults__ = (PATIENCE_S,)
+# A resource manager that is being restarted is not there for a moment.
+connection.DIAL_S = 0.0
 
 if __name__ == "__main__":
     from finegrain_cli.__main__ import main  # after the changes above

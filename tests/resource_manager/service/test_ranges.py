@@ -336,6 +336,7 @@ async def test_a_range_runs_to_its_end_through_restarts_and_a_lost_table(tmp_pat
         asked = await job.request_range(small, range_id="r")
         slots = asked.slots()
         await _work_off(slots, done, until=100)
+        await eventually(lambda: len(executor.slots))
     executor.slots.popitem()  # the executor loses it unnoticed
     async with running_rm(tmp_path, address=address) as rm:
         executor.rm = rm

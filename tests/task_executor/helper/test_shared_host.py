@@ -53,7 +53,7 @@ def test_the_second_of_one_name_is_refused_and_changes_nothing(
     kernel = make_kernel()
     first = choose_driver(config_of(), kernel)
     before = set(kernel.members)
-    with pytest.raises(InUse, match=r"executor_id host-a is in use .* --executor-id"):
+    with pytest.raises(InUse, match=r"executor_id host-a is already in use .*--executor-id"):
         choose_driver(config_of(), kernel)
     assert set(kernel.members) == before
     first.unlock()
@@ -165,7 +165,7 @@ async def test_a_refused_one_may_start_when_the_other_has_stopped(host: Host, pl
     other = other_place(host.config, place)
     await stop(host)
     start_helper(other)
-    with pytest.raises(HelperNotStarted, match="is in use"):
+    with pytest.raises(HelperNotStarted, match="is already in use"):
         host.restart_helper()
     client = await HelperClient.connect(other.socket_path)
     await client.stop()
