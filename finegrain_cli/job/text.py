@@ -26,11 +26,18 @@ if TYPE_CHECKING:
 
 TASKS_SHOWN = 50
 
+
+def _tasks_text(row: Mapping[str, Any]) -> str:
+    if row["state"] == "FINISHED":
+        return f"{row['tasks']} done"
+    return f"{row['tasks_running']} of {row['tasks']} running"
+
+
 _REGIONS = (
     Column("region", lambda row: str(row["number"]), right=True),
     Column("chains", lambda row: ", ".join(row["chains"])),
     Column("state", lambda row: str(row["state"])),
-    Column("tasks", lambda row: f"{row['tasks_running']}/{row['tasks']} run"),
+    Column("tasks", _tasks_text),
     Column("slots", lambda row: str(row["slots"]), right=True),
     Column("restarts", lambda row: str(max(0, row["attempt"] - 1)), right=True),
     Column("waits for", lambda row: row["reason"] or "-"),
