@@ -20,6 +20,7 @@ from tests.task_executor.helper.test_cgroup_v2_kernel import unified, v2_host
 
 __all__ = ["unified", "v2_host"]
 
+TRIES = 20
 REGION = "drm/0000:03:00.0/vram"
 NOT_ENABLED = {REGION: "the kernel's dmem controller is not enabled for the slot"}
 
@@ -60,17 +61,21 @@ async def test_the_answer_is_about_each_slot_and_the_probe(v2_host: Host) -> Non
 
 @pytest.mark.needs("root")
 async def test_an_agent_that_is_killed_leaves_the_next_one_its_turn(v2_host: Host) -> None:
-    # Stopped before it can answer, and then killed: as by someone who wants the memory.
-    asked = [
-        asyncio.create_task(v2_host.client.limit_device_memory([], {REGION: 1 << 30}))
-        for _ in range(2)
-    ]
-    (pid,) = await eventually(lambda: agents_of(v2_host), "an agent runs")
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(FinegrainError, match="the device agent has failed"):
-        await asked[0]
-    assert await asked[1] == ([], NOT_ENABLED)
-    assert agents_of(v2_host) == []
+    for _ in range(TRIES):
+        asked = [v2_host.client.limit_device_memory([], {REGION: 1 << 30}) for _ in range(2)]
+        both = asyncio.gather(*asked, return_exceptions=True)
+        (pid,) = await eventually(lambda: agents_of(v2_host), "an agent runs")
+        # Killed as by someone who wants the memory; it may have ended just before.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        first, second = await both
+        assert agents_of(v2_host) == []
+        if isinstance(first, FinegrainError):
+            break
+    else:
+        pytest.fail("each agent had answered before it was killed")
+    assert "the device agent has failed" in first.message
+    assert second == ([], NOT_ENABLED)
 
 
 def agents_of(host: Host) -> list[int]:
