@@ -61,8 +61,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-HOSTS_WATCH_S = 5.0
-"""Seconds between two checks of the hosts that have output of the job."""
+HOSTS_WATCH_S = 15.0
+"""Seconds between two checks of the hosts that have output of the job. Each check lists all
+executors, so many jobs on a large cluster must not check often.
+"""
 
 ENDING_S = 20.0
 """Longest time in seconds to try to end the job; after that its lease ends it."""
