@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 HOSTS_WATCH_S = 15.0
 """Seconds between two checks of the hosts that have output of the job. Each check lists all
-executors, so many jobs on a large cluster must not check often.
+executors. A large cluster may have hundreds of jobs, which must not check often.
 """
 
 ENDING_S = 20.0
