@@ -1,0 +1,177 @@
+"""The certificate authority of a cluster: it signs one certificate for each identity.
+
+Keys are ECDSA keys on the curve P-256, because gRPC's TLS library refuses Ed25519 keys. The
+authority writes the names of a certificate itself and never copies them from a request. The subject
+stays empty: without a DNS name, gRPC would accept the subject's common name as a host name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from finegrain.certificates.keys import key_from_pem, key_pem, new_key
+from finegrain.errors import ConfigurationError
+from finegrain.identity import Identity
+
+AUTHORITY_LIFETIME = timedelta(days=3_650)
+BACKDATED = timedelta(hours=2)
+"""Certificates are valid from this long ago, so that a clock that is slow accepts new ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """The key and the certificate with which a cluster signs.
+
+    Attributes:
+        cluster: name of the cluster.
+        certificate: the authority's own certificate, signed by itself.
+        key: its private key.
+    """
+
+    cluster: str
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @classmethod
+    def create(cls, cluster: str, now: datetime) -> Authority:
+        """Makes a new authority.
+
+        Args:
+            cluster: name of the cluster.
+            now: the present time, with a time zone.
+        """
+        key = new_key()
+        name = x509.Name(
+            [
+                x509.NameAttribute(NameOID.ORGANIZATION_NAME, "finegrain"),
+                x509.NameAttribute(NameOID.COMMON_NAME, f"finegrain cluster {cluster}"),
+            ]
+        )
+        public = key.public_key()
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - BACKDATED)
+            .not_valid_after(now + AUTHORITY_LIFETIME)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(cluster, certificate, key)
+
+    @classmethod
+    def from_pem(cls, cluster: str, certificate_pem: bytes, private_key_pem: bytes) -> Authority:
+        """Reads an authority.
+
+        Args:
+            cluster: name of the cluster.
+            certificate_pem: its certificate; further certificates in the text are left out.
+            private_key_pem: its private key.
+
+        Raises:
+            ConfigurationError: one of them is no PEM text, or the key is of another certificate.
+        """
+        try:
+            certificate = x509.load_pem_x509_certificate(certificate_pem)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"the certificate of the cluster's authority cannot be read: {error}"
+            ) from None
+        key = key_from_pem(private_key_pem)
+        if certificate.public_key() != key.public_key():
+            raise ConfigurationError(
+                "the key of the cluster's authority does not belong to its certificate; restore"
+                " both from one backup"
+            )
+        return cls(cluster, certificate, key)
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """Its own certificate, which everybody in the cluster trusts."""
+        return certificate_pem(self.certificate)
+
+    @property
+    def private_key_pem(self) -> bytes:
+        """Its private key. Whoever has it can become anybody in the cluster."""
+        return key_pem(self.key)
+
+    def sign(
+        self,
+        identity: Identity,
+        public_key: ec.EllipticCurvePublicKey,
+        *,
+        now: datetime,
+        lifetime: timedelta,
+    ) -> x509.Certificate:
+        """Signs a certificate.
+
+        Args:
+            identity: whose certificate it is; its role decides for what it can be used.
+            public_key: key of the holder, on the curve P-256.
+            now: the present time, with a time zone.
+            lifetime: how long it is valid from now on.
+        """
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if identity.role.may_serve:
+            purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        names = x509.SubjectAlternativeName(
+            [
+                x509.UniformResourceIdentifier(identity.uri),
+                x509.DNSName(identity.dns_name),
+            ]
+        )
+        return (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([]))
+            .issuer_name(self.certificate.subject)
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - BACKDATED)
+            .not_valid_after(min(now + lifetime, self.certificate.not_valid_after_utc))
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+            # Critical, because the subject is empty (RFC 5280, section 4.2.1.6).
+            .add_extension(names, critical=True)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
+                critical=False,
+            )
+            .sign(self.key, hashes.SHA256())
+        )
+
+
+def certificate_pem(certificate: x509.Certificate) -> bytes:
+    """Returns a certificate as PEM text."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def utc_now() -> datetime:
+    """Returns the present time, with its time zone."""
+    return datetime.now(UTC)
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

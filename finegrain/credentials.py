@@ -1,0 +1,166 @@
+"""The credentials file: all that a client needs to be somebody in one cluster.
+
+It is a JSON file with the addresses of the cluster, the certificates of its authority, and a
+certificate with its private key. Only its owner may read it. Nothing in this module needs the
+library `cryptography`, so the client library can use it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from finegrain.errors import ConfigurationError, FinegrainError
+from finegrain.identity import Identity
+
+VERSION = 1
+FILE_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """An identity in one cluster, with the proof of it.
+
+    Attributes:
+        addresses: "host:port" of the resource managers.
+        identity: URI of the identity, see `Identity`.
+        authorities: certificates of the cluster's authority as PEM text: one, or two while it is
+            replaced.
+        certificate: certificate of the identity as PEM text.
+        key: private key of the certificate as PEM text.
+        not_before: the certificate is valid from here on, in seconds since 1970 (UTC).
+        not_after: the certificate is not valid any more after this, in the same form.
+    """
+
+    addresses: tuple[str, ...]
+    identity: str
+    authorities: str
+    certificate: str
+    key: str = field(repr=False)
+    not_before: int
+    not_after: int
+
+    @property
+    def who(self) -> Identity:
+        """The identity."""
+        return Identity.parse(self.identity)
+
+    def problem_at(self, now_s: float) -> str:
+        """Returns why the certificate is not valid at a time; empty: it is.
+
+        Servers refuse such a certificate during the handshake, without saying why. So callers ask
+        this first.
+
+        Args:
+            now_s: seconds since 1970 (UTC).
+        """
+        who, clock = f"the certificate of {self.who}", f"the clock of this host says {_utc(now_s)}"
+        if now_s > self.not_after:
+            return f"{who} expired at {_utc(self.not_after)}; {clock}; run finegrain login"
+        if now_s < self.not_before:
+            return f"{who} is valid from {_utc(self.not_before)} on; {clock}; set the clock"
+        return ""
+
+
+def read_credentials(path: Path) -> Credentials:
+    """Reads a credentials file.
+
+    Raises:
+        ConfigurationError: the file is missing, unreadable, malformed, or other users can read it.
+    """
+    details = {"path": path}
+    try:
+        with open(path, "rb") as file:
+            # Of the open file, so that no process can replace the file between check and reading.
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(FILE_BYTES_MAX)
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"there is no credentials file {path}; make one with finegrain login, or get one from"
+            " an operator",
+            details=details,
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"the credentials file {path} cannot be read: {error.strerror}", details=details
+        ) from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigurationError(
+            f"the credentials file {path} can be read by other users; run: chmod 600 {path}",
+            details=details,
+        )
+    try:
+        return _from_json(json.loads(data))
+    except (ValueError, KeyError, TypeError, FinegrainError) as error:
+        why = error.message if isinstance(error, FinegrainError) else "it is no such file"
+        raise ConfigurationError(
+            f"the credentials file {path} is malformed ({why}); make a new one with finegrain"
+            " login, or get one from an operator",
+            details=details,
+        ) from None
+
+
+def write_credentials(path: Path, credentials: Credentials) -> None:
+    """Writes a credentials file with mode 0600, and replaces an older one at once.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    text = json.dumps({"version": VERSION, **asdict(credentials)}, indent=2) + "\n"
+    write_private_file(path, text.encode())
+
+
+def write_private_file(path: Path, data: bytes) -> None:
+    """Writes a file with mode 0600, durably, and replaces an older one in one step.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the file {path} cannot be written: {error.strerror}", details={"path": path}
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _from_json(data: Any) -> Credentials:
+    if data["version"] != VERSION:
+        raise ConfigurationError(
+            f"it has version {data['version']}, this program knows version {VERSION}"
+        )
+    texts = {name: data[name] for name in ("identity", "authorities", "certificate", "key")}
+    addresses = data["addresses"]
+    if not all(isinstance(each, str) for each in (*texts.values(), *addresses)):
+        raise TypeError
+    # Checked here, so that a malformed identity is found when the file is read.
+    Identity.parse(texts["identity"])
+    return Credentials(
+        addresses=tuple(addresses),
+        not_before=int(data["not_before"]),
+        not_after=int(data["not_after"]),
+        **texts,
+    )
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
