@@ -94,10 +94,13 @@ class Reason(StrEnum):
     LIMIT_TOO_SMALL = "LIMIT_TOO_SMALL"
     START_FAILED = "START_FAILED"
     # Access.
-    TOKEN_MISSING = "TOKEN_MISSING"
+    CERTIFICATE_MISSING = "CERTIFICATE_MISSING"
+    CERTIFICATE_WRONG = "CERTIFICATE_WRONG"
+    CERTIFICATE_EXPIRED = "CERTIFICATE_EXPIRED"
+    CERTIFICATE_DENIED = "CERTIFICATE_DENIED"
     TOKEN_WRONG = "TOKEN_WRONG"
-    CLUSTER_TOKEN_NEEDED = "CLUSTER_TOKEN_NEEDED"
-    JOB_SECRET_WRONG = "JOB_SECRET_WRONG"
+    ROLE_MISSING = "ROLE_MISSING"
+    NOT_OWNER = "NOT_OWNER"
     NOT_REGISTERED = "NOT_REGISTERED"
     # The service itself.
     OVER_LIMIT = "OVER_LIMIT"
@@ -188,13 +191,13 @@ class OutOfRange(FinegrainError):
 class Unauthenticated(FinegrainError):
     """The caller has not proved its identity."""
 
-    default_reason = Reason.TOKEN_MISSING
+    default_reason = Reason.CERTIFICATE_MISSING
 
 
 class PermissionDenied(FinegrainError):
     """The caller is known, but not allowed to do this."""
 
-    default_reason = Reason.CLUSTER_TOKEN_NEEDED
+    default_reason = Reason.ROLE_MISSING
 
 
 class ResourceExhausted(FinegrainError):

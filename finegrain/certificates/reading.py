@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,15 +18,15 @@ class PeerCertificate:
     Attributes:
         identity: who it is.
         serial: serial number of the certificate, in hexadecimal.
-        not_before: valid from here on.
-        not_after: not valid any more after this.
+        not_before_s: valid from here on, in seconds since 1970 (UTC).
+        not_after_s: not valid any more after this, in the same form.
         public_key: the holder's key.
     """
 
     identity: Identity
     serial: str
-    not_before: datetime
-    not_after: datetime
+    not_before_s: float
+    not_after_s: float
     public_key: ec.EllipticCurvePublicKey
 
 
@@ -62,7 +61,7 @@ def read_certificate(pem: bytes) -> PeerCertificate:
     return PeerCertificate(
         identity,
         f"{certificate.serial_number:x}",
-        certificate.not_valid_before_utc,
-        certificate.not_valid_after_utc,
+        certificate.not_valid_before_utc.timestamp(),
+        certificate.not_valid_after_utc.timestamp(),
         key,
     )

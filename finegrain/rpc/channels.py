@@ -1,4 +1,4 @@
-"""gRPC channels: transport settings for both ends, tokens, TLS and deadlines.
+"""gRPC channels: transport settings for both ends, identities and deadlines.
 
 The settings were measured on grpcio 1.85. With them, a channel soon notices a failed peer, and soon
 reconnects to a restarted one. Callers use the generated stubs on the channels that this module
@@ -8,38 +8,25 @@ opens.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import grpc
 import grpc.aio
 
-from finegrain.errors import ConfigurationError
-from finegrain.options import TlsOptions
+from finegrain.identity import Identity
 from finegrain.rpc.addresses import is_loopback, parse_address
+from finegrain.rpc.own_certificate import OwnCertificate
 
 __all__ = [
-    "AUTHORIZATION",
     "CHANNEL_OPTIONS",
     "DEFAULT_DEADLINE_S",
-    "JOB_SECRET",
-    "JOB_SECRET_HASH",
     "MESSAGE_BYTES_MAX",
     "SERVER_OPTIONS",
     "is_loopback",
-    "open_blocking_channel",
     "open_channel",
     "parse_address",
 ]
 
-AUTHORIZATION = "authorization"
-JOB_SECRET = "finegrain-job-secret"
-JOB_SECRET_HASH = "finegrain-job-secret-sha256"
-"""Metadata key for the hash of a job's secret.
-
-An executor sends it with an offer, to prove that it belongs to the job's cluster.
-"""
 DEFAULT_DEADLINE_S = 30.0
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 """Largest message that a server accepts; some methods accept less, see finegrain/rpc/access.py."""
@@ -60,6 +47,11 @@ _KEEPALIVE = (
 
 HANDSHAKE_TIMEOUT_MS = 10_000
 """After this time a server closes a connection that has not completed its handshake."""
+
+CONNECT_TIME_MAX_MS = 20_000
+"""Time limit of one attempt to connect, if there is only one address."""
+CONNECT_TIME_OF_SEVERAL_MS = 3_000
+"""Time limit of one attempt to connect, if the caller can switch to another address."""
 
 PING_INTERVAL_MS_MIN = 500
 """Shortest interval between a client's pings.
@@ -93,6 +85,7 @@ _STREAMING = (
 _SERVICES = (
     "finegrain.v1.ResourceManagerService",
     "finegrain.v1.ClusterService",
+    "finegrain.v1.IdentityService",
     "finegrain.v1.TaskExecutorService",
     "finegrain.v1.JobMasterService",
 )
@@ -121,8 +114,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     *_KEEPALIVE,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # This is also the time limit of one attempt to connect: a busy host needs more than 100 ms.
-    ("grpc.min_reconnect_backoff_ms", 1_000),
+    # This is also the time limit of one attempt to connect. When thousands of clients return to a
+    # restarted server, their handshakes take seconds. Clients that gave up sooner would only begin
+    # again, and the work of the server would be lost.
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIME_MAX_MS),
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),  # the server rejects what is too large
     ("grpc.enable_http_proxy", 0),
@@ -134,208 +129,95 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
 
 def open_channel(
     address: str,
+    own: OwnCertificate,
+    server: Identity,
     *,
-    tls: TlsOptions | None = None,
-    token: str | None = None,
-    insecure: bool = False,
     leave_frozen_after_s: float | None = None,
 ) -> grpc.aio.Channel:
     """Opens an asyncio channel, which connects on first use and reconnects by itself.
 
-    Unary calls get a deadline of `DEFAULT_DEADLINE_S` unless they have their own. Every call
-    carries the token.
+    The channel talks only to the server that proves to be `server`. Nothing is sent to another one.
+    Unary calls get a deadline of `DEFAULT_DEADLINE_S` unless they have their own.
 
     Args:
         address: "host:port" of the server.
-        tls: certificate and key files; None: no TLS.
-        token: sent with every call.
-        insecure: if true, allows sending the token beyond loopback without TLS.
+        own: the certificate with which the caller proves who it is.
+        server: who the server must be.
         leave_frozen_after_s: for callers that switch to another address on failure. The channel
             gives up a frozen peer after this time, at least 2 s, and does not retry calls.
 
     Raises:
         InvalidArgument: the address is malformed.
-        ConfigurationError: a token would be sent beyond loopback without TLS, or a TLS file cannot
-            be read.
+        Unauthenticated: the certificate of the caller is not valid now.
     """
-    check_token_is_safe(address, tls=tls, token=token, insecure=insecure)
-    options = _options(tls, leave_frozen_after_s)
-    if tls is None:
-        inner = grpc.aio.insecure_channel(address, options=options)
-    else:
-        inner = grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
-    return _TokenChannel(inner, _token_metadata(token))
-
-
-def open_blocking_channel(
-    address: str,
-    *,
-    tls: TlsOptions | None = None,
-    token: str | None = None,
-    insecure: bool = False,
-) -> grpc.Channel:
-    """Opens a channel for blocking callers; see `open_channel`."""
-    check_token_is_safe(address, tls=tls, token=token, insecure=insecure)
-    options = _options(tls)
-    if tls is None:
-        inner = grpc.insecure_channel(address, options=options)
-    else:
-        inner = grpc.secure_channel(address, channel_credentials(tls), options=options)
-    return _BlockingTokenChannel(inner, _token_metadata(token))
-
-
-def check_token_is_safe(
-    address: str, *, tls: TlsOptions | None, token: str | None, insecure: bool
-) -> None:
-    """Checks that a token would not be sent over a network without TLS.
-
-    Args:
-        address: "host:port" of the server.
-        tls: TLS settings; None: no TLS.
-        token: the token, or None.
-        insecure: if true, allows sending the token without TLS.
-
-    Raises:
-        InvalidArgument: the address is malformed.
-        ConfigurationError: there is a token and no TLS, and the address is not loopback; `insecure`
-            allows this.
-    """
-    # A malformed address is reported as such, even if there is no token to protect.
     parse_address(address)
-    if token is not None and tls is None and not insecure and not is_loopback(address):
-        raise ConfigurationError(
-            f"the token would be sent to {address} without encryption; set up TLS (--tls-ca), or "
-            "pass --insecure if the network is trusted",
-            details={"address": address},
-        )
-
-
-def channel_credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
-    """Returns the TLS credentials of a client.
-
-    Raises:
-        ConfigurationError: a file cannot be read, or only one of certificate and key is given.
-    """
-    if (tls.certificate is None) != (tls.key is None):
-        raise ConfigurationError("a TLS certificate and its key must be set together")
-    return grpc.ssl_channel_credentials(
-        root_certificates=_read(tls.ca),
-        private_key=_read(tls.key),
-        certificate_chain=_read(tls.certificate),
+    own.check_valid()
+    options = _options(server, leave_frozen_after_s)
+    return _DeadlineChannel(
+        grpc.aio.secure_channel(address, own.channel_credentials(), options=options)
     )
-
-
-def server_credentials(tls: TlsOptions) -> grpc.ServerCredentials:
-    """Returns the TLS credentials of a server.
-
-    The server requires client certificates if `tls.ca` is set.
-
-    Raises:
-        ConfigurationError: a file is missing or cannot be read.
-    """
-    key, certificate = _read(tls.key), _read(tls.certificate)
-    if key is None or certificate is None:
-        raise ConfigurationError("TLS for a server needs a certificate and a key")
-    return grpc.ssl_server_credentials(
-        [(key, certificate)],
-        root_certificates=_read(tls.ca),
-        require_client_auth=tls.ca is not None,
-    )
-
-
-def _read(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(
-            f"the TLS file {path} cannot be read: {error.strerror}", details={"path": path}
-        ) from None
 
 
 def _options(
-    tls: TlsOptions | None, leave_frozen_after_s: float | None = None
+    server: Identity, leave_frozen_after_s: float | None = None
 ) -> list[tuple[str, int | str]]:
-    options = list(CHANNEL_OPTIONS)
+    # gRPC compares the name in the server's certificate with this one instead of the address.
+    options: dict[str, int | str] = {
+        **dict(CHANNEL_OPTIONS),
+        "grpc.ssl_target_name_override": server.dns_name,
+    }
     if leave_frozen_after_s is not None:
         # The ping is sent after half of the time. Its answer must arrive within the other half.
         half_ms = max(2 * PING_INTERVAL_MS_MIN, round(leave_frozen_after_s * 500))
-        sooner = (
-            "grpc.keepalive_time_ms",
-            "grpc.keepalive_timeout_ms",
-            "grpc.http2.ping_timeout_ms",
-        )
-        # The channel must not repeat calls by itself: its caller tries another address instead.
-        changed = {**dict.fromkeys(sooner, half_ms), "grpc.enable_retries": 0}
-        options = list((dict(options) | changed).items())
-    if tls is not None and tls.server_name:
-        options.append(("grpc.ssl_target_name_override", tls.server_name))
-    return options
-
-
-def _token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
-    return ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
+        options |= {
+            "grpc.keepalive_time_ms": half_ms,
+            "grpc.keepalive_timeout_ms": half_ms,
+            "grpc.http2.ping_timeout_ms": half_ms,
+            "grpc.min_reconnect_backoff_ms": CONNECT_TIME_OF_SEVERAL_MS,
+            # The channel must not repeat calls by itself: its caller tries another address instead.
+            "grpc.enable_retries": 0,
+        }
+    return list(options.items())
 
 
 class _Call:
-    """A gRPC multi-callable that adds the token, and a deadline if one is configured.
+    """A gRPC multi-callable that adds a deadline if one is configured.
 
     An interceptor could do the same, but grpc.aio runs every intercepted call in a task of its own,
     which is slower.
     """
 
-    def __init__(self, inner: Any, extra: Sequence[tuple[str, str]], deadline_s: float | None):
+    def __init__(self, inner: Any, deadline_s: float):
         self._inner = inner
-        self._extra = extra
         self._deadline_s = deadline_s
 
     def __call__(self, request: Any = None, **kwargs: Any) -> Any:
-        return self._inner(request, **self._filled(kwargs))
-
-    def with_call(self, request: Any, **kwargs: Any) -> Any:
-        return self._inner.with_call(request, **self._filled(kwargs))
-
-    def future(self, request: Any, **kwargs: Any) -> Any:
-        return self._inner.future(request, **self._filled(kwargs))
-
-    def _filled(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         if kwargs.get("timeout") is None:
-            # For streams this is None: a stream has no deadline, and ends when its caller stops
-            # reading.
             kwargs["timeout"] = self._deadline_s
-        if self._extra:
-            kwargs["metadata"] = (*self._extra, *(kwargs.get("metadata") or ()))
-        return kwargs
+        return self._inner(request, **kwargs)
 
 
-class _Wrapping:
-    """The common part of both channels: wraps the four kinds of calls."""
+class _DeadlineChannel(grpc.aio.Channel):
+    """A channel whose unary calls have a deadline. Streams have none: they end when their caller
+    stops reading.
+    """
 
-    def __init__(self, inner: Any, extra: Sequence[tuple[str, str]]) -> None:
-        self._inner = inner
-        self._extra = extra
+    def __init__(self, inner: grpc.aio.Channel) -> None:
+        self._inner: Any = inner
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._wrap(self._inner.unary_unary, DEFAULT_DEADLINE_S, args, kwargs)
+        return _Call(self._inner.unary_unary(*args, **kwargs), DEFAULT_DEADLINE_S)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._wrap(self._inner.unary_stream, None, args, kwargs)
+        return self._inner.unary_stream(*args, **kwargs)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._wrap(self._inner.stream_unary, None, args, kwargs)
+        return self._inner.stream_unary(*args, **kwargs)
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._wrap(self._inner.stream_stream, None, args, kwargs)
+        return self._inner.stream_stream(*args, **kwargs)
 
-    def _wrap(
-        self, make: Callable[..., Any], deadline_s: float | None, args: Any, kwargs: Any
-    ) -> _Call:
-        return _Call(make(*args, **kwargs), self._extra, deadline_s)
-
-
-class _TokenChannel(_Wrapping, grpc.aio.Channel):
-    async def __aenter__(self) -> _TokenChannel:
+    async def __aenter__(self) -> _DeadlineChannel:
         await self._inner.__aenter__()
         return self
 
@@ -353,20 +235,3 @@ class _TokenChannel(_Wrapping, grpc.aio.Channel):
 
     async def channel_ready(self) -> None:
         await self._inner.channel_ready()
-
-
-class _BlockingTokenChannel(_Wrapping, grpc.Channel):
-    def subscribe(self, callback: Callable[..., Any], try_to_connect: bool | None = False) -> None:
-        self._inner.subscribe(callback, try_to_connect)
-
-    def unsubscribe(self, callback: Callable[..., Any]) -> None:
-        self._inner.unsubscribe(callback)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def __enter__(self) -> _BlockingTokenChannel:
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self.close()

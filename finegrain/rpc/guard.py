@@ -1,9 +1,9 @@
 """Wraps every served method: checks access and size, limits the time, and converts errors.
 
-The order is authenticate, measure, parse. The wrapper first identifies the caller from the metadata
-and rejects the call without reading its message. Then it reads the message as raw bytes, checks
-their number, and only then parses them. Last it runs the handler, and converts an error of the
-handler to the status of the call. It also ends open streams when the server stops.
+The order is authenticate, measure, parse. The wrapper first identifies the caller by its
+certificate, and rejects a call without reading its message. Then it reads the message as raw bytes,
+checks their number, and only then parses them. Last it runs the handler, and converts an error of
+the handler to the status of the call. It also ends open streams when the server stops.
 
 gRPC reads the message of a unary method before the handler runs, but it hands the handler of a
 streaming method the context first. So every method is registered as one that takes a stream of raw
@@ -32,22 +32,22 @@ from finegrain.errors import (
 )
 from finegrain.rpc.access import (
     LARGE_BYTES,
-    Access,
     Caller,
-    TokenHashes,
+    Roles,
+    check_role,
     enter_call,
-    identify,
     request_bytes_max,
 )
 from finegrain.rpc.refusal_log import RefusalLog
 from finegrain.rpc.status import Metadata, status_code_of, status_of
+from finegrain.rpc.trust import Trust
 
 UNARY_TIME_MAX_S = 60.0
 """Time limit of a unary handler. It holds even if the caller has set a later deadline."""
 READ_TIME_MAX_S = 20.0
 """Time limit for the arrival of a request's message."""
 LARGE_READS_MAX = 32
-"""Number of large messages that a server reads at the same time from callers of one kind.
+"""Number of large messages that a server reads at the same time from callers of one role.
 
 Other large messages wait: they stay with the client, except for the first 64 KiB of each message.
 """
@@ -66,7 +66,7 @@ _log = logging.getLogger("finegrain.rpc")
 class ServerLifecycle:
     """State that all methods of one server share."""
 
-    tokens: TokenHashes
+    trust: Trust
     observe: Observer
     gate: Gate = lambda: None
     streams: set[OpenStream] = field(default_factory=set)
@@ -122,7 +122,7 @@ class GuardedMethod:
         self,
         lifecycle: ServerLifecycle,
         method: str,
-        need: Access,
+        allowed: Roles,
         handler: Any,
         *,
         gated: bool = True,
@@ -130,7 +130,7 @@ class GuardedMethod:
         self._lifecycle = lifecycle
         self._gated = gated
         self._method = method
-        self._need = need
+        self._allowed = allowed
         self._handler = handler
         self._bytes_max = request_bytes_max(method)
 
@@ -212,12 +212,8 @@ class GuardedMethod:
 
     def _admit(self, context: Any) -> Caller:
         """Identifies the caller. Nothing of the request's message has been read yet."""
-        metadata = {
-            key: value
-            for key, value in context.invocation_metadata() or ()
-            if isinstance(value, str)
-        }
-        caller = identify(metadata, self._need, self._lifecycle.tokens, context.peer())
+        caller = self._lifecycle.trust.identify(context.auth_context(), context.peer())
+        check_role(caller, self._method, self._allowed)
         enter_call(caller)
         if self._gated and (refusal := self._lifecycle.gate()) is not None:
             raise refusal
@@ -233,7 +229,7 @@ class GuardedMethod:
             return self._parse(await context.read())
         # The permit is held until the message is parsed: its parsed form takes many times the
         # memory of its bytes. A caller that stalls must not keep it.
-        async with self._lifecycle.large_reads[caller.token_kind]:
+        async with self._lifecycle.large_reads[str(caller.role)]:
             try:
                 data = await asyncio.wait_for(context.read(), READ_TIME_MAX_S)
             except TimeoutError:

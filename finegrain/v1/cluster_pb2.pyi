@@ -272,6 +272,7 @@ class JobStatus(google.protobuf.message.Message):
     SERVICE_FIELD_NUMBER: builtins.int
     SHARE_NOW_FIELD_NUMBER: builtins.int
     OLDEST_WAIT_TIME_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Identity of the job."""
     name: builtins.str
@@ -294,6 +295,8 @@ class JobStatus(google.protobuf.message.Message):
     """Recent usage: cost times seconds, decayed; see ListGroupsResponse.service_measure."""
     share_now: builtins.float
     """The part of the present usage of all running slots that belongs to its slots; 0 to 1."""
+    owner: builtins.str
+    """Identity that registered the job, as `ROLE/NAME`."""
     @property
     def lease(self) -> google.protobuf.duration_pb2.Duration:
         """Its lease; absent for a detached job."""
@@ -333,9 +336,10 @@ class JobStatus(google.protobuf.message.Message):
         service: builtins.float = ...,
         share_now: builtins.float = ...,
         oldest_wait_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        owner: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocated", b"allocated", "create_time", b"create_time", "end_time", b"end_time", "lease", b"lease", "oldest_wait_time", b"oldest_wait_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "create_time", b"create_time", "detached", b"detached", "end_reason", b"end_reason", "end_time", b"end_time", "ended", b"ended", "group", b"group", "job_id", b"job_id", "last_sequence", b"last_sequence", "lease", b"lease", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "pending_requests", b"pending_requests", "service", b"service", "share_now", b"share_now", "slots", b"slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "create_time", b"create_time", "detached", b"detached", "end_reason", b"end_reason", "end_time", b"end_time", "ended", b"ended", "group", b"group", "job_id", b"job_id", "last_sequence", b"last_sequence", "lease", b"lease", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "owner", b"owner", "pending_requests", b"pending_requests", "service", b"service", "share_now", b"share_now", "slots", b"slots"]) -> None: ...
 
 global___JobStatus = JobStatus
 

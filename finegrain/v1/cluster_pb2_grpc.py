@@ -28,8 +28,8 @@ if _version_not_supported:
 class ClusterServiceStub(object):
     """Lists, history and the changes that operators can make.
 
-    Reading needs the user token or the cluster token. Every call that changes something (drain, undrain, forget,
-    release, resize, end, set and delete groups, set host policies) needs the cluster token.
+    Reading needs the role `viewer`, `user` or `operator`. Every call that changes something (drain, undrain, forget,
+    release, resize, end, set and delete groups, set host policies) needs the role `operator`.
 
     Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
     unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may
@@ -167,8 +167,8 @@ class ClusterServiceStub(object):
 class ClusterServiceServicer(object):
     """Lists, history and the changes that operators can make.
 
-    Reading needs the user token or the cluster token. Every call that changes something (drain, undrain, forget,
-    release, resize, end, set and delete groups, set host policies) needs the cluster token.
+    Reading needs the role `viewer`, `user` or `operator`. Every call that changes something (drain, undrain, forget,
+    release, resize, end, set and delete groups, set host policies) needs the role `operator`.
 
     Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
     unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may
@@ -482,8 +482,8 @@ def add_ClusterServiceServicer_to_server(servicer, server):
 class ClusterService(object):
     """Lists, history and the changes that operators can make.
 
-    Reading needs the user token or the cluster token. Every call that changes something (drain, undrain, forget,
-    release, resize, end, set and delete groups, set host policies) needs the cluster token.
+    Reading needs the role `viewer`, `user` or `operator`. Every call that changes something (drain, undrain, forget,
+    release, resize, end, set and delete groups, set host policies) needs the role `operator`.
 
     Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
     unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may

@@ -20,8 +20,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class ClusterServiceStub:
     """Lists, history and the changes that operators can make.
 
-    Reading needs the user token or the cluster token. Every call that changes something (drain, undrain, forget,
-    release, resize, end, set and delete groups, set host policies) needs the cluster token.
+    Reading needs the role `viewer`, `user` or `operator`. Every call that changes something (drain, undrain, forget,
+    release, resize, end, set and delete groups, set host policies) needs the role `operator`.
 
     Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
     unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may
@@ -186,8 +186,8 @@ class ClusterServiceStub:
 class ClusterServiceAsyncStub:
     """Lists, history and the changes that operators can make.
 
-    Reading needs the user token or the cluster token. Every call that changes something (drain, undrain, forget,
-    release, resize, end, set and delete groups, set host policies) needs the cluster token.
+    Reading needs the role `viewer`, `user` or `operator`. Every call that changes something (drain, undrain, forget,
+    release, resize, end, set and delete groups, set host policies) needs the role `operator`.
 
     Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
     unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may
@@ -351,8 +351,8 @@ class ClusterServiceAsyncStub:
 class ClusterServiceServicer(metaclass=abc.ABCMeta):
     """Lists, history and the changes that operators can make.
 
-    Reading needs the user token or the cluster token. Every call that changes something (drain, undrain, forget,
-    release, resize, end, set and delete groups, set host policies) needs the cluster token.
+    Reading needs the role `viewer`, `user` or `operator`. Every call that changes something (drain, undrain, forget,
+    release, resize, end, set and delete groups, set host policies) needs the role `operator`.
 
     Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
     unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may

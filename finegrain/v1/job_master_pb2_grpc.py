@@ -28,9 +28,9 @@ if _version_not_supported:
 class JobMasterServiceStub(object):
     """Takes slot offers directly from executors.
 
-    Executors send no token here, because a job master could name any address as a target. Instead, every call carries
-    the metadata `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the
-    job master know this value, so refuse a call without it. Use the slot and the executor's address that WatchJob
+    The job master shows the certificate of the job's owner. The executor expects its name and sends nothing to anybody
+    else. Take offers only from callers with the role `executor`, whose certificates the cluster's authority has signed.
+    Use the slot and the executor's address that WatchJob
     returns.
     """
 
@@ -50,9 +50,9 @@ class JobMasterServiceStub(object):
 class JobMasterServiceServicer(object):
     """Takes slot offers directly from executors.
 
-    Executors send no token here, because a job master could name any address as a target. Instead, every call carries
-    the metadata `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the
-    job master know this value, so refuse a call without it. Use the slot and the executor's address that WatchJob
+    The job master shows the certificate of the job's owner. The executor expects its name and sends nothing to anybody
+    else. Take offers only from callers with the role `executor`, whose certificates the cluster's authority has signed.
+    Use the slot and the executor's address that WatchJob
     returns.
     """
 
@@ -84,9 +84,9 @@ def add_JobMasterServiceServicer_to_server(servicer, server):
 class JobMasterService(object):
     """Takes slot offers directly from executors.
 
-    Executors send no token here, because a job master could name any address as a target. Instead, every call carries
-    the metadata `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the
-    job master know this value, so refuse a call without it. Use the slot and the executor's address that WatchJob
+    The job master shows the certificate of the job's owner. The executor expects its name and sends nothing to anybody
+    else. Take offers only from callers with the role `executor`, whose certificates the cluster's authority has signed.
+    Use the slot and the executor's address that WatchJob
     returns.
     """
 

@@ -22,9 +22,9 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class JobMasterServiceStub:
     """Takes slot offers directly from executors.
 
-    Executors send no token here, because a job master could name any address as a target. Instead, every call carries
-    the metadata `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the
-    job master know this value, so refuse a call without it. Use the slot and the executor's address that WatchJob
+    The job master shows the certificate of the job's owner. The executor expects its name and sends nothing to anybody
+    else. Take offers only from callers with the role `executor`, whose certificates the cluster's authority has signed.
+    Use the slot and the executor's address that WatchJob
     returns.
     """
 
@@ -41,9 +41,9 @@ class JobMasterServiceStub:
 class JobMasterServiceAsyncStub:
     """Takes slot offers directly from executors.
 
-    Executors send no token here, because a job master could name any address as a target. Instead, every call carries
-    the metadata `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the
-    job master know this value, so refuse a call without it. Use the slot and the executor's address that WatchJob
+    The job master shows the certificate of the job's owner. The executor expects its name and sends nothing to anybody
+    else. Take offers only from callers with the role `executor`, whose certificates the cluster's authority has signed.
+    Use the slot and the executor's address that WatchJob
     returns.
     """
 
@@ -59,9 +59,9 @@ class JobMasterServiceAsyncStub:
 class JobMasterServiceServicer(metaclass=abc.ABCMeta):
     """Takes slot offers directly from executors.
 
-    Executors send no token here, because a job master could name any address as a target. Instead, every call carries
-    the metadata `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the
-    job master know this value, so refuse a call without it. Use the slot and the executor's address that WatchJob
+    The job master shows the certificate of the job's owner. The executor expects its name and sends nothing to anybody
+    else. Take offers only from callers with the role `executor`, whose certificates the cluster's authority has signed.
+    Use the slot and the executor's address that WatchJob
     returns.
     """
 

@@ -99,11 +99,8 @@ class RegisterJobResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    JOB_SECRET_FIELD_NUMBER: builtins.int
     LEASE_FIELD_NUMBER: builtins.int
     RM_EPOCH_FIELD_NUMBER: builtins.int
-    job_secret: builtins.str
-    """Proof of ownership for all later calls of this job, here and at executors. Keep it secret."""
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM that answered."""
     @property
@@ -113,12 +110,11 @@ class RegisterJobResponse(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        job_secret: builtins.str = ...,
         lease: google.protobuf.duration_pb2.Duration | None = ...,
         rm_epoch: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job_secret", b"job_secret", "lease", b"lease", "rm_epoch", b"rm_epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lease", b"lease", "rm_epoch", b"rm_epoch"]) -> None: ...
 
 global___RegisterJobResponse = RegisterJobResponse
 
@@ -1557,7 +1553,6 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     REPORT_INTERVAL_FIELD_NUMBER: builtins.int
     LOST_TIMEOUT_FIELD_NUMBER: builtins.int
     UNOWNED_SLOTS_FIELD_NUMBER: builtins.int
-    USER_TOKEN_SHA256_FIELD_NUMBER: builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
     HOST_POLICY_FIELD_NUMBER: builtins.int
     HOST_POLICY_NUMBER_FIELD_NUMBER: builtins.int
@@ -1565,10 +1560,6 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     """Epoch (incarnation) of the RM. The executor keeps the highest epoch on disk and refuses commands with a lower one."""
     registration_number: builtins.int
     """Number of this registration; rises by one with each registration of the executor. Commands and reports carry it."""
-    user_token_sha256: builtins.str
-    """SHA-256 in hex of the token that job masters send. The executor checks tokens with it. Empty: none. The executor
-    keeps it on disk until the next registration, so it can check tokens after a restart while the RM is unreachable.
-    """
     protocol_version: builtins.str
     """Version of this protocol that the RM uses."""
     host_policy_number: builtins.int
@@ -1597,13 +1588,12 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
         report_interval: google.protobuf.duration_pb2.Duration | None = ...,
         lost_timeout: google.protobuf.duration_pb2.Duration | None = ...,
         unowned_slots: collections.abc.Iterable[global___SlotRelease] | None = ...,
-        user_token_sha256: builtins.str = ...,
         protocol_version: builtins.str = ...,
         host_policy: finegrain.v1.cpus_pb2.HostPolicy | None = ...,
         host_policy_number: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["host_policy", b"host_policy", "lost_timeout", b"lost_timeout", "report_interval", b"report_interval"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "lost_timeout", b"lost_timeout", "protocol_version", b"protocol_version", "registration_number", b"registration_number", "report_interval", b"report_interval", "rm_epoch", b"rm_epoch", "unowned_slots", b"unowned_slots", "user_token_sha256", b"user_token_sha256"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "lost_timeout", b"lost_timeout", "protocol_version", b"protocol_version", "registration_number", b"registration_number", "report_interval", b"report_interval", "rm_epoch", b"rm_epoch", "unowned_slots", b"unowned_slots"]) -> None: ...
 
 global___RegisterExecutorResponse = RegisterExecutorResponse
 

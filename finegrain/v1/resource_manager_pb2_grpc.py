@@ -28,7 +28,7 @@ if _version_not_supported:
 class ResourceManagerServiceStub(object):
     """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
-    Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
+    Job masters: `RegisterJob` makes the caller's identity the owner of the job. Only the owner may make calls for that
     job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
     TaskExecutorService. Give slots back with `ReleaseSlots`. Finish with `EndJob`.
 
@@ -36,15 +36,16 @@ class ResourceManagerServiceStub(object):
     every change. For everything that an executor must do, the RM dials the executor (TaskExecutorService). The answers
     of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
-    Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
-    something may be repeated safely: the RM recognises a repeated call by the ids in it.
+    Callers and the RM prove who they are by TLS certificates (see identity.proto). Expect the name of the role `rm` in
+    the RM's certificate, whatever the address. A caller whose role may not make a call gets PERMISSION_DENIED, reason
+    "ROLE_MISSING". Every call that changes something may be repeated safely: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
     UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
     manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. Send the token only to addresses that you trust. At the new leader, a watch continues from its
+    that may be stale. At the new leader, a watch continues from its
     sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
     same address.
     """
@@ -120,7 +121,7 @@ class ResourceManagerServiceStub(object):
 class ResourceManagerServiceServicer(object):
     """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
-    Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
+    Job masters: `RegisterJob` makes the caller's identity the owner of the job. Only the owner may make calls for that
     job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
     TaskExecutorService. Give slots back with `ReleaseSlots`. Finish with `EndJob`.
 
@@ -128,15 +129,16 @@ class ResourceManagerServiceServicer(object):
     every change. For everything that an executor must do, the RM dials the executor (TaskExecutorService). The answers
     of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
-    Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
-    something may be repeated safely: the RM recognises a repeated call by the ids in it.
+    Callers and the RM prove who they are by TLS certificates (see identity.proto). Expect the name of the role `rm` in
+    the RM's certificate, whatever the address. A caller whose role may not make a call gets PERMISSION_DENIED, reason
+    "ROLE_MISSING". Every call that changes something may be repeated safely: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
     UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
     manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. Send the token only to addresses that you trust. At the new leader, a watch continues from its
+    that may be stale. At the new leader, a watch continues from its
     sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
     same address.
     """
@@ -235,14 +237,14 @@ class ResourceManagerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RegisterExecutor(self, request, context):
-        """Announces an executor with its totals and present slots. Cluster token only.
+        """Announces an executor with its totals and present slots. Only an executor, for its own id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportSlots(self, request, context):
-        """Delivers a numbered report. It is also the heartbeat. Cluster token only.
+        """Delivers a numbered report. It is also the heartbeat. Only an executor, for its own id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -322,7 +324,7 @@ def add_ResourceManagerServiceServicer_to_server(servicer, server):
 class ResourceManagerService(object):
     """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
-    Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
+    Job masters: `RegisterJob` makes the caller's identity the owner of the job. Only the owner may make calls for that
     job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
     TaskExecutorService. Give slots back with `ReleaseSlots`. Finish with `EndJob`.
 
@@ -330,15 +332,16 @@ class ResourceManagerService(object):
     every change. For everything that an executor must do, the RM dials the executor (TaskExecutorService). The answers
     of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
-    Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
-    something may be repeated safely: the RM recognises a repeated call by the ids in it.
+    Callers and the RM prove who they are by TLS certificates (see identity.proto). Expect the name of the role `rm` in
+    the RM's certificate, whatever the address. A caller whose role may not make a call gets PERMISSION_DENIED, reason
+    "ROLE_MISSING". Every call that changes something may be repeated safely: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
     UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
     manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. Send the token only to addresses that you trust. At the new leader, a watch continues from its
+    that may be stale. At the new leader, a watch continues from its
     sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
     same address.
     """

@@ -20,7 +20,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class ResourceManagerServiceStub:
     """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
-    Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
+    Job masters: `RegisterJob` makes the caller's identity the owner of the job. Only the owner may make calls for that
     job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
     TaskExecutorService. Give slots back with `ReleaseSlots`. Finish with `EndJob`.
 
@@ -28,15 +28,16 @@ class ResourceManagerServiceStub:
     every change. For everything that an executor must do, the RM dials the executor (TaskExecutorService). The answers
     of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
-    Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
-    something may be repeated safely: the RM recognises a repeated call by the ids in it.
+    Callers and the RM prove who they are by TLS certificates (see identity.proto). Expect the name of the role `rm` in
+    the RM's certificate, whatever the address. A caller whose role may not make a call gets PERMISSION_DENIED, reason
+    "ROLE_MISSING". Every call that changes something may be repeated safely: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
     UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
     manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. Send the token only to addresses that you trust. At the new leader, a watch continues from its
+    that may be stale. At the new leader, a watch continues from its
     sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
     same address.
     """
@@ -136,18 +137,18 @@ class ResourceManagerServiceStub:
         finegrain.v1.resource_manager_pb2.RegisterExecutorRequest,
         finegrain.v1.resource_manager_pb2.RegisterExecutorResponse,
     ]
-    """Announces an executor with its totals and present slots. Cluster token only."""
+    """Announces an executor with its totals and present slots. Only an executor, for its own id."""
 
     ReportSlots: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.resource_manager_pb2.ReportSlotsRequest,
         finegrain.v1.resource_manager_pb2.ReportSlotsResponse,
     ]
-    """Delivers a numbered report. It is also the heartbeat. Cluster token only."""
+    """Delivers a numbered report. It is also the heartbeat. Only an executor, for its own id."""
 
 class ResourceManagerServiceAsyncStub:
     """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
-    Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
+    Job masters: `RegisterJob` makes the caller's identity the owner of the job. Only the owner may make calls for that
     job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
     TaskExecutorService. Give slots back with `ReleaseSlots`. Finish with `EndJob`.
 
@@ -155,15 +156,16 @@ class ResourceManagerServiceAsyncStub:
     every change. For everything that an executor must do, the RM dials the executor (TaskExecutorService). The answers
     of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
-    Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
-    something may be repeated safely: the RM recognises a repeated call by the ids in it.
+    Callers and the RM prove who they are by TLS certificates (see identity.proto). Expect the name of the role `rm` in
+    the RM's certificate, whatever the address. A caller whose role may not make a call gets PERMISSION_DENIED, reason
+    "ROLE_MISSING". Every call that changes something may be repeated safely: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
     UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
     manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. Send the token only to addresses that you trust. At the new leader, a watch continues from its
+    that may be stale. At the new leader, a watch continues from its
     sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
     same address.
     """
@@ -262,18 +264,18 @@ class ResourceManagerServiceAsyncStub:
         finegrain.v1.resource_manager_pb2.RegisterExecutorRequest,
         finegrain.v1.resource_manager_pb2.RegisterExecutorResponse,
     ]
-    """Announces an executor with its totals and present slots. Cluster token only."""
+    """Announces an executor with its totals and present slots. Only an executor, for its own id."""
 
     ReportSlots: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.resource_manager_pb2.ReportSlotsRequest,
         finegrain.v1.resource_manager_pb2.ReportSlotsResponse,
     ]
-    """Delivers a numbered report. It is also the heartbeat. Cluster token only."""
+    """Delivers a numbered report. It is also the heartbeat. Only an executor, for its own id."""
 
 class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
     """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
-    Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
+    Job masters: `RegisterJob` makes the caller's identity the owner of the job. Only the owner may make calls for that
     job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
     TaskExecutorService. Give slots back with `ReleaseSlots`. Finish with `EndJob`.
 
@@ -281,15 +283,16 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
     every change. For everything that an executor must do, the RM dials the executor (TaskExecutorService). The answers
     of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
-    Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
-    something may be repeated safely: the RM recognises a repeated call by the ids in it.
+    Callers and the RM prove who they are by TLS certificates (see identity.proto). Expect the name of the role `rm` in
+    the RM's certificate, whatever the address. A caller whose role may not make a call gets PERMISSION_DENIED, reason
+    "ROLE_MISSING". Every call that changes something may be repeated safely: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
     UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
     manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. Send the token only to addresses that you trust. At the new leader, a watch continues from its
+    that may be stale. At the new leader, a watch continues from its
     sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
     same address.
     """
@@ -410,7 +413,7 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.resource_manager_pb2.RegisterExecutorRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.resource_manager_pb2.RegisterExecutorResponse, collections.abc.Awaitable[finegrain.v1.resource_manager_pb2.RegisterExecutorResponse]]:
-        """Announces an executor with its totals and present slots. Cluster token only."""
+        """Announces an executor with its totals and present slots. Only an executor, for its own id."""
 
     @abc.abstractmethod
     def ReportSlots(
@@ -418,6 +421,6 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.resource_manager_pb2.ReportSlotsRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.resource_manager_pb2.ReportSlotsResponse, collections.abc.Awaitable[finegrain.v1.resource_manager_pb2.ReportSlotsResponse]]:
-        """Delivers a numbered report. It is also the heartbeat. Cluster token only."""
+        """Delivers a numbered report. It is also the heartbeat. Only an executor, for its own id."""
 
 def add_ResourceManagerServiceServicer_to_server(servicer: ResourceManagerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -91,12 +91,12 @@ class SlotAllocation(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SLOT_FIELD_NUMBER: builtins.int
-    JOB_SECRET_SHA256_FIELD_NUMBER: builtins.int
     TARGET_ADDRESS_FIELD_NUMBER: builtins.int
-    job_secret_sha256: builtins.str
-    """SHA-256 in hex of the job secret that callers must send."""
+    OWNER_FIELD_NUMBER: builtins.int
     target_address: builtins.str
     """Where to offer the slot directly; empty: nowhere."""
+    owner: builtins.str
+    """Identity of the job's owner, as `ROLE/NAME`. Only this caller may use the slot."""
     @property
     def slot(self) -> finegrain.v1.slots_pb2.SlotStatus:
         """Identity, generation, job, profile, booked memory, caps and cpus; `state` is ignored."""
@@ -105,11 +105,11 @@ class SlotAllocation(google.protobuf.message.Message):
         self,
         *,
         slot: finegrain.v1.slots_pb2.SlotStatus | None = ...,
-        job_secret_sha256: builtins.str = ...,
         target_address: builtins.str = ...,
+        owner: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["slot", b"slot"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job_secret_sha256", b"job_secret_sha256", "slot", b"slot", "target_address", b"target_address"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["owner", b"owner", "slot", b"slot", "target_address", b"target_address"]) -> None: ...
 
 global___SlotAllocation = SlotAllocation
 

@@ -28,7 +28,10 @@ if _version_not_supported:
 class TaskExecutorServiceStub(object):
     """One host's slots and the tasks in them.
 
-    The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
+    Callers and the executor prove who they are by TLS certificates (see identity.proto). Expect the name of
+    `executor/ID` in the executor's certificate, whatever the address.
+
+    The RM carves, frees and resizes slots; these calls need the role `rm`. The RM's commands (AllocateSlots,
     FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
     number after the last one, and at most one command is in flight. If a number comes again with the same content, the
     executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
@@ -37,9 +40,8 @@ class TaskExecutorServiceStub(object):
     - "STALE_EPOCH": a lower epoch;
     - "STALE_REGISTRATION": another registration.
 
-    Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
-    secret of the job that owns the slot. If an executor does not know the hash of the user token, because it has not
-    registered yet, it answers UNAVAILABLE, reason "NOT_REGISTERED".
+    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; another one
+    gets PERMISSION_DENIED, reason "NOT_OWNER". Operators may also cancel, watch and list the tasks of other jobs.
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
     check every AllocateSlots item against your own table, number your states, and report.
@@ -111,7 +113,10 @@ class TaskExecutorServiceStub(object):
 class TaskExecutorServiceServicer(object):
     """One host's slots and the tasks in them.
 
-    The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
+    Callers and the executor prove who they are by TLS certificates (see identity.proto). Expect the name of
+    `executor/ID` in the executor's certificate, whatever the address.
+
+    The RM carves, frees and resizes slots; these calls need the role `rm`. The RM's commands (AllocateSlots,
     FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
     number after the last one, and at most one command is in flight. If a number comes again with the same content, the
     executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
@@ -120,9 +125,8 @@ class TaskExecutorServiceServicer(object):
     - "STALE_EPOCH": a lower epoch;
     - "STALE_REGISTRATION": another registration.
 
-    Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
-    secret of the job that owns the slot. If an executor does not know the hash of the user token, because it has not
-    registered yet, it answers UNAVAILABLE, reason "NOT_REGISTERED".
+    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; another one
+    gets PERMISSION_DENIED, reason "NOT_OWNER". Operators may also cancel, watch and list the tasks of other jobs.
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
     check every AllocateSlots item against your own table, number your states, and report.
@@ -296,7 +300,10 @@ def add_TaskExecutorServiceServicer_to_server(servicer, server):
 class TaskExecutorService(object):
     """One host's slots and the tasks in them.
 
-    The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
+    Callers and the executor prove who they are by TLS certificates (see identity.proto). Expect the name of
+    `executor/ID` in the executor's certificate, whatever the address.
+
+    The RM carves, frees and resizes slots; these calls need the role `rm`. The RM's commands (AllocateSlots,
     FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
     number after the last one, and at most one command is in flight. If a number comes again with the same content, the
     executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
@@ -305,9 +312,8 @@ class TaskExecutorService(object):
     - "STALE_EPOCH": a lower epoch;
     - "STALE_REGISTRATION": another registration.
 
-    Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
-    secret of the job that owns the slot. If an executor does not know the hash of the user token, because it has not
-    registered yet, it answers UNAVAILABLE, reason "NOT_REGISTERED".
+    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; another one
+    gets PERMISSION_DENIED, reason "NOT_OWNER". Operators may also cancel, watch and list the tasks of other jobs.
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
     check every AllocateSlots item against your own table, number your states, and report.

@@ -20,7 +20,10 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class TaskExecutorServiceStub:
     """One host's slots and the tasks in them.
 
-    The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
+    Callers and the executor prove who they are by TLS certificates (see identity.proto). Expect the name of
+    `executor/ID` in the executor's certificate, whatever the address.
+
+    The RM carves, frees and resizes slots; these calls need the role `rm`. The RM's commands (AllocateSlots,
     FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
     number after the last one, and at most one command is in flight. If a number comes again with the same content, the
     executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
@@ -29,9 +32,8 @@ class TaskExecutorServiceStub:
     - "STALE_EPOCH": a lower epoch;
     - "STALE_REGISTRATION": another registration.
 
-    Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
-    secret of the job that owns the slot. If an executor does not know the hash of the user token, because it has not
-    registered yet, it answers UNAVAILABLE, reason "NOT_REGISTERED".
+    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; another one
+    gets PERMISSION_DENIED, reason "NOT_OWNER". Operators may also cancel, watch and list the tasks of other jobs.
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
     check every AllocateSlots item against your own table, number your states, and report.
@@ -135,7 +137,10 @@ class TaskExecutorServiceStub:
 class TaskExecutorServiceAsyncStub:
     """One host's slots and the tasks in them.
 
-    The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
+    Callers and the executor prove who they are by TLS certificates (see identity.proto). Expect the name of
+    `executor/ID` in the executor's certificate, whatever the address.
+
+    The RM carves, frees and resizes slots; these calls need the role `rm`. The RM's commands (AllocateSlots,
     FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
     number after the last one, and at most one command is in flight. If a number comes again with the same content, the
     executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
@@ -144,9 +149,8 @@ class TaskExecutorServiceAsyncStub:
     - "STALE_EPOCH": a lower epoch;
     - "STALE_REGISTRATION": another registration.
 
-    Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
-    secret of the job that owns the slot. If an executor does not know the hash of the user token, because it has not
-    registered yet, it answers UNAVAILABLE, reason "NOT_REGISTERED".
+    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; another one
+    gets PERMISSION_DENIED, reason "NOT_OWNER". Operators may also cancel, watch and list the tasks of other jobs.
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
     check every AllocateSlots item against your own table, number your states, and report.
@@ -249,7 +253,10 @@ class TaskExecutorServiceAsyncStub:
 class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
     """One host's slots and the tasks in them.
 
-    The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
+    Callers and the executor prove who they are by TLS certificates (see identity.proto). Expect the name of
+    `executor/ID` in the executor's certificate, whatever the address.
+
+    The RM carves, frees and resizes slots; these calls need the role `rm`. The RM's commands (AllocateSlots,
     FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
     number after the last one, and at most one command is in flight. If a number comes again with the same content, the
     executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
@@ -258,9 +265,8 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
     - "STALE_EPOCH": a lower epoch;
     - "STALE_REGISTRATION": another registration.
 
-    Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
-    secret of the job that owns the slot. If an executor does not know the hash of the user token, because it has not
-    registered yet, it answers UNAVAILABLE, reason "NOT_REGISTERED".
+    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; another one
+    gets PERMISSION_DENIED, reason "NOT_OWNER". Operators may also cancel, watch and list the tasks of other jobs.
 
     To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
     check every AllocateSlots item against your own table, number your states, and report.

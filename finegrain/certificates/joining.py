@@ -1,0 +1,185 @@
+"""Gets a certificate: with a join token, or with an expired certificate.
+
+The caller knows only the key of the cluster's authority. So it first fetches the server's
+certificate, checks that the authority has signed it for the role `rm`, and then connects to exactly
+the holder of that certificate. A server that cannot prove to be a resource manager of this cluster
+receives nothing. All functions block.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from finegrain.certificates.keys import certificate_request, key_from_pem, key_pem, new_key
+from finegrain.certificates.keys import signature_of as sign
+from finegrain.certificates.reading import read_certificate
+from finegrain.credentials import Credentials
+from finegrain.errors import (
+    FinegrainError,
+    InvalidArgument,
+    Reason,
+    Unauthenticated,
+    Unavailable,
+)
+from finegrain.identity import Identity, Role
+from finegrain.join_token import JoinToken
+from finegrain.rpc.addresses import parse_address
+from finegrain.rpc.status import error_from_rpc
+from finegrain.v1 import identity_pb2, identity_pb2_grpc
+
+TIMEOUT_S = 10.0
+
+T = TypeVar("T")
+Stub = identity_pb2_grpc.JoinServiceStub
+
+
+def join(token: JoinToken) -> Credentials:
+    """Makes a key, and exchanges a token for a certificate of it.
+
+    Args:
+        token: the token; it works once.
+
+    Raises:
+        Unavailable: no address of the token can be reached.
+        Unauthenticated: the token was used, has expired, or was revoked; or another server than a
+            resource manager of the token's cluster answers at its address.
+    """
+    key = new_key()
+    request = identity_pb2.JoinRequest(
+        secret=token.secret, certificate_request=certificate_request(key)
+    )
+    issued = _at_one_of(
+        token.addresses,
+        token.cluster,
+        bytes.fromhex(token.authority_key),
+        lambda stub: stub.Join(request, timeout=TIMEOUT_S).issued,
+    )
+    return credentials_of(issued, key_pem(key).decode())
+
+
+def renew_expired(credentials: Credentials, addresses: Sequence[str]) -> Credentials:
+    """Renews a certificate that has expired, by a signature of its key.
+
+    Args:
+        credentials: the expired credentials.
+        addresses: "host:port" of the resource managers' join ports.
+
+    Raises:
+        Unavailable: no address can be reached.
+        Unauthenticated: the certificate expired too long ago, or was denied.
+    """
+    key = key_from_pem(credentials.key.encode())
+    first = identity_pb2.RenewExpiredRequest(certificate=credentials.certificate)
+
+    def renew(stub: Stub) -> identity_pb2.IssuedCertificate:
+        nonce = stub.RenewExpired(first, timeout=TIMEOUT_S).nonce
+        second = identity_pb2.RenewExpiredRequest(
+            certificate=credentials.certificate, nonce=nonce, signature=sign(key, nonce)
+        )
+        return stub.RenewExpired(second, timeout=TIMEOUT_S).issued
+
+    authority = x509.load_pem_x509_certificate(credentials.authorities.encode())
+    issued = _at_one_of(addresses, credentials.who.cluster, public_bytes(authority), renew)
+    return credentials_of(issued, credentials.key)
+
+
+def credentials_of(issued: identity_pb2.IssuedCertificate, key: str) -> Credentials:
+    """Returns credentials from the answer of a resource manager.
+
+    Args:
+        issued: the answer.
+        key: the private key as PEM text.
+    """
+    return Credentials(
+        addresses=tuple(issued.addresses),
+        identity=issued.identity,
+        authorities=issued.authorities,
+        certificate=issued.certificate,
+        key=key,
+        not_before=issued.not_before.seconds,
+        not_after=issued.not_after.seconds,
+    )
+
+
+def public_bytes(certificate: x509.Certificate) -> bytes:
+    """Returns the public key of a certificate on P-256 as a compressed point (33 bytes).
+
+    Raises:
+        InvalidArgument: it is another kind of key.
+    """
+    key = certificate.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise InvalidArgument("certificate", "another kind of key", "an ECDSA key on P-256")
+    return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+
+
+def _at_one_of(
+    addresses: Sequence[str], cluster: str, authority_key: bytes, call: Callable[[Stub], T]
+) -> T:
+    """Makes a call at the first address where a resource manager of the cluster answers."""
+    failure: FinegrainError | None = None
+    for address in addresses:
+        try:
+            return _at(address, cluster, authority_key, call)
+        except Unavailable as error:
+            failure = error
+    raise failure or Unavailable("there is no address at which to join", reason=Reason.UNREACHABLE)
+
+
+def _at(address: str, cluster: str, authority_key: bytes, call: Callable[[Stub], T]) -> T:
+    server = Identity(cluster, Role.RM)
+    certificate = _checked_certificate(address, server, authority_key)
+    # The server's own certificate is the only one that this channel trusts.
+    credentials = grpc.ssl_channel_credentials(root_certificates=certificate)
+    options = (("grpc.ssl_target_name_override", server.dns_name), ("grpc.enable_http_proxy", 0))
+    with grpc.secure_channel(address, credentials, options=options) as channel:
+        try:
+            return call(Stub(channel))
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, address) from None
+
+
+def _checked_certificate(address: str, server: Identity, authority_key: bytes) -> bytes:
+    """Returns the certificate of a server as PEM text, if it is a resource manager's."""
+    host, port = parse_address(address)
+    try:
+        pem = ssl.get_server_certificate((host, port), timeout=TIMEOUT_S).encode()
+    except (OSError, ValueError) as error:
+        raise Unavailable(
+            f"no resource manager can be reached at {address}: {error}", reason=Reason.UNREACHABLE
+        ) from None
+    wrong = Unauthenticated(
+        f"the server at {address} is no resource manager of cluster {server.cluster}; check the"
+        " address, and that no other program listens there",
+        reason=Reason.CERTIFICATE_WRONG,
+        details={"address": address},
+    )
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        algorithm = certificate.signature_hash_algorithm
+        if algorithm is None:
+            raise wrong
+        key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), authority_key)
+        key.verify(certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(algorithm))
+        shown = read_certificate(pem)
+    except (ValueError, TypeError, InvalidSignature, InvalidArgument):
+        raise wrong from None
+    if shown.identity != server:
+        raise wrong
+    if not shown.not_before_s <= time.time() <= shown.not_after_s:
+        raise Unauthenticated(
+            f"the certificate of the resource manager at {address} is not valid now; the clock of"
+            f" this host says {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+            reason=Reason.CERTIFICATE_EXPIRED,
+        )
+    return pem

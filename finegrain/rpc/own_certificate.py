@@ -1,0 +1,92 @@
+"""The certificate that this process shows, as TLS credentials for its channels and its server.
+
+It is replaced while the process runs. A server shows the new certificate to each new connection. A
+channel keeps the credentials with which it was opened, so its owner opens a new one when `version`
+has changed.
+"""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+
+from finegrain.credentials import Credentials
+from finegrain.errors import Reason, Unauthenticated
+
+
+class OwnCertificate:
+    """The credentials of this process, which a renewal replaces.
+
+    Attributes:
+        version: number of replacements.
+    """
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._channel: grpc.ChannelCredentials | None = None
+        self._server = _configuration(credentials)
+        self.version = 0
+
+    @property
+    def credentials(self) -> Credentials:
+        """The present credentials."""
+        return self._credentials
+
+    def replace(self, credentials: Credentials) -> None:
+        """Uses other credentials of the same identity from now on."""
+        self._credentials = credentials
+        self._channel = None
+        self._server = _configuration(credentials)
+        self.version += 1
+
+    def check_valid(self) -> None:
+        """Checks that the certificate is valid now, because servers refuse another one silently.
+
+        Raises:
+            Unauthenticated: it is not; the message names the dates and the clock.
+        """
+        if problem := self._credentials.problem_at(time.time()):
+            raise Unauthenticated(problem, reason=Reason.CERTIFICATE_EXPIRED)
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Returns TLS credentials of a client, for new channels."""
+        if self._channel is None:
+            own = self._credentials
+            self._channel = grpc.ssl_channel_credentials(
+                root_certificates=own.authorities.encode(),
+                private_key=own.key.encode(),
+                certificate_chain=own.certificate.encode(),
+            )
+        return self._channel
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Returns TLS credentials of a server that demands certificates from its clients.
+
+        The server asks for the present certificate at each new connection.
+        """
+        return grpc.dynamic_ssl_server_credentials(
+            self._server,
+            self._present_configuration,
+            require_client_authentication=True,
+        )
+
+    def joining_credentials(self) -> grpc.ServerCredentials:
+        """Returns TLS credentials of a server that asks its clients for no certificate."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._server,
+            self._present_configuration,
+            require_client_authentication=False,
+        )
+
+    def _present_configuration(self) -> grpc.ServerCertificateConfiguration:
+        # gRPC calls this from its own threads during handshakes, and would ignore an error. So it
+        # only returns an object that exists.
+        return self._server
+
+
+def _configuration(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(credentials.key.encode(), credentials.certificate.encode())],
+        root_certificates=credentials.authorities.encode(),
+    )

@@ -1,0 +1,109 @@
+"""Identifies callers by the certificates that they have shown in the TLS handshake.
+
+The handshake proves that the cluster's authority has signed the certificate, and that the caller
+has its key. It happens once for a connection, which may stay open for long. So the dates and the
+list of denied identities are checked again on every call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from finegrain.certificates.reading import PeerCertificate, read_certificate
+from finegrain.errors import InvalidArgument, Reason, Unauthenticated
+from finegrain.identity import Identity
+from finegrain.rpc.access import Caller
+
+CACHED_CERTIFICATES_MAX = 20_000
+CERTIFICATE_KEY = "x509_pem_cert"  # gRPC's name of the caller's certificate
+
+Auth = Mapping[str, Sequence[bytes]]
+"""The result of `context.auth_context()`."""
+
+
+class Trust:
+    """What one server accepts as proof of an identity.
+
+    Args:
+        cluster: name of the cluster that the server belongs to.
+        is_denied: returns True for an identity, or for a serial number in hexadecimal, that an
+            operator has denied.
+        now: returns the time in seconds since 1970 (UTC).
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        *,
+        is_denied: Callable[[Identity, str], bool] = lambda _identity, _serial: False,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.cluster = cluster
+        self.is_denied = is_denied
+        self._now = now
+        # Reading a certificate takes 10 us, and each caller shows the same one on every call.
+        self._read: dict[bytes, PeerCertificate] = {}
+
+    def identify(self, auth: Auth, peer: str) -> Caller:
+        """Returns who makes a call.
+
+        Args:
+            auth: the authentication context of the call.
+            peer: network address of the caller.
+
+        Raises:
+            Unauthenticated: the call shows no certificate of this cluster, or one that is not
+                valid now or was denied. The message says what to do.
+        """
+        shown = auth.get(CERTIFICATE_KEY)
+        if not shown:
+            raise Unauthenticated(
+                "the call shows no certificate of this cluster; make credentials with finegrain"
+                " login, or get them from an operator"
+            )
+        certificate = self._certificate(shown[0])
+        identity = certificate.identity
+        if identity.cluster != self.cluster:
+            raise Unauthenticated(
+                f"the certificate is of cluster {identity.cluster}, and this is cluster"
+                f" {self.cluster}; choose other credentials",
+                reason=Reason.CERTIFICATE_WRONG,
+            )
+        now_s = self._now()
+        if not certificate.not_before_s <= now_s <= certificate.not_after_s:
+            raise Unauthenticated(
+                f"the certificate of {identity} is valid from {_utc(certificate.not_before_s)} to"
+                f" {_utc(certificate.not_after_s)}, and the clock of this server says"
+                f" {_utc(now_s)}; run finegrain login, or set the clock that is wrong",
+                reason=Reason.CERTIFICATE_EXPIRED,
+                details={"identity": str(identity)},
+            )
+        if self.is_denied(identity, certificate.serial):
+            raise Unauthenticated(
+                f"an operator of the cluster has denied {identity}; ask for new credentials",
+                reason=Reason.CERTIFICATE_DENIED,
+                details={"identity": str(identity)},
+            )
+        return Caller(identity, shown[0], peer)
+
+    def _certificate(self, pem: bytes) -> PeerCertificate:
+        known = self._read.get(pem)
+        if known is not None:
+            return known
+        try:
+            read = read_certificate(pem)
+        except InvalidArgument as error:
+            raise Unauthenticated(
+                f"the certificate is none of a member of this cluster: {error.message}",
+                reason=Reason.CERTIFICATE_WRONG,
+            ) from None
+        if len(self._read) >= CACHED_CERTIFICATES_MAX:
+            self._read.clear()
+        self._read[pem] = read
+        return read
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

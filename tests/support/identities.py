@@ -1,0 +1,85 @@
+"""Identities for tests: one authority per run, and credentials of anybody, made when asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+
+from finegrain.certificates.authority import Authority, certificate_pem
+from finegrain.certificates.keys import key_pem, new_key
+from finegrain.credentials import Credentials, write_credentials
+from finegrain.identity import Identity, Role
+from finegrain.rpc.access import Caller
+from finegrain.rpc.own_certificate import OwnCertificate
+from finegrain.rpc.trust import Trust
+
+CLUSTER = "test"
+
+
+def authority(name: str = CLUSTER) -> Authority:
+    """Returns the authority of a cluster: always the same one for a name."""
+    return _authority(name)
+
+
+@cache
+def _authority(name: str) -> Authority:
+    return Authority.create(name, datetime.now(UTC))
+
+
+def identity(text: str, cluster: str = CLUSTER) -> Identity:
+    """Returns an identity from its text: "user/alice", "rm"."""
+    role, _, name = text.partition("/")
+    return Identity(cluster, Role(role), name)
+
+
+@cache
+def credentials(
+    text: str, *addresses: str, cluster: str = CLUSTER, life_s: float = 3_600, starts_s: float = 0
+) -> Credentials:
+    """Returns credentials of an identity.
+
+    Args:
+        text: the identity: "user/alice", "rm".
+        addresses: "host:port" of resource managers.
+        cluster: name of the cluster.
+        life_s: how long the certificate is valid; negative: it has expired.
+        starts_s: when its life begins, in seconds from now.
+    """
+    key, now = new_key(), datetime.now(UTC) + timedelta(seconds=starts_s)
+    who = identity(text, cluster)
+    signed = authority(cluster).sign(
+        who, key.public_key(), now=now, lifetime=timedelta(seconds=life_s)
+    )
+    return Credentials(
+        addresses=addresses,
+        identity=who.uri,
+        authorities=authority(cluster).certificate_pem.decode(),
+        certificate=certificate_pem(signed).decode(),
+        key=key_pem(key).decode(),
+        not_before=int(signed.not_valid_before_utc.timestamp()),
+        not_after=int(signed.not_valid_after_utc.timestamp()),
+    )
+
+
+def own(text: str) -> OwnCertificate:
+    """Returns the certificate of an identity, for a channel or a server."""
+    return OwnCertificate(credentials(text))
+
+
+def trust() -> Trust:
+    """Returns what a server of the test cluster accepts."""
+    return Trust(CLUSTER)
+
+
+def caller(text: str) -> Caller:
+    """Returns the caller that a server would see."""
+    return Caller(identity(text), credentials(text).certificate.encode(), "ipv4:127.0.0.1:1")
+
+
+def credentials_file(folder: Path, text: str, *addresses: str) -> Path:
+    """Writes a credentials file and returns its path."""
+    path = folder / f"{text.replace('/', '-')}.credentials"
+    write_credentials(path, replace(credentials(text), addresses=addresses))
+    return path
