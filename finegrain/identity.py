@@ -106,6 +106,19 @@ class Identity:
         return f"{self.role}/{self.name}" if self.name else str(self.role)
 
     @classmethod
+    def from_text(cls, cluster: str, text: str) -> Identity:
+        """Reads the short form, as `str` returns it: "user/alice", "rm".
+
+        Args:
+            cluster: name of the cluster.
+            text: the short form.
+
+        Raises:
+            InvalidArgument: it is no identity.
+        """
+        return cls.parse(f"spiffe://{cluster}/{text}")
+
+    @classmethod
     def parse(cls, uri: str) -> Identity:
         """Reads the URI of a certificate.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from finegrain.certificates.authority import Authority, certificate_pem
 from finegrain.certificates.keys import key_pem, new_key
 from finegrain.credentials import Credentials, write_credentials
-from finegrain.identity import Identity, Role
+from finegrain.identity import Identity
 from finegrain.rpc.access import Caller
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.trust import Trust
@@ -30,8 +30,7 @@ def _authority(name: str) -> Authority:
 
 def identity(text: str, cluster: str = CLUSTER) -> Identity:
     """Returns an identity from its text: "user/alice", "rm"."""
-    role, _, name = text.partition("/")
-    return Identity(cluster, Role(role), name)
+    return Identity.from_text(cluster, text)
 
 
 @cache
