@@ -155,7 +155,7 @@ def _job(arrival_number: int) -> Job:
         name=f"nightly report {arrival_number}",
         group="default",
         lease_ms=None,  # no client keeps it alive here
-        secret_sha256=uuid.uuid4().hex * 2,
+        owner=uuid.uuid4().hex * 2,
         request_id_sha256=uuid.uuid4().hex * 2,
         arrival_number=arrival_number,
         create_time_ms=TIME_MS,

@@ -1,6 +1,6 @@
 """Starts the parts of a resource manager in sequence, and stops them in reverse.
 
-The steps are: lock the state directory, read the tokens, bind the port, and become the leader or
+The steps are: lock the state directory, read the certificates, bind the port, and become the leader or
 wait as a standby. Until the state is read, callers get UNAVAILABLE. A wrong configuration ends the
 process with one clear line. If a standby has led and was replaced, it executes its program again in
 the same process, so that no call in progress continues.
@@ -31,6 +31,14 @@ from resource_manager.engine.executors.reports import EpochSeen
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service.dispatch import Dispatcher
 from resource_manager.service.executor_link import ExecutorLinks, LinkOptions
+from resource_manager.service.identities.login_socket import SOCKET_FILE, LoginSocket
+from resource_manager.service.identities.provider_tokens import ProviderTokens
+from resource_manager.service.identities.sharing import (
+    check_authority,
+    check_authority_shared,
+    renew_daily,
+    stop_task,
+)
 from resource_manager.service.messages import stale_database_message
 from resource_manager.service.provider_setup import set_up_providers
 from resource_manager.service.provisioning import Provisioning
@@ -41,6 +49,7 @@ from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.store import Contested, NotLeader
 from resource_manager.wiring import (
     Components,
+    Identities,
     advertised,
     database_url,
     make_components,
@@ -80,6 +89,7 @@ class _Running:
     state_dir: Path
     address: str
     metrics_address: str
+    join_address: str
 
     @property
     def database(self) -> DatabaseUrl:
@@ -100,30 +110,37 @@ class _Running:
         if self.components.options.standby:
 
             def waiting() -> None:
-                # This is checked before this process can lead, because with other tokens it would
-                # reject all callers.
-                self.components.prepared_tokens.check_shared(leadership.leader)
-                write_endpoint(self.state_dir, self.address, self.metrics_address)
+                # This is checked before this process can lead, because with another authority it
+                # would reject all callers.
+                check_authority_shared(self.components.own_files, leadership.leader)
+                self._write_endpoint()
                 ready(f"standing by at {self.address}")
 
             await leadership.wait_and_take(self.dispatcher, waiting)
         else:
             await leadership.take(self.dispatcher)
-        # The key is in the database, which a standby opens only when it takes leadership.
-        await self.components.secrets.unlock()
+        # These are in the database, which a standby opens only when it takes leadership.
+        await check_authority(self.components.runner, self.components.own_files)
+        await self.components.members.load()
         # From here on calls are served. The health service reports this right after.
         leadership.begin()
         self.provisioning.begin()
         await self.server.set_serving(True)
-        write_endpoint(self.state_dir, self.address, self.metrics_address)
+        self.components.own_files.write_operator(leadership.address or self.address)
+        self._write_endpoint()
         _log.info(
             "serving",
             address=self.address,
             metrics_address=self.metrics_address,
+            join_address=self.join_address,
+            cluster=self.components.own_files.cluster,
             rm_epoch=self.components.runner.rm_epoch,
             state_dir=str(self.state_dir),
         )
         ready(f"serving at {self.address}")
+
+    def _write_endpoint(self) -> None:
+        write_endpoint(self.state_dir, self.address, self.metrics_address, self.join_address)
 
 
 def run(options: ResourceManagerOptions) -> int:
@@ -202,36 +219,34 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
     if options.advertise_address:
         check_dialable(options.advertise_address, "advertise_address")
     async with AsyncExitStack() as stack:
-        # Stage 1: the lock, the tokens and the store. No port is open yet.
-        state_dir = stack.enter_context(
-            locked_state_dir(options.state_dir, options.user_token_group)
-        )
+        # Stage 1: the lock, the certificates and the store. No port is open yet.
+        state_dir = stack.enter_context(locked_state_dir(options.state_dir))
         components = await make_components(options, state_dir, stack)
         runner, metrics = components.runner, components.metrics
-        links = ExecutorLinks(
-            runner,
-            metrics,
-            LinkOptions(
-                components.tokens.cluster,
-                options.executor_tls or options.listen.tls,
-                options.listen.insecure,
-            ),
-        )
+        links = ExecutorLinks(runner, metrics, LinkOptions(components.own))
         hub = WatchHub(runner, metrics)
         # Stage 2: bind the port. Callers get UNAVAILABLE until this process leads.
-        server = make_server(components, hub)
+        identities = Identities(components)
+        server = make_server(components, hub, identities.calls)
         address = await server.start(serving=False)
         components.leadership.address = components.driver.address = advertised(options, address)
         # The server is stopped in two places. The one further below, which runs first, gives calls
         # in progress time to end. This one is for errors before that place.
         stack.push_async_callback(server.stop, 0)
+        await identities.serve_joining(stack)
+        login = LoginSocket(state_dir / SOCKET_FILE, identities.issuer, components.members)
+        await login.start()
+        stack.push_async_callback(login.stop)
+        stack.push_async_callback(stop_task, asyncio.create_task(renew_daily(components)))
         # Stage 3: the providers, which need the address of the port.
         providers = set_up_providers(
             options,
             components.providers,
             state_dir=state_dir,
-            cluster_token=components.tokens.cluster,
             address=components.leadership.address,
+            write_token=ProviderTokens(
+                identities.calls, components.members, components.own_files.cluster
+            ).write,
         )
         provisioning = Provisioning(runner, metrics, providers)
         # Stage 4: the steps at the end of the process, which run in reverse.
@@ -250,7 +265,14 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         stack.callback(remove_endpoint, state_dir)
         dispatcher = Dispatcher(links, hub, metrics, provisioning)
         yield _Running(
-            components, server, dispatcher, provisioning, state_dir, address, metrics_address
+            components,
+            server,
+            dispatcher,
+            provisioning,
+            state_dir,
+            address,
+            metrics_address,
+            identities.join_address,
         )
 
 

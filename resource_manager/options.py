@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from finegrain.options import ListenOptions, LogOptions, TlsOptions
+from finegrain.options import ListenOptions, LogOptions
 from resource_manager.engine.model.settings import Fairness
 
 DEFAULT_ADDRESS = "127.0.0.1:7170"
+DEFAULT_JOIN_ADDRESS = "127.0.0.1:7173"
 DEFAULT_METRICS_ADDRESS = "127.0.0.1:7171"
 
 
@@ -28,15 +29,9 @@ class ResourceManagerOptions:
     )
     advertise_address: str = ""  # address for other processes; empty: the bound address
     standby: bool = False  # True: wait while another process leads; False: end
-    executor_tls: TlsOptions | None = None  # TLS of connections to executors; None: as in `listen`
+    join_listen: str = DEFAULT_JOIN_ADDRESS  # port for new members; empty: none
+    join_advertise: str = ""  # its address for other processes; empty: the advertised host
     log: LogOptions = field(default_factory=LogOptions)
-    cluster_token_file: Path | None = (
-        None  # None: cluster.token in the state directory, made at first start
-    )
-    user_token_file: Path | None = (
-        None  # None: user.token in the state directory, made at first start
-    )
-    user_token_group: str = ""  # group that may read user.token; empty: the RM's own
     strategy: str = "pack"  # pack, spread, balanced
     report_interval_ms: int = 3_000
     lost_timeout_ms: int = 15_000

@@ -15,11 +15,13 @@ from pathlib import Path
 
 from finegrain.errors import ConfigurationError, InvalidArgument, Unavailable
 from finegrain.metrics_http import MetricsServer
-from finegrain.rpc.access import CLUSTER_ACCESS, RESOURCE_MANAGER_ACCESS, TokenHashes
-from finegrain.rpc.addresses import check_dialable
+from finegrain.rpc.access import CLUSTER_ACCESS, IDENTITY_ACCESS, RESOURCE_MANAGER_ACCESS
+from finegrain.rpc.addresses import check_dialable, format_address, parse_address
+from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.server import GuardedServer
-from finegrain.rpc.tokens import Tokens, sha256_hex
+from finegrain.rpc.trust import Trust
 from finegrain.v1.cluster_pb2_grpc import add_ClusterServiceServicer_to_server
+from finegrain.v1.identity_pb2_grpc import add_IdentityServiceServicer_to_server
 from finegrain.v1.resource_manager_pb2_grpc import (
     ResourceManagerServiceServicer,
     add_ResourceManagerServiceServicer_to_server,
@@ -31,15 +33,15 @@ from resource_manager.service.admission import JobLimits
 from resource_manager.service.cluster_service import About, ClusterServicer
 from resource_manager.service.engine_driver import EngineDriver, now
 from resource_manager.service.executor_service import ExecutorCalls, ExecutorTerms
+from resource_manager.service.identities.identity_service import IdentityCalls
+from resource_manager.service.identities.issuing import Issuer
+from resource_manager.service.identities.join_service import JoinServer
+from resource_manager.service.identities.members import Members
+from resource_manager.service.identities.own import OwnFiles, open_own_files
 from resource_manager.service.job_service import JobCalls
 from resource_manager.service.metrics import ResourceManagerMetrics
-from resource_manager.service.ownership import JobSecrets
-from resource_manager.service.preparation import (
-    PreparedTokens,
-    prepare_tokens,
-    settings_of,
-    software_version,
-)
+from resource_manager.service.ownership import JobOwners
+from resource_manager.service.preparation import settings_of, software_version
 from resource_manager.service.provider_setup import read_providers
 from resource_manager.service.runner import Runner, RunnerLimits
 from resource_manager.service.standby import Leadership
@@ -59,19 +61,16 @@ class Components:
 
     options: ResourceManagerOptions
     settings: EngineSettings
-    prepared_tokens: PreparedTokens
+    own_files: OwnFiles
+    own: OwnCertificate
+    members: Members
     metrics: ResourceManagerMetrics
     store: Store
     driver: EngineDriver
     runner: Runner
     leadership: Leadership
-    secrets: JobSecrets
+    owners: JobOwners
     providers: ProvidersConfiguration
-
-    @property
-    def tokens(self) -> Tokens:
-        """The tokens that callers must present."""
-        return self.prepared_tokens.tokens
 
 
 class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
@@ -85,7 +84,7 @@ class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
             self,
             components.runner,
             hub,
-            components.secrets,
+            components.owners,
             components.settings,
             components.metrics,
             limits=limits,
@@ -134,13 +133,14 @@ async def make_components(
         stack: receives the callback that closes the store at the end.
 
     Raises:
-        FinegrainError: a file, a token or the database cannot be used.
+        FinegrainError: a file, a certificate or the database cannot be used.
     """
-    # Stage 1: configuration and tokens. So mistakes in them are reported before a database is
-    # opened.
+    # Stage 1: configuration and certificates. So mistakes in them are reported before a database
+    # is opened.
     providers = read_providers(options)
     settings = settings_of(options, providers.provisioning)
-    tokens = prepare_tokens(options, state_dir)
+    own_files = open_own_files(state_dir)
+    own = OwnCertificate(own_files.rm_credentials())
     metrics = ResourceManagerMetrics(software_version())
     # Stage 2: the store. Opening it blocks, so this runs in a thread.
     store: Store
@@ -159,17 +159,18 @@ async def make_components(
     driver = EngineDriver(store, settings, metrics, holder=holder)
     runner = Runner(driver, metrics, limits=limits)
     leadership = Leadership(runner, metrics)
-    secrets = JobSecrets(runner)
     return Components(
         options=options,
         settings=settings,
-        prepared_tokens=tokens,
+        own_files=own_files,
+        own=own,
+        members=Members(runner, now_ms),
         metrics=metrics,
         store=store,
         driver=driver,
         runner=runner,
         leadership=leadership,
-        secrets=secrets,
+        owners=JobOwners(runner),
         providers=providers,
     )
 
@@ -183,13 +184,16 @@ def database_url(options: ResourceManagerOptions, state_dir: Path) -> str:
     return options.database_url or sqlite_url((state_dir / DATABASE_FILE).resolve())
 
 
-def make_server(components: Components, hub: WatchHub) -> GuardedServer:
+def make_server(
+    components: Components, hub: WatchHub, identity_calls: IdentityCalls
+) -> GuardedServer:
     """Returns the gRPC server with all its services. The port is not bound yet."""
-    listen, tokens, metrics = components.options.listen, components.tokens, components.metrics
+    metrics = components.metrics
     server = GuardedServer(
-        listen,
-        {**RESOURCE_MANAGER_ACCESS, **CLUSTER_ACCESS},
-        TokenHashes(sha256_hex(tokens.cluster), sha256_hex(tokens.user)),
+        components.options.listen,
+        {**RESOURCE_MANAGER_ACCESS, **CLUSTER_ACCESS, **IDENTITY_ACCESS},
+        components.own,
+        Trust(components.own_files.cluster, is_denied=components.members.is_denied),
         observe=lambda method, status, _seconds: metrics.calls.labels(
             method.rpartition("/")[2], status
         ).inc(),
@@ -198,14 +202,79 @@ def make_server(components: Components, hub: WatchHub) -> GuardedServer:
     terms = ExecutorTerms(
         report_interval_ms=components.settings.report_interval_ms,
         lost_timeout_ms=components.settings.lost_timeout_ms,
-        user_token_sha256=sha256_hex(tokens.user),
-        loopback_only=listen.tls is None and not listen.insecure,
     )
     about = About(software_version(), start_time_ms=time.time_ns() // 1_000_000)
     # Both services share the runner, so all their calls are in one sequence.
     server.add(add_ResourceManagerServiceServicer_to_server, Servicer(components, hub, terms))
     server.add(add_ClusterServiceServicer_to_server, ClusterServicer(components.runner, hub, about))
+    server.add(add_IdentityServiceServicer_to_server, identity_calls)
     return server
+
+
+class Identities:
+    """What issues certificates and tokens: the services of identity.proto with their addresses.
+
+    Attributes:
+        join_address: "host:port" of the join port for other processes; empty: there is none.
+    """
+
+    def __init__(self, components: Components) -> None:
+        self._components = components
+        self.join_address = ""
+        self.issuer = Issuer(
+            components.own_files.authority,
+            lambda: [components.leadership.address] if components.leadership.address else [],
+        )
+        self.calls = IdentityCalls(
+            self.issuer,
+            components.members,
+            lambda: [self.join_address] if self.join_address else [],
+        )
+
+    async def serve_joining(self, stack: AsyncExitStack) -> None:
+        """Opens the join port, if one is configured. Sets `join_address`.
+
+        Raises:
+            ConfigurationError: the address cannot be bound.
+        """
+        options, components = self._components.options, self._components
+        if not options.join_listen:
+            return
+        server = JoinServer(
+            options.join_listen,
+            components.own,
+            self.issuer,
+            components.members,
+            components.leadership.refusal,
+        )
+        bound = await server.start()
+        stack.push_async_callback(server.stop)
+        self.join_address = options.join_advertise or join_address(
+            bound, components.leadership.address
+        )
+
+
+def join_address(bound: str, advertised_address: str) -> str:
+    """Returns the address of the join port for other processes.
+
+    If the port is open at all addresses of this host, the host of the advertised address is used.
+
+    Args:
+        bound: the address of the port.
+        advertised_address: the advertised address of the main port; empty: unknown.
+    """
+    try:
+        return check_dialable(bound, "rm.join_listen")
+    except InvalidArgument:
+        if not advertised_address:
+            return ""
+    host, _ = parse_address(advertised_address)
+    return format_address(host, parse_address(bound)[1])
+
+
+def now_ms() -> int:
+    """Returns the present time in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 async def serve_metrics(components: Components, stack: AsyncExitStack) -> str:
@@ -224,7 +293,6 @@ async def serve_metrics(components: Components, stack: AsyncExitStack) -> str:
         health=lambda: components.leadership.healthy,
         unready=lambda: components.leadership.unready,
         refresh=refresh,
-        insecure=options.listen.insecure,
     )
     address = await http.start()
     stack.push_async_callback(http.stop)

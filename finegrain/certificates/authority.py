@@ -17,8 +17,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from finegrain.certificates.keys import key_from_pem, key_pem, new_key
 from finegrain.errors import ConfigurationError
-from finegrain.identity import Identity
+from finegrain.identity import CLUSTER_PATTERN, Identity
 
+COMMON_NAME = "finegrain cluster "
 AUTHORITY_LIFETIME = timedelta(days=3_650)
 BACKDATED = timedelta(hours=2)
 """Certificates are valid from this long ago, so that a clock that is slow accepts new ones."""
@@ -50,7 +51,7 @@ class Authority:
         name = x509.Name(
             [
                 x509.NameAttribute(NameOID.ORGANIZATION_NAME, "finegrain"),
-                x509.NameAttribute(NameOID.COMMON_NAME, f"finegrain cluster {cluster}"),
+                x509.NameAttribute(NameOID.COMMON_NAME, COMMON_NAME + cluster),
             ]
         )
         public = key.public_key()
@@ -70,16 +71,16 @@ class Authority:
         return cls(cluster, certificate, key)
 
     @classmethod
-    def from_pem(cls, cluster: str, certificate_pem: bytes, private_key_pem: bytes) -> Authority:
-        """Reads an authority.
+    def from_pem(cls, certificate_pem: bytes, private_key_pem: bytes) -> Authority:
+        """Reads an authority. The name of the cluster stands in its certificate.
 
         Args:
-            cluster: name of the cluster.
             certificate_pem: its certificate; further certificates in the text are left out.
             private_key_pem: its private key.
 
         Raises:
-            ConfigurationError: one of them is no PEM text, or the key is of another certificate.
+            ConfigurationError: one of them is no PEM text, the key is of another certificate, or
+                the certificate names no cluster.
         """
         try:
             certificate = x509.load_pem_x509_certificate(certificate_pem)
@@ -92,6 +93,13 @@ class Authority:
             raise ConfigurationError(
                 "the key of the cluster's authority does not belong to its certificate; restore"
                 " both from one backup"
+            )
+        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        cluster = str(names[0].value).rpartition(" ")[2] if names else ""
+        if not CLUSTER_PATTERN.fullmatch(cluster):
+            raise ConfigurationError(
+                "the certificate of the cluster's authority must have the common name"
+                f" '{COMMON_NAME}NAME', where NAME is the name of the cluster"
             )
         return cls(cluster, certificate, key)
 

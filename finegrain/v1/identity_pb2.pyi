@@ -357,15 +357,21 @@ class JoinResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ISSUED_FIELD_NUMBER: builtins.int
+    AUTHORITY_KEY_FIELD_NUMBER: builtins.int
+    authority_key: builtins.str
+    """Only for tokens of the role `rm`: the private key of the cluster's authority as PEM text, with which another
+    resource manager of this cluster can sign.
+    """
     @property
     def issued(self) -> global___IssuedCertificate: ...
     def __init__(
         self,
         *,
         issued: global___IssuedCertificate | None = ...,
+        authority_key: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["issued", b"issued"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["issued", b"issued"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["authority_key", b"authority_key", "issued", b"issued"]) -> None: ...
 
 global___JoinResponse = JoinResponse
 

@@ -239,10 +239,10 @@ class CommandProvider:
         try:
             outcome = run_command(
                 words,
-                environment_of(values, own, self._context.cluster_token),
+                environment_of(values, own),
                 settings.timeout_ms / 1000,
                 cancellation=cancellation,
-                secret=self._context.cluster_token,
+                secret=self._context.token(executor_id),
             )
         except OSError as error:
             return Observation(Presence.UNKNOWN, f"{words[0]} cannot be started: {error.strerror}")
@@ -287,10 +287,10 @@ class CommandProvider:
         try:
             outcome = run_command(
                 words,
-                environment_of(values, own, self._context.cluster_token),
+                environment_of(values, own),
                 note.timeout_ms / 1000,
                 cancellation=cancellation,
-                secret=self._context.cluster_token,
+                secret=self._context.token(executor_id),
                 started=noted,
             )
         except OSError as error:

@@ -44,7 +44,7 @@ def values_of(executor_id: str, own: ConfiguredShape, around: ProviderContext) -
     Args:
         executor_id: the id of the executor that the command starts.
         own: the shape of this executor.
-        around: the addresses of the resource managers and the file with the cluster token.
+        around: the addresses of the resource managers, and the file with the join token.
     """
     shape = own.shape
     cpu_milli, memory_bytes = shape.total.get(CPU_MILLI, 0), shape.total.get(MEMORY_BYTES, 0)
@@ -57,21 +57,18 @@ def values_of(executor_id: str, own: ConfiguredShape, around: ProviderContext) -
         "memory_bytes": str(memory_bytes),
         "memory_mib": str(memory_bytes // MIB),
         "labels": ",".join(f"{name}={value}" for name, value in shape.labels),
-        "token_file": str(around.cluster_token_file.absolute()),
+        "token_file": str(around.token_file(executor_id)),
         HANDLE: "",
     }
 
 
-def environment_of(
-    values: Mapping[str, str], own: ConfiguredShape | None, cluster_token: str
-) -> dict[str, str]:
+def environment_of(values: Mapping[str, str], own: ConfiguredShape | None) -> dict[str, str]:
     """Returns the complete environment of a command.
 
     Args:
         values: the values of the placeholders, as `values_of` returns them. The handle is included
             if it is known.
         own: the shape of the executor; None if the shape is no longer configured.
-        cluster_token: the token with which an executor can join the cluster.
     """
     # `clean_environment` removes the FINEGRAIN_ variables of the resource manager. So the executor
     # receives only the FINEGRAIN_ variables that are set here.
@@ -79,8 +76,7 @@ def environment_of(
         **clean_environment(),
         "FINEGRAIN_EXECUTOR_ID": values["executor_id"],
         "FINEGRAIN_RESOURCE_MANAGER": values["resource_manager"],
-        "FINEGRAIN_TOKEN_FILE": values["token_file"],
-        "FINEGRAIN_JOIN_TOKEN": cluster_token,
+        "FINEGRAIN_JOIN_TOKEN_FILE": values["token_file"],
         PROVIDED_AS_VARIABLE: values["shape"],
         "FINEGRAIN_CPU_MILLI": values["cpu_milli"],
         "FINEGRAIN_MEMORY_BYTES": values["memory_bytes"],
@@ -88,7 +84,7 @@ def environment_of(
         "FINEGRAIN_HANDLE": values[HANDLE],
         "FINEGRAIN_EXECUTOR__EXECUTOR_ID": values["executor_id"],
         "FINEGRAIN_EXECUTOR__MANAGER": values["resource_manager"],
-        "FINEGRAIN_EXECUTOR__CLUSTER_TOKEN_FILE": values["token_file"],
+        "FINEGRAIN_EXECUTOR__JOIN_TOKEN_FILE": values["token_file"],
         "FINEGRAIN_EXECUTOR__LABELS": values["labels"],
     }
     # When the shape is no longer configured, only stop commands run. They need no configuration of

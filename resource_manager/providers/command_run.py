@@ -181,7 +181,7 @@ def _let_run(child: subprocess.Popen[bytes]) -> None:
 
 
 def _without(secret: str, text: str) -> str:
-    return text.replace(secret, "(the cluster token)") if secret else text
+    return text.replace(secret, "(the join token)") if secret else text
 
 
 def _reap(child: subprocess.Popen[bytes], process: Process) -> int:

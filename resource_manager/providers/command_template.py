@@ -21,7 +21,7 @@ PLACEHOLDERS = {
     "memory_bytes": "memory of the shape",
     "memory_mib": "the same in MiB, rounded down",
     "labels": "labels as name=value, separated by commas",
-    "token_file": "file with the cluster token, on the resource manager's host",
+    "token_file": "file with the executor's join token, on the resource manager's host",
     HANDLE: "handle that the start command printed (see handle); in stop and status",
 }
 

@@ -59,7 +59,7 @@ CLAIM_WAIT_S = 20.0
 CLAIM_PAUSE_S = 0.01
 THIS_PROGRAM = (sys.executable, "-P", "-m", "finegrain_cli")
 OURS = frozenset(
-    {"executor_id", "state_dir", "run_dir", "manager", "cluster_token_file", "cpus", "cpu"}
+    {"executor_id", "state_dir", "run_dir", "manager", "join_token_file", "cpus", "cpu"}
     | {"memory", "extended", "labels", "slots_max", "default_slot_fraction", "number_of_slots"}
     | {"stop_tasks_on_exit", "reserved_cpus", "reserved_memory", "helper_socket"}
     | {"helper_state_dir", "front_user", "provided_as"}
@@ -136,9 +136,7 @@ class ProcessKind:
         """Creates the provider.
 
         Raises:
-            ConfigurationError: a standby has no explicit directory, or the resource manager serves
-                TLS and
-                a shape has no CA certificate to verify it with.
+            ConfigurationError: a standby has no explicit directory.
         """
         # Both must find the same notes: a standby takes over the executors that run.
         if context.standby and shapes and common.directory is None:
@@ -147,15 +145,6 @@ class ProcessKind:
                 "directory, on the same host: set [process] directory to the same path for both",
                 details={"field": "process.directory"},
             )
-        tls = context.manager_tls
-        # Without TLS, or with a CA of the resource manager, there is nothing to check.
-        for each in shapes if tls is not None and tls.ca is None else ():
-            if not {**common.executor, **each.settings.executor}.get("manager_tls_ca"):
-                raise ConfigurationError(
-                    f"the resource manager serves TLS, and executors of shape {each.shape.name} "
-                    "have no CA to verify it with: set manager_tls_ca in [process] executor",
-                    details={"field": "process.executor", "shape": each.shape.name},
-                )
         return ProcessProvider(common, shapes, context)
 
 
@@ -346,12 +335,10 @@ class ProcessProvider:
         """
         around, shape = self._context, own.shape
         run_dir = self.directory / "run"
-        tls = around.manager_tls
         executor_keys: dict[str, Any] = {
             "listen": "127.0.0.1:0",
             "metrics_listen": "127.0.0.1:0",
             "advertise": "",
-            **({"manager_tls_ca": str(tls.ca.absolute())} if tls and tls.ca else {}),
             # Keys of the operator come here: they override what is above, and not what is below.
             **self._keys(own),
             "executor_id": executor.executor_id,
@@ -359,7 +346,7 @@ class ProcessProvider:
             "state_dir": str(executor.state_dir),
             "run_dir": str(run_dir),
             "manager": list(around.managers),
-            "cluster_token_file": str(around.cluster_token_file.absolute()),
+            "join_token_file": str(around.token_file(executor.executor_id)),
             "cpus": share.cpus,
             "memory": share.memory_bytes,
             "labels": dict(shape.labels),

@@ -22,14 +22,13 @@ Every provider must guarantee the following, even if the resource manager is kil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 from finegrain.config_table import ConfigTable
 from finegrain.errors import FinegrainError
-from finegrain.options import TlsOptions
 from finegrain.resources import Amounts
 from resource_manager.engine.model.settings import ExecutorShape
 
@@ -74,11 +73,23 @@ class ProviderContext:
 
     state_dir: Path  # of the resource manager; a provider keeps its files in a folder below it
     managers: tuple[str, ...]  # addresses at which executors register
-    cluster_token_file: Path
-    cluster_token: str = field(repr=False)
-    manager_tls: TlsOptions | None = None
     standby: bool = False  # another one may have been leader before, on another host
     log_level: str = "info"
+
+    def token_file(self, executor_id: str) -> Path:
+        """Returns the path of the file with an executor's join token.
+
+        The resource manager writes it before the executor is started, and deletes it after its
+        end.
+        """
+        return (self.state_dir / "join-tokens" / f"{executor_id}.token").absolute()
+
+    def token(self, executor_id: str) -> str:
+        """Returns the join token of an executor; empty if there is no file."""
+        try:
+            return self.token_file(executor_id).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from enum import Enum
 
 from finegrain.errors import (
-    ConfigurationError,
     FinegrainError,
     InvalidArgument,
     NotFound,
@@ -35,20 +34,19 @@ class Obstacle(Enum):
         "address, or to a name that it can resolve"
     )
     PLAIN_EXECUTOR = (
-        "the resource manager speaks TLS and the executor does not: set executor.tls_certificate"
-        " and executor.tls_key"
+        "the program that listens there does not speak TLS, so it is no executor of this version:"
+        " correct executor.advertise, or upgrade the executor"
     )
     CLOSED = (
-        "if the executor speaks TLS, the resource manager must too: set rm.executor_tls_ca, and "
-        "rm.executor_tls_certificate and rm.executor_tls_key if the executor requires client "
-        "certificates from another CA"
+        "the program that listens there has closed the connection: correct executor.advertise, or"
+        " read the executor's log"
     )
-    OTHER_AUTHORITY = "set rm.executor_tls_ca to the CA that signed the executor's certificate"
-    OTHER_NAME = (
-        "the executor's certificate must name the host that it advertises, as subjectAltName"
+    OTHER_AUTHORITY = (
+        "the executor has a certificate of another cluster: let it join this one with finegrain"
+        " token create --executor ID"
     )
-    IN_CLEAR = "set rm.executor_tls_ca, or rm.insecure if the network is trusted"
-    TOKEN = "the executor must read the current cluster.token of the resource manager"
+    OTHER_NAME = "another executor or program listens there: correct executor.advertise of this one"
+    CERTIFICATE = "the executor rejects the certificate of this resource manager: compare clocks"
     NO_EXECUTOR = "something else listens there: correct executor.advertise"
     ANOTHER_EXECUTOR = "another executor listens there: correct executor.advertise of this one"
     OTHER = "see docs/operations.md, Executors that cannot be dialled"
@@ -75,9 +73,7 @@ _WORDS = (
 def obstacle_of(error: FinegrainError) -> Obstacle:
     """Returns why a call to an executor failed."""
     if isinstance(error, Unauthenticated):
-        return Obstacle.TOKEN
-    if isinstance(error, ConfigurationError) and "without encryption" in error.message:
-        return Obstacle.IN_CLEAR
+        return Obstacle.CERTIFICATE
     if error.reason is Reason.VERSION_MISMATCH:
         return Obstacle.NO_EXECUTOR
     if error.reason is Reason.INSTANCE_CONFLICT:
@@ -93,5 +89,5 @@ def cause_of(error: FinegrainError, address: str) -> str:
 
 
 def was_reached(error: FinegrainError) -> bool:
-    """Returns True if the error shows that an executor read the call and accepted its token."""
+    """Returns True if the error shows that an executor read the call and accepted the caller."""
     return isinstance(error, InvalidArgument | NotFound | PermissionDenied)

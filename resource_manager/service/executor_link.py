@@ -22,9 +22,10 @@ from finegrain.errors import (
     InvalidArgument,
     Reason,
 )
+from finegrain.identity import Identity, Role
 from finegrain.logs import get_logger
-from finegrain.options import TlsOptions
 from finegrain.rpc.channels import open_channel
+from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import slots_pb2, task_executor_pb2
 from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceStub
@@ -61,12 +62,12 @@ _NAMES = {SendAllocate: "allocate", SendFree: "free", SendResize: "resize"}  # l
 class LinkOptions:
     """Options of connections to executors.
 
-    Without `tls` and `insecure`, only loopback addresses are allowed.
+    Attributes:
+        own: the certificate of this resource manager.
+        deadline_s: time limit of a command.
     """
 
-    token: str
-    tls: TlsOptions | None = None
-    insecure: bool = False
+    own: OwnCertificate
     deadline_s: float = COMMAND_DEADLINE_S
 
 
@@ -76,6 +77,7 @@ class _Link:
     a call."""
 
     address: str
+    version: int  # of the certificate with which the channel was opened
     channel: grpc.aio.Channel
     stub: Any
 
@@ -121,7 +123,7 @@ class ExecutorLinks:
     def _close(self, executor_id: str) -> None:
         known = self._channels.pop(executor_id, None)
         if known is not None:
-            self._spawn(known.channel.close())
+            self._spawn(known.channel.close(COMMAND_DEADLINE_S))
 
     async def stop(self) -> None:
         """Cancels all calls in flight and closes all channels.
@@ -257,15 +259,14 @@ class ExecutorLinks:
 
     def _stub(self, executor_id: str, address: str) -> Any:
         known = self._channels.get(executor_id)
-        if known is not None and known.address == address:
+        own = self._options.own
+        if known is not None and known.address == address and known.version == own.version:
             return known.stub
-        # The executor has a new address. At the old address, another process may answer.
+        # The executor has a new address, or this process has a new certificate.
         self._close(executor_id)
-        options = self._options
-        channel = open_channel(
-            address, tls=options.tls, token=options.token, insecure=options.insecure
-        )
-        link = _Link(address, channel, TaskExecutorServiceStub(channel))
+        server = Identity(own.credentials.who.cluster, Role.EXECUTOR, executor_id)
+        channel = open_channel(address, own, server)
+        link = _Link(address, own.version, channel, TaskExecutorServiceStub(channel))
         self._channels[executor_id] = link
         return link.stub
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from finegrain.errors import InvalidArgument
+from finegrain.errors import InvalidArgument, PermissionDenied, Reason
 from finegrain.ids import check_id
-from finegrain.rpc.addresses import is_loopback
+from finegrain.rpc.access import current_caller
 from finegrain.rpc.wire import duration_ms_to_proto
 from finegrain.rpc.wire_devices import usages_from_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
@@ -24,12 +24,27 @@ from resource_manager.service.wire import decoding, encoding
 
 @dataclass(frozen=True, slots=True)
 class ExecutorTerms:
-    """The settings that executors receive when they register, and the rule for their addresses."""
+    """The settings that executors receive when they register."""
 
     report_interval_ms: int
     lost_timeout_ms: int
-    user_token_sha256: str
-    loopback_only: bool  # True without TLS and --insecure: the token must not leave this host
+
+
+def check_speaks_for(executor_id: str) -> str:
+    """Checks that the caller is the executor that it speaks for, and returns the id.
+
+    Raises:
+        PermissionDenied: it is another one.
+    """
+    caller = current_caller()
+    if caller.identity is None or caller.identity.name != executor_id:
+        raise PermissionDenied(
+            f"{caller.name} may not speak for executor {executor_id}; an executor registers with"
+            " the id in its certificate",
+            reason=Reason.NOT_OWNER,
+            details={"executor_id": executor_id, "identity": caller.name},
+        )
+    return executor_id
 
 
 class ExecutorCalls:
@@ -46,14 +61,8 @@ class ExecutorCalls:
         self, request: rm_pb2.RegisterExecutorRequest, context: Any
     ) -> rm_pb2.RegisterExecutorResponse:
         """See the protocol."""
+        check_speaks_for(check_id("executor_id", request.executor_id))
         registration = decoding.registration(request)
-        if self._terms.loopback_only and not is_loopback(registration.address):
-            raise InvalidArgument(
-                "address",
-                registration.address,
-                "a loopback address, because this resource manager runs without TLS; set up TLS "
-                "or start it with --insecure",
-            )
         report = decoding.report(request.report, "report")
         return await self._runner.submit(
             lambda at: ExecutorRegistered(at, registration, report),
@@ -67,7 +76,7 @@ class ExecutorCalls:
         self, request: rm_pb2.ReportSlotsRequest, context: Any
     ) -> rm_pb2.ReportSlotsResponse:
         """See the protocol."""
-        executor_id = check_id("executor_id", request.executor_id)
+        executor_id = check_speaks_for(check_id("executor_id", request.executor_id))
         instance_id = check_id("instance_id", request.instance_id)
         number = request.registration_number
         if number < 1:
@@ -97,6 +106,5 @@ class ExecutorCalls:
             rm_epoch=self._runner.rm_epoch,
             report_interval=duration_ms_to_proto(self._terms.report_interval_ms),
             lost_timeout=duration_ms_to_proto(self._terms.lost_timeout_ms),
-            user_token_sha256=self._terms.user_token_sha256,
             protocol_version=decoding.PROTOCOL_VERSION,
         )

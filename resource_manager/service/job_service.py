@@ -8,8 +8,8 @@ from typing import Any
 
 from finegrain.errors import InvalidArgument, Reason
 from finegrain.ids import check_id, check_text
+from finegrain.join_token import sha256_hex
 from finegrain.rpc.access import current_caller
-from finegrain.rpc.tokens import sha256_hex
 from finegrain.rpc.wire import duration_ms_from_proto, duration_ms_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
@@ -27,7 +27,7 @@ from resource_manager.engine.model.events import (
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.service.admission import JobAdmission, JobLimits, Kind
 from resource_manager.service.metrics import ResourceManagerMetrics
-from resource_manager.service.ownership import JobSecrets
+from resource_manager.service.ownership import JobOwners
 from resource_manager.service.runner import Runner
 from resource_manager.service.submission import (
     CHUNK_ITEMS_MAX,
@@ -55,7 +55,7 @@ class JobCalls:
         self,
         runner: Runner,
         hub: WatchHub,
-        secrets: JobSecrets,
+        owners: JobOwners,
         settings: EngineSettings,
         metrics: ResourceManagerMetrics,
         *,
@@ -63,7 +63,7 @@ class JobCalls:
     ) -> None:
         self._runner = runner
         self._hub = hub
-        self._secrets = secrets
+        self._owners = owners
         self._settings = settings
         self._metrics = metrics
         self._admission = JobAdmission(limits)
@@ -77,20 +77,18 @@ class JobCalls:
         name = check_text("name", request.name, longest=decoding.NAME_LENGTH_MAX)
         group = check_id("group", request.group or DEFAULT_GROUP)
         lease_ms = self._lease_ms(request)
-        # The secret is computed before the event, because the engine stores only its hash.
-        secret = self._secrets.derive(job_id, request_id)
-        secret_sha256, request_id_sha256 = sha256_hex(secret), sha256_hex(request_id)
+        caller, request_id_sha256 = current_caller(), sha256_hex(request_id)
         answer = await self._runner.submit(
             lambda at: JobRegistered(
-                at, job_id, name, group, lease_ms, secret_sha256, request_id_sha256
+                at, job_id, name, group, lease_ms, caller.name, request_id_sha256
             ),
             lambda job: rm_pb2.RegisterJobResponse(
-                job_secret=secret, lease=_lease(job), rm_epoch=self._runner.rm_epoch
+                lease=_lease(job), rm_epoch=self._runner.rm_epoch
             ),
-            owner=current_caller().peer,
+            owner=caller.peer,
         )
-        # This comes last, because a rejected registration must not replace the secret of the job.
-        self._secrets.remember(job_id, secret_sha256)
+        # This comes last, because a rejected registration must not change the owner of the job.
+        self._owners.remember(job_id, caller.name)
         return answer
 
     async def KeepAlive(
@@ -102,7 +100,7 @@ class JobCalls:
             raise InvalidArgument("acknowledged_sequence", acknowledged, "0 or more")
         # Ownership is checked before admission, so that other callers cannot use up the limits of
         # the job.
-        await self._secrets.check(job_id)
+        await self._owners.check(job_id)
         with self._admission.entered(Kind.KEEP_ALIVE, job_id):
             return await self._runner.submit(
                 lambda at: JobKeptAlive(at, job_id, acknowledged),
@@ -114,7 +112,7 @@ class JobCalls:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
         grace_ms = decoding.grace_ms(request.grace, present=request.HasField("grace"))
-        await self._secrets.check(job_id)
+        await self._owners.check(job_id)
         return await self._runner.submit(
             lambda at: JobEndRequested(at, job_id, Reason.ENDED, grace_ms),
             lambda _job: rm_pb2.EndJobResponse(),
@@ -132,11 +130,11 @@ class JobCalls:
         checked = None
         members_max = self._settings.gang_members_max
         # A small call is decoded at once, so that a malformed call is rejected before any other
-        # check. A large call is decoded in steps, after the job's secret and limits were checked.
+        # check. A large call is decoded in steps, after the job's owner and limits were checked.
         if len(messages) <= CHECKED_AT_ONCE:
             specs = decoding.slot_requests_from(messages, 0)
             checked = make_submission(specs, request.gangs, members_max=members_max)
-        await self._secrets.check(job_id)
+        await self._owners.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
             if checked is None:
                 specs = await self._checked(job_id, messages)
@@ -162,7 +160,7 @@ class JobCalls:
         job_id = check_id("job_id", request.job_id)
         ids = decoding.allocation_ids(request.allocation_ids, ranges=request.ranges)
         ranges = range_members(request.ranges)
-        await self._secrets.check(job_id)
+        await self._owners.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
             outcomes = await give_up(
                 self._runner,
@@ -191,7 +189,7 @@ class JobCalls:
         grace_ms = decoding.grace_ms(request.grace, present=request.HasField("grace"))
         slots = decoding.slot_releases(request.slots, ranges=request.ranges)
         ranges = range_members(request.ranges)
-        await self._secrets.check(job_id)
+        await self._owners.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
             outcomes = await give_up(
                 self._runner,
@@ -218,7 +216,7 @@ class JobCalls:
         job_id = check_id("job_id", request.job_id)
         grace_ms = decoding.grace_ms(request.grace, present=request.HasField("grace"))
         slots = slot_reuses(request.slots)
-        await self._secrets.check(job_id)
+        await self._owners.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
             makes = reuse_events(job_id, chunks_of(slots), grace_ms)
             outcomes = await self._in_chunks(makes, len(slots), job_id)
@@ -231,7 +229,7 @@ class JobCalls:
     ) -> rm_pb2.ResourceManagerServiceResizeSlotResponse:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
-        await self._secrets.check(job_id)
+        await self._owners.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
             slot = await resize_slot(self._runner, request, job_id, owner=job_id)
         return rm_pb2.ResourceManagerServiceResizeSlotResponse(slot=slot)
@@ -243,7 +241,7 @@ class JobCalls:
         job_id = check_id("job_id", request.job_id)
         if request.from_sequence < 0:
             raise InvalidArgument("from_sequence", request.from_sequence, "0 or more")
-        await self._secrets.check(job_id)
+        await self._owners.check(job_id)
         with self._admission.entered(Kind.STREAM, job_id):
             # The stream counts for the job until the stream ends.
             messages = self._hub.watch(job_id, request.from_sequence)

@@ -1,20 +1,11 @@
-"""Prepares the start from the options: builds the engine's settings, and reads the tokens."""
+"""Builds the engine's settings from the options."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import get_args
 
-from finegrain.errors import ConfigurationError, InvalidArgument
-from finegrain.rpc.tokens import (
-    CLUSTER_TOKEN_FILE,
-    USER_TOKEN_FILE,
-    Tokens,
-    ensure_token_files,
-    read_token,
-)
+from finegrain.errors import InvalidArgument
 from resource_manager.engine.model.settings import (
     EngineSettings,
     Fairness,
@@ -110,55 +101,3 @@ def software_version() -> str:
         return version("finegrain")
     except PackageNotFoundError:
         return "0"
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedTokens:
-    """The tokens, and the token files that this start has created."""
-
-    tokens: Tokens
-    made: tuple[Path, ...] = ()
-
-    def check_shared(self, leader: str) -> None:
-        """Checks that the tokens of a standby can be the leader's tokens.
-
-        If this start has created the tokens, they differ from the leader's tokens. Then this
-        removes their files again.
-
-        Args:
-            leader: the name of the leader, for the error.
-
-        Raises:
-            ConfigurationError: this start has created the tokens.
-        """
-        if not self.made:
-            return
-        for path in self.made:
-            path.unlink(missing_ok=True)
-        names = " and ".join(path.name for path in self.made)
-        raise ConfigurationError(
-            f"a standby needs the tokens of its leader, but {self.made[0].parent} had no tokens; "
-            f"copy {names} there from the state directory of {leader}, or name the files "
-            "(--cluster-token-file, --user-token-file)",
-            details={"path": self.made[0].parent, "leader": leader},
-        )
-
-
-def prepare_tokens(options: ResourceManagerOptions, state_dir: Path) -> PreparedTokens:
-    """Reads the tokens from the configured files, else from the state directory.
-
-    If tokens in the state directory are missing, this creates them.
-
-    Raises:
-        ConfigurationError: a file is missing, unreadable, malformed, or readable by every user.
-    """
-    given = options.cluster_token_file, options.user_token_file
-    files = [state_dir / name for name in (CLUSTER_TOKEN_FILE, USER_TOKEN_FILE)]
-    # This checks which files exist before the code below creates them.
-    missing = [file for file in files if not file.exists()]
-    own = None if all(given) else ensure_token_files(state_dir, options.user_token_group)
-    tokens = Tokens(
-        cluster=read_token(given[0]) if given[0] else own.cluster if own else "",
-        user=read_token(given[1]) if given[1] else own.user if own else "",
-    )
-    return PreparedTokens(tokens, tuple(missing) if own else ())

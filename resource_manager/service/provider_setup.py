@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from finegrain.errors import ConfigurationError
-from finegrain.rpc.tokens import CLUSTER_TOKEN_FILE
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.providers.config import ProvidersConfiguration, make_providers, no_providers
 from resource_manager.providers.config import read_providers as read_file
 from resource_manager.providers.provider import ProviderContext
-from resource_manager.service.provisioning import Providers
+from resource_manager.service.provisioning import Providers, WriteToken
 
 
 def read_providers(options: ResourceManagerOptions) -> ProvidersConfiguration:
@@ -27,8 +26,8 @@ def set_up_providers(
     read: ProvidersConfiguration,
     *,
     state_dir: Path,
-    cluster_token: str,
     address: str,
+    write_token: WriteToken | None = None,
 ) -> Providers:
     """Builds all providers, including providers without shapes, which may still have executors to
     stop.
@@ -37,8 +36,8 @@ def set_up_providers(
         options: the configuration of the resource manager.
         read: the content of the providers' file.
         state_dir: the state directory of the resource manager.
-        cluster_token: the token with which executors join the cluster.
         address: the address for connections to this resource manager; empty: unknown.
+        write_token: writes a join token for an executor to a file; None: writes none.
 
     Returns:
         The providers.
@@ -58,9 +57,6 @@ def set_up_providers(
     context = ProviderContext(
         state_dir=state_dir.absolute(),
         managers=managers,
-        cluster_token_file=options.cluster_token_file or state_dir / CLUSTER_TOKEN_FILE,
-        cluster_token=cluster_token,
-        manager_tls=options.listen.tls,
         standby=options.standby,
         log_level=options.log.level,
     )
@@ -68,4 +64,6 @@ def set_up_providers(
         by_name=make_providers(read, context),
         of_shape={each.name: each.provider for each in read.provisioning.shapes},
         look_interval_s=read.look_interval_ms / 1000,
+        token_file=context.token_file,
+        write_token=write_token,
     )

@@ -10,10 +10,12 @@ provider knows how to start it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from finegrain.errors import FinegrainError, Unavailable
@@ -47,6 +49,8 @@ MESSAGE_LENGTH_MAX = 1_000  # a longer message of a provider is shortened to thi
 _log = get_logger("finegrain.rm.provisioning")
 
 Order = StartExecutor | StopExecutor
+WriteToken = Callable[[str, Path], Awaitable[None]]
+"""Writes a join token for an executor id to a file. Raises ProviderFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,23 @@ class Providers:
     of_shape: Mapping[str, str]  # name of the provider, by shape
     look_interval_s: float = 5.0  # between two checks of all executors
     stray_timeout_s: float = STRAY_TIMEOUT_S  # an executor unknown for this long is stopped
+    token_file: Callable[[str], Path] | None = None  # where an executor's join token goes
+    write_token: WriteToken | None = None
+
+    async def give_token(self, executor_id: str) -> None:
+        """Writes the join token of an executor that is about to be started.
+
+        Raises:
+            ProviderFailed: it cannot be written.
+        """
+        if self.write_token is not None and self.token_file is not None:
+            await self.write_token(executor_id, self.token_file(executor_id))
+
+    def take_token(self, executor_id: str) -> None:
+        """Deletes the join token of an executor that has ended."""
+        if self.token_file is not None:
+            with contextlib.suppress(OSError):
+                self.token_file(executor_id).unlink(missing_ok=True)
 
     def find(self, executor_id: str, shape: str) -> tuple[str, Provider]:
         """Returns the name and the provider of an executor.
@@ -201,6 +222,7 @@ class Provisioning:
         executor_id, shape = order.executor_id, order.shape
         try:
             name, provider = self._providers.find(executor_id, shape)
+            await self._providers.give_token(executor_id)
             started: Started = await self._timed(
                 name, "start", provider.start(executor_id, shape, again=order.again)
             )
@@ -226,6 +248,7 @@ class Provisioning:
             if work.ended_by_itself:  # the next check tries again
                 return None
             return lambda at: ProvisionStopFailed(at, executor_id, message)
+        self._providers.take_token(executor_id)
         message = _shortened("; ".join(each for each in (work.ended_by_itself, said) if each))
         _log.info("executor_stopped", executor_id=executor_id, message=message)
         return lambda at: ProvisionEnded(at, executor_id, message)

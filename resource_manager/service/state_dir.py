@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import grp
 import json
 import os
 from collections.abc import Iterator
@@ -20,43 +19,46 @@ ENDPOINT_FILE = "endpoint.json"
 
 
 @contextmanager
-def locked_state_dir(path: Path, user_group: str = "") -> Iterator[Path]:
+def locked_state_dir(path: Path) -> Iterator[Path]:
     """Creates the directory if it does not exist, and locks it.
 
-    Its mode is 0700, or 0710 if a group may read the user token.
+    Its mode is 0711: other users reach the login socket in it, and nothing else.
 
     Raises:
         ConfigurationError: the directory cannot be created or used, or another process has locked
             it.
     """
-    descriptor = _open_lock(path, user_group)
+    descriptor = _open_lock(path)
     try:
         yield path
     finally:
         os.close(descriptor)
 
 
-def write_endpoint(state_dir: Path, address: str, metrics_address: str) -> None:
+def write_endpoint(state_dir: Path, address: str, metrics_address: str, join_address: str) -> None:
     """Writes the file with the addresses of this resource manager, for the command line.
 
-    The file is replaced atomically. The group that may read the user token may also read this file.
-    An error (for example a full disk) is only logged, because the resource manager itself does not
-    need the file.
+    The file is replaced atomically. An error (for example a full disk) is only logged, because the
+    resource manager itself does not need the file.
 
     Args:
         state_dir: the state directory.
         address: the address of the gRPC port.
         metrics_address: the address of metrics and health; empty: they are not served.
+        join_address: the address of the join port; empty: there is none.
     """
     path = state_dir / ENDPOINT_FILE
     temporary = path.with_suffix(".tmp")
-    note = {"address": address, "metrics_address": metrics_address, "pid": os.getpid()}
+    note = {
+        "address": address,
+        "metrics_address": metrics_address,
+        "join_address": join_address,
+        "pid": os.getpid(),
+    }
     try:
         temporary.write_text(json.dumps(note) + "\n", encoding="ascii")
         # The mode is set before the rename, so that the file never has another mode.
         temporary.chmod(0o640)
-        with suppress(OSError):
-            os.chown(temporary, -1, state_dir.stat().st_gid)
         temporary.replace(path)
     except OSError as error:
         _log.error("endpoint_not_written", path=str(path), error=error.strerror)
@@ -68,21 +70,13 @@ def remove_endpoint(state_dir: Path) -> None:
         (state_dir / ENDPOINT_FILE).unlink(missing_ok=True)
 
 
-def _open_lock(path: Path, user_group: str) -> int:
+def _open_lock(path: Path) -> int:
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if user_group:
-            os.chown(path, -1, grp.getgrnam(user_group).gr_gid)
         # The mode is set explicitly, because the umask limits `mkdir`, and the directory may exist
         # already.
-        path.chmod(0o710 if user_group else 0o700)
+        path.chmod(0o711)
         descriptor = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except KeyError:
-        raise ConfigurationError(
-            f"there is no group {user_group!r} for the user token; create it (groupadd "
-            f"{user_group}), or configure another group",
-            details={"group": user_group},
-        ) from None
     except OSError as error:
         raise ConfigurationError(
             f"the state directory {path} cannot be used: {error.strerror}; choose another one "

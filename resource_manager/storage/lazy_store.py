@@ -113,6 +113,14 @@ class LazyStore(Store):
         """See `Store.meta`."""
         return self._opened.meta(key)
 
+    def metas(self, prefix: str) -> dict[str, str]:
+        """See `Store.metas`."""
+        return self._opened.metas(prefix)
+
+    def set_meta(self, key: str, value: str | None) -> None:
+        """See `Store.set_meta`."""
+        self._opened.set_meta(key, value)
+
     def check(self) -> list[str]:
         """See `Store.check`."""
         return self._opened.check()

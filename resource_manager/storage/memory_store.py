@@ -143,6 +143,19 @@ class MemoryStore(Store):
         with self._open() as database:
             return database.meta.get(key)
 
+    def metas(self, prefix: str) -> dict[str, str]:
+        """See `Store.metas`."""
+        with self._open() as database:
+            return {key: each for key, each in database.meta.items() if key.startswith(prefix)}
+
+    def set_meta(self, key: str, value: str | None) -> None:
+        """See `Store.set_meta`."""
+        self._must_be_writable()
+        with self._as_leader() as database:
+            database.meta.pop(key, None)
+            if value is not None:
+                database.meta[key] = value
+
     def check(self) -> list[str]:
         """See `Store.check`."""
         return ["the database is in memory and is lost when this process ends"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, select, union_all
+from sqlalchemy import Connection, Engine, Select, delete, insert, select, union_all
 
 from finegrain.errors import ConfigurationError, StoreError
 from resource_manager.engine.model.effects import Changes, Snapshot
@@ -154,6 +154,22 @@ class SqlStore(Store):
         with self._read_connection() as connection:
             found = connection.scalar(select(tables.meta.c.value).where(tables.meta.c.key == key))
         return None if found is None else str(found)
+
+    def metas(self, prefix: str) -> dict[str, str]:
+        """See `Store.metas`."""
+        key = tables.meta.c.key
+        query = select(key, tables.meta.c.value).where(key.startswith(prefix, autoescape=True))
+        with self._read_connection() as connection:
+            return {row[0]: row[1] for row in connection.execute(query)}
+
+    def set_meta(self, key: str, value: str | None) -> None:
+        """See `Store.set_meta`."""
+        with self._writing() as connection:
+            if not self._rm_epoch or not self._fence(connection):
+                raise self._not_leader()
+            connection.execute(delete(tables.meta).where(tables.meta.c.key == key))
+            if value is not None:
+                connection.execute(insert(tables.meta).values(key=key, value=value))
 
 
 _COUNTERS = select(tables.counters.c.name, tables.counters.c.value)

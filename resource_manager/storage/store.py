@@ -184,9 +184,21 @@ class Store(ABC):
 
     @abstractmethod
     def meta(self, key: str) -> str | None:
-        """Returns a value that was fixed when the database was created, or None.
+        """Returns a value of the cluster as a whole, or None.
 
-        Keys are, for example, "cluster_id" and "cluster_salt" (secret, 256 bits in hexadecimal).
+        Keys are, for example, "cluster_id", and "join_token/ID" for each token.
+        """
+
+    @abstractmethod
+    def metas(self, prefix: str) -> dict[str, str]:
+        """Returns all values whose keys begin with `prefix`, by key."""
+
+    @abstractmethod
+    def set_meta(self, key: str, value: str | None) -> None:
+        """Stores a value of the cluster, durably; None deletes it.
+
+        Raises:
+            NotLeader: another process leads.
         """
 
     @abstractmethod

@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Number of the last migration; a file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -98,7 +98,7 @@ jobs = _table(
     _text("name"),
     _text("group_name"),
     _number("lease_ms", nullable=True),
-    _text("secret_sha256"),
+    _text("owner"),
     _text("request_id_sha256"),
     _number("arrival_number"),
     _number("create_time_ms"),

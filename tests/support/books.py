@@ -84,7 +84,7 @@ def job(job_id: str = "job-1", **changes: Any) -> Job:
         "name": "nightly",
         "group": "default",
         "lease_ms": 30_000,
-        "secret_sha256": "a" * 64,
+        "owner": "a" * 64,
         "request_id_sha256": "b" * 64,
         "arrival_number": 1,
         "create_time_ms": 1_700_000_000_000,

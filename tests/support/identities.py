@@ -37,7 +37,7 @@ def identity(text: str, cluster: str = CLUSTER) -> Identity:
 def credentials(
     text: str, *addresses: str, cluster: str = CLUSTER, life_s: float = 3_600, starts_s: float = 0
 ) -> Credentials:
-    """Returns credentials of an identity.
+    """Returns credentials of an identity in a cluster of the tests.
 
     Args:
         text: the identity: "user/alice", "rm".
@@ -46,15 +46,21 @@ def credentials(
         life_s: how long the certificate is valid; negative: it has expired.
         starts_s: when its life begins, in seconds from now.
     """
+    signing = authority(cluster)
+    return signed_by(signing, text, *addresses, life_s=life_s, starts_s=starts_s)
+
+
+def signed_by(
+    signing: Authority, text: str, *addresses: str, life_s: float = 3_600, starts_s: float = 0
+) -> Credentials:
+    """Returns credentials of an identity that any authority has signed; see `credentials`."""
     key, now = new_key(), datetime.now(UTC) + timedelta(seconds=starts_s)
-    who = identity(text, cluster)
-    signed = authority(cluster).sign(
-        who, key.public_key(), now=now, lifetime=timedelta(seconds=life_s)
-    )
+    who = identity(text, signing.cluster)
+    signed = signing.sign(who, key.public_key(), now=now, lifetime=timedelta(seconds=life_s))
     return Credentials(
         addresses=addresses,
         identity=who.uri,
-        authorities=authority(cluster).certificate_pem.decode(),
+        authorities=signing.certificate_pem.decode(),
         certificate=certificate_pem(signed).decode(),
         key=key_pem(key).decode(),
         not_before=int(signed.not_valid_before_utc.timestamp()),

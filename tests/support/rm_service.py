@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -18,15 +18,18 @@ import grpc
 import grpc.aio
 import pytest
 
+from finegrain.certificates.authority import Authority
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason
+from finegrain.identity import Identity, Role
 from finegrain.ids import new_id
 from finegrain.options import ListenOptions
 from finegrain.resources import GIB, MIB
-from finegrain.rpc.access import TASK_EXECUTOR_ACCESS, TokenHashes
-from finegrain.rpc.channels import JOB_SECRET, open_channel
+from finegrain.rpc.access import TASK_EXECUTOR_ACCESS
+from finegrain.rpc.channels import open_channel
+from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.server import GuardedServer
 from finegrain.rpc.status import error_from_rpc
-from finegrain.rpc.tokens import CLUSTER_TOKEN_FILE, USER_TOKEN_FILE, sha256_hex
+from finegrain.rpc.trust import Trust
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import resources_pb2, slots_pb2
 from finegrain.v1 import task_executor_pb2 as te_pb2
@@ -38,6 +41,8 @@ from finegrain.v1.task_executor_pb2_grpc import (
 )
 from resource_manager.main import serve
 from resource_manager.options import ResourceManagerOptions
+from resource_manager.service.identities.own import open_own_files
+from tests.support.identities import signed_by
 from tests.support.patience import PATIENCE_S
 
 # the typed base is abstract; a call that the script lacks must return "unimplemented"
@@ -47,30 +52,73 @@ else:
     _Servicer = TaskExecutorServiceServicer
 
 
+USER, OPERATOR = "user/alice", "operator/root"
+
 _LIVES = count(0, 1_000_000)
 """First report numbers of executors: report numbers must increase even across restarts."""
 
 
 @dataclass
 class RunningRm:
-    """Addresses, tokens and stubs of a running resource manager."""
+    """Addresses of a running resource manager, and stubs for any identity."""
 
     state_dir: Path
     address: str
     metrics_address: str
-    rm: Any  # ResourceManagerService with the user token
-    rm_as_cluster: Any
-    cluster: Any  # ClusterService with the cluster token
-    cluster_as_user: Any
     task: asyncio.Task[int]
+    _owns: dict[str, OwnCertificate] = field(default_factory=dict)
+    _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
 
     @property
-    def cluster_token(self) -> str:
-        return (self.state_dir / CLUSTER_TOKEN_FILE).read_text().strip()
+    def authority(self) -> Authority:
+        """The authority of the cluster, which can make anybody."""
+        return open_own_files(self.state_dir).authority
+
+    def own(self, who: str) -> OwnCertificate:
+        """Returns a certificate of an identity: "user/alice", "executor/host-a"."""
+        if who not in self._owns:
+            self._owns[who] = OwnCertificate(signed_by(self.authority, who, self.address))
+        return self._owns[who]
+
+    def channel(self, who: str) -> grpc.aio.Channel:
+        """Returns a channel to the resource manager, with which `who` makes calls."""
+        if who not in self._channels:
+            own = self.own(who)
+            server = Identity(own.credentials.who.cluster, Role.RM)
+            self._channels[who] = open_channel(self.address, own, server)
+        return self._channels[who]
+
+    def rm_as(self, who: str) -> Any:
+        """Returns ResourceManagerService for an identity."""
+        return ResourceManagerServiceStub(self.channel(who))
+
+    def cluster_as(self, who: str) -> Any:
+        """Returns ClusterService for an identity."""
+        return ClusterServiceStub(self.channel(who))
 
     @property
-    def user_token(self) -> str:
-        return (self.state_dir / USER_TOKEN_FILE).read_text().strip()
+    def rm(self) -> Any:
+        """ResourceManagerService for `USER`."""
+        return self.rm_as(USER)
+
+    @property
+    def cluster(self) -> Any:
+        """ClusterService for `OPERATOR`."""
+        return self.cluster_as(OPERATOR)
+
+    @property
+    def cluster_as_user(self) -> Any:
+        """ClusterService for `USER`."""
+        return self.cluster_as(USER)
+
+    def trust(self) -> Trust:
+        """Returns what a server of this cluster accepts."""
+        return Trust(self.authority.cluster)
+
+    async def close(self) -> None:
+        """Closes the channels."""
+        for channel in self._channels.values():
+            await channel.close()
 
 
 @asynccontextmanager
@@ -83,7 +131,9 @@ async def running_rm(
     bound: asyncio.Future[tuple[str, str]] = loop.create_future()
     task = loop.create_task(
         serve(
-            ResourceManagerOptions(state_dir=state_dir, listen=listen, **options),
+            ResourceManagerOptions(
+                state_dir=state_dir, listen=listen, **{"join_listen": "", **options}
+            ),
             ready=lambda rm, metrics: bound.set_result((rm, metrics)),
         )
     )
@@ -91,25 +141,13 @@ async def running_rm(
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_S)
     assert bound.done(), f"the resource manager ended with {task.result()}"
     rm_address, metrics_address = bound.result()
-    user = (state_dir / USER_TOKEN_FILE).read_text().strip()
-    cluster = (state_dir / CLUSTER_TOKEN_FILE).read_text().strip()
-    async with AsyncExitStack() as stack:
-        as_user = await stack.enter_async_context(open_channel(rm_address, token=user))
-        as_cluster = await stack.enter_async_context(open_channel(rm_address, token=cluster))
-        try:
-            yield RunningRm(
-                state_dir=state_dir,
-                address=rm_address,
-                metrics_address=metrics_address,
-                rm=ResourceManagerServiceStub(as_user),
-                rm_as_cluster=ResourceManagerServiceStub(as_cluster),
-                cluster=ClusterServiceStub(as_cluster),
-                cluster_as_user=ClusterServiceStub(as_user),
-                task=task,
-            )
-        finally:
-            task.cancel()
-            await asyncio.wait({task}, timeout=PATIENCE_S)
+    running = RunningRm(state_dir, rm_address, metrics_address, task)
+    try:
+        yield running
+    finally:
+        await running.close()
+        task.cancel()
+        await asyncio.wait({task}, timeout=PATIENCE_S)
 
 
 def pooled(cpu_milli: int, memory_bytes: int) -> resources_pb2.ResourceAmounts:
@@ -163,12 +201,18 @@ class ScriptedExecutor(_Servicer):
     async def __aexit__(self, *exc: object) -> None:
         await self.close_port()
 
+    @property
+    def stub(self) -> Any:
+        """ResourceManagerService for this executor."""
+        return self.rm.rm_as(f"executor/{self.executor_id}")
+
     async def open_port(self) -> None:
         """Starts serving; reuses the previous address, if any."""
         self._server = GuardedServer(
             ListenOptions(address=self.address or "127.0.0.1:0"),
             TASK_EXECUTOR_ACCESS,
-            TokenHashes(sha256_hex(self.rm.cluster_token)),
+            self.rm.own(f"executor/{self.executor_id}"),
+            self.rm.trust(),
         )
         self._server.add(add_TaskExecutorServiceServicer_to_server, self)
         self.address = await self._server.start()
@@ -202,7 +246,7 @@ class ScriptedExecutor(_Servicer):
     async def register(self) -> rm_pb2.RegisterExecutorResponse:
         self.command_number = 0
         answer: rm_pb2.RegisterExecutorResponse
-        answer = await self.rm.rm_as_cluster.RegisterExecutor(self.registration())
+        answer = await self.stub.RegisterExecutor(self.registration())
         self.rm_epoch, self.registration_number = answer.rm_epoch, answer.registration_number
         return answer
 
@@ -219,7 +263,7 @@ class ScriptedExecutor(_Servicer):
         )
 
     async def send_report(self) -> rm_pb2.ReportSlotsResponse:
-        answer: rm_pb2.ReportSlotsResponse = await self.rm.rm_as_cluster.ReportSlots(
+        answer: rm_pb2.ReportSlotsResponse = await self.stub.ReportSlots(
             rm_pb2.ReportSlotsRequest(
                 executor_id=self.executor_id,
                 instance_id=self.instance_id,
@@ -296,34 +340,32 @@ class ScriptedJob:
     rm: RunningRm
     job_id: str = field(default_factory=new_id)
     request_id: str = field(default_factory=new_id)
-    secret: str = ""
+    who: str = USER
+
+    @property
+    def stub(self) -> Any:
+        """ResourceManagerService for the job's owner."""
+        return self.rm.rm_as(self.who)
 
     async def register(self, **more: Any) -> ScriptedJob:
-        answer = await self.rm.rm.RegisterJob(
+        await self.stub.RegisterJob(
             rm_pb2.RegisterJobRequest(
                 job_id=self.job_id, request_id=self.request_id, **{"name": "a job", **more}
             )
         )
-        self.secret = answer.job_secret
         return self
 
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        return ((JOB_SECRET, self.secret),)
-
     async def request(self, *requests: slots_pb2.SlotRequest) -> list[slots_pb2.ItemResult]:
-        answer = await self.rm.rm.RequestResource(
+        answer = await self.stub.RequestResource(
             rm_pb2.RequestResourceRequest(job_id=self.job_id, requests=requests),
-            metadata=self.metadata,
         )
         return list(answer.results)
 
     async def request_gang(
         self, *requests: slots_pb2.SlotRequest, gangs: Sequence[slots_pb2.Gang]
     ) -> list[slots_pb2.ItemResult]:
-        answer = await self.rm.rm.RequestResource(
+        answer = await self.stub.RequestResource(
             rm_pb2.RequestResourceRequest(job_id=self.job_id, requests=requests, gangs=gangs),
-            metadata=self.metadata,
         )
         return list(answer.results)
 
@@ -331,14 +373,14 @@ class ScriptedJob:
         message = rm_pb2.ResourceManagerServiceResizeSlotRequest(
             job_id=self.job_id, allocation_id=allocation_id, **parts
         )
-        answer = await self.rm.rm.ResizeSlot(message, metadata=self.metadata)
+        answer = await self.stub.ResizeSlot(message)
         slot: slots_pb2.SlotStatus = answer.slot
         return slot
 
     async def release(self, *allocation_ids: str) -> list[slots_pb2.ItemResult]:
         slots = [rm_pb2.SlotRelease(allocation_id=each) for each in allocation_ids]
-        answer = await self.rm.rm.ReleaseSlots(
-            rm_pb2.ReleaseSlotsRequest(job_id=self.job_id, slots=slots), metadata=self.metadata
+        answer = await self.stub.ReleaseSlots(
+            rm_pb2.ReleaseSlotsRequest(job_id=self.job_id, slots=slots)
         )
         return list(answer.results)
 
@@ -347,15 +389,16 @@ class ScriptedJob:
             rm_pb2.SlotReuse(allocation_id=slot, generation=generation, for_allocation_id=waiting)
             for slot, generation, waiting in wishes
         ]
-        answer = await self.rm.rm.ReuseSlots(
-            rm_pb2.ReuseSlotsRequest(job_id=self.job_id, slots=slots), metadata=self.metadata
+        answer = await self.stub.ReuseSlots(
+            rm_pb2.ReuseSlotsRequest(job_id=self.job_id, slots=slots)
         )
         return list(answer.results)
 
     def watch(self, from_sequence: int = 0, rm: RunningRm | None = None) -> Any:
-        return (rm or self.rm).rm.WatchJob(
-            rm_pb2.WatchJobRequest(job_id=self.job_id, from_sequence=from_sequence),
-            metadata=self.metadata,
+        return (
+            (rm or self.rm)
+            .rm_as(self.who)
+            .WatchJob(rm_pb2.WatchJobRequest(job_id=self.job_id, from_sequence=from_sequence))
         )
 
 

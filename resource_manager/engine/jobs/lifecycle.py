@@ -36,7 +36,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
     """Registers a job. Repeating the same call renews the lease.
 
     Raises:
-        AlreadyExists: the id exists with other values or another secret.
+        AlreadyExists: the id exists with other values or another owner.
         NotFound: its resource group does not exist.
         ResourceExhausted: the maximum number of live jobs is reached.
     """
@@ -61,7 +61,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
         name=event.name,
         group=event.group,
         lease_ms=event.lease_ms,
-        secret_sha256=event.secret_sha256,
+        owner=event.owner,
         request_id_sha256=event.request_id_sha256,
         # Jobs and requests share one counter, so that they have a common order.
         arrival_number=state.numbers.next_arrival(),
@@ -255,6 +255,6 @@ def _same(job: Job, event: JobRegistered) -> bool:
         job.name == event.name
         and job.group == event.group
         and job.lease_ms == event.lease_ms
-        and job.secret_sha256 == event.secret_sha256
+        and job.owner == event.owner
         and job.request_id_sha256 == event.request_id_sha256
     )

@@ -30,7 +30,7 @@ class SlotOrder:
     """One slot to carve. `slot` is a copy from the time of the command."""
 
     slot: Slot
-    job_secret_sha256: str
+    owner: str
     target_address: str = ""
 
 

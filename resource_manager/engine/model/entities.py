@@ -193,7 +193,7 @@ class Job:
     name: str
     group: str
     lease_ms: int | None  # None: detached
-    secret_sha256: str
+    owner: str
     request_id_sha256: str
     arrival_number: int
     create_time_ms: int

@@ -31,8 +31,10 @@ Members = tuple[str, int, int]
 class JobRegistered:
     """A job master registers its job.
 
+    `owner` is the identity of the caller, for example "user/alice".
+
     Answer: the `Job`. Raises AlreadyExists if the job id is known with other values or another
-    secret.
+    owner.
     """
 
     at: Instant
@@ -40,7 +42,7 @@ class JobRegistered:
     name: str
     group: str
     lease_ms: int | None
-    secret_sha256: str
+    owner: str
     request_id_sha256: str
 
 

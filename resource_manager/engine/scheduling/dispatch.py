@@ -120,6 +120,6 @@ def _order(requests: Requests, jobs: dict[str, Job], slot: Slot, executor: Execu
     return SlotOrder(
         # Copied, because the slot may change before the effect is sent.
         slot=_copy(slot),
-        job_secret_sha256=jobs[slot.job_id].secret_sha256,
+        owner=jobs[slot.job_id].owner,
         target_address=requests[slot.allocation_id].spec.target_address,
     )

@@ -110,7 +110,7 @@ WRITINGS = (
         parts="job",
         given="service share_now oldest_wait_time",
         kept=(
-            "job.secret_sha256 job.request_id_sha256 job.arrival_number "
+            "job.request_id_sha256 job.arrival_number "
             "job.trimmed_sequence job.specified job.witness_allocation_id "
             "job.lease_until_ms job.acknowledged_sequence job.arrivals job.live_requests "
             "job.slot_keys job.durations"

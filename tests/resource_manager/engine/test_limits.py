@@ -24,8 +24,8 @@ def cluster_of(*jobs: str, **settings: Any) -> EngineCluster:
     return EngineCluster(small, jobs=jobs, **settings)
 
 
-def register(cluster: EngineCluster, job_id: str, secret: str = "s") -> None:
-    cluster.batch(JobRegistered(cluster.at, job_id, job_id, "default", None, secret, "r"))
+def register(cluster: EngineCluster, job_id: str, owner: str = "user/alice") -> None:
+    cluster.batch(JobRegistered(cluster.at, job_id, job_id, "default", None, owner, "r"))
 
 
 def submit(cluster: EngineCluster, *names: str) -> None:
@@ -107,11 +107,11 @@ def test_live_jobs_are_limited() -> None:
     register(cluster, "three")
 
 
-def test_the_same_job_with_another_secret_is_somebody_elses() -> None:
+def test_the_same_job_of_another_owner_is_rejected() -> None:
     cluster = cluster_of("job")
     register(cluster, "job")
     with pytest.raises(AlreadyExists):
-        register(cluster, "job", secret="other")
+        register(cluster, "job", owner="user/bob")
 
 
 def test_a_jobs_log_is_capped_and_says_from_where_it_is_kept() -> None:

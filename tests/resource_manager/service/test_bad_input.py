@@ -177,7 +177,6 @@ async def test_specified_and_unknown_do_not_mix_in_one_job(rm: RunningRm) -> Non
             rm_pb2.RequestResourceRequest(
                 job_id=job.job_id, requests=[slots_pb2.SlotRequest(allocation_id="slot-2")]
             ),
-            metadata=job.metadata,
         )
     )
     assert error.reason is Reason.MIXED_KNOWN_AND_UNKNOWN
@@ -456,9 +455,7 @@ async def test_another_instance_under_the_same_name_is_refused(rm: RunningRm) ->
 UNKNOWN: list[tuple[str, Callable[[RunningRm, ScriptedJob], Any], Reason]] = [
     (
         "a job",
-        lambda rm, job: rm.rm.KeepAlive(
-            rm_pb2.KeepAliveRequest(job_id="nobody"), metadata=job.metadata
-        ),
+        lambda rm, job: rm.rm.KeepAlive(rm_pb2.KeepAliveRequest(job_id="nobody")),
         Reason.JOB_UNKNOWN,
     ),
     (
@@ -570,7 +567,5 @@ async def test_a_batch_of_the_largest_size_is_served(rm: RunningRm) -> None:
 
 async def test_a_message_above_the_limit_is_refused_with_the_limit(rm: RunningRm) -> None:
     job = await ScriptedJob(rm).register()
-    error = await refusal(
-        rm.rm.EndJob(rm_pb2.EndJobRequest(job_id="x" * 70_000), metadata=job.metadata)
-    )
+    error = await refusal(rm.rm.EndJob(rm_pb2.EndJobRequest(job_id="x" * 70_000)))
     assert (error.reason, error.details["limit_bytes"]) == (Reason.MESSAGE_TOO_LARGE, "65536")

@@ -259,7 +259,7 @@ async def test_a_stream_of_an_ended_job_says_everything_and_then_that_it_is_over
         await job.request(slot_request("slot-1"))
         stream = job.watch()
         assert len((await stream.read()).snapshot.requests) == 1
-        await rm.rm.EndJob(rm_pb2.EndJobRequest(job_id=job.job_id), metadata=job.metadata)
+        await rm.rm.EndJob(rm_pb2.EndJobRequest(job_id=job.job_id))
         (event,) = await next_events(stream, 1)
         assert (sequences([event]), event.state) == ([1], slots_pb2.REQUEST_STATE_CANCELLED)
         async with asyncio.timeout(PATIENCE_S):

@@ -95,9 +95,7 @@ async def test_members_of_a_range_each_have_cpus_of_their_own(tmp_path: Path) ->
         asked = pinned("", 1, LSE)
         asked.allocation_id = ""
         many = slots_pb2.RequestRange(range_id="many", count=4, request=asked)
-        await rm.rm.RequestResource(
-            rm_pb2.RequestResourceRequest(job_id=job.job_id, ranges=[many]), metadata=job.metadata
-        )
+        await rm.rm.RequestResource(rm_pb2.RequestResourceRequest(job_id=job.job_id, ranges=[many]))
         await next_events(stream, 4)
         stream.cancel()
         assert sorted(each.cpus for each in executor.slots.values()) == ["0", "1", "2", "3"]

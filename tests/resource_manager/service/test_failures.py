@@ -117,7 +117,6 @@ async def test_a_caller_is_told_unavailable_when_its_batch_could_not_be_stored(
         error = await refusal(
             rm.rm.RequestResource(
                 rm_pb2.RequestResourceRequest(job_id=job.job_id, requests=[slot_request("slot-1")]),
-                metadata=job.metadata,
             )
         )
         assert isinstance(error, StoreError)

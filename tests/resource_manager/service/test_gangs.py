@@ -139,7 +139,6 @@ async def test_a_gang_that_waits_too_long_is_rejected_and_one_cancelled_member_t
         await job.request_gang(*members(2, "long"), gangs=[Gang(gang_id="long")])
         await rm.rm.CancelRequests(
             rm_pb2.CancelRequestsRequest(job_id=job.job_id, allocation_ids=["long-1"]),
-            metadata=job.metadata,
         )
         events = await next_events(stream, 2)
         assert {each.allocation_id: each.state for each in events} == {

@@ -60,7 +60,6 @@ async def ask(job: ScriptedJob, *ranges: slots_pb2.RequestRange, requests: Any =
     """Submits ranges; returns the reasons of the outcomes, empty if accepted."""
     answer = await job.rm.rm.RequestResource(
         rm_pb2.RequestResourceRequest(job_id=job.job_id, ranges=ranges, requests=requests),
-        metadata=job.metadata,
     )
     assert [each.id for each in answer.range_results] == [each.range_id for each in ranges]
     assert len(answer.results) == len(requests)
@@ -69,7 +68,7 @@ async def ask(job: ScriptedJob, *ranges: slots_pb2.RequestRange, requests: Any =
 
 async def cancel(job: ScriptedJob, *some: slots_pb2.RangeMembers) -> list[str]:
     answer = await job.rm.rm.CancelRequests(
-        rm_pb2.CancelRequestsRequest(job_id=job.job_id, ranges=some), metadata=job.metadata
+        rm_pb2.CancelRequestsRequest(job_id=job.job_id, ranges=some)
     )
     return [each.error.reason for each in answer.range_results]
 
@@ -221,7 +220,7 @@ async def test_the_end_of_a_job_ends_members_wherever_they_stand(rm: RunningRm) 
     async with ScriptedExecutor(rm, cpu_milli=2_000) as executor:
         await ask(job, request_range(count=20_000))
         await next_events(stream, 4)
-        await rm.rm.EndJob(rm_pb2.EndJobRequest(job_id=job.job_id), metadata=job.metadata)
+        await rm.rm.EndJob(rm_pb2.EndJobRequest(job_id=job.job_id))
         told = await next_events(stream, 6)
         assert Counter((each.state, max(1, each.count)) for each in told) == {
             (CANCELLED, 9_996): 1,

@@ -73,7 +73,6 @@ async def test_members_of_ranges_are_reused_and_reused_for(tmp_path: Path) -> No
         threads = slots_pb2.RequestRange(range_id="r", count=1_000, request=asked)
         await rm.rm.RequestResource(
             rm_pb2.RequestResourceRequest(job_id=job.job_id, ranges=[threads]),
-            metadata=job.metadata,
         )
         await next_events(stream, 4)
         for number in range(4, 40):

@@ -1,0 +1,59 @@
+"""Signs certificates of the cluster's members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from finegrain.certificates.authority import Authority, certificate_pem, utc_now
+from finegrain.identity import Identity, Role
+from finegrain.v1 import identity_pb2
+from resource_manager.service.identities.own import PERSON_LIFETIME, SERVICE_LIFETIME
+
+RENEW_GRACE = timedelta(days=30)
+"""How long after its end a certificate can still be renewed, by a signature of its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """Signs certificates with the cluster's authority.
+
+    Attributes:
+        authority: the authority.
+        addresses: returns "host:port" of the resource managers, for the holders.
+        now: returns the present time, with a time zone.
+    """
+
+    authority: Authority
+    addresses: Callable[[], Sequence[str]]
+    now: Callable[[], datetime] = utc_now
+
+    def issue(
+        self, identity: Identity, key: ec.EllipticCurvePublicKey, life_s: int = 0
+    ) -> identity_pb2.IssuedCertificate:
+        """Signs a certificate.
+
+        Args:
+            identity: whose certificate it is.
+            key: public key of the holder.
+            life_s: how long the certificate is valid, in seconds; 0: the default of the role.
+        """
+        lifetime = timedelta(seconds=life_s) if life_s else lifetime_of(identity.role)
+        signed = self.authority.sign(identity, key, now=self.now(), lifetime=lifetime)
+        issued = identity_pb2.IssuedCertificate(
+            identity=identity.uri,
+            certificate=certificate_pem(signed).decode(),
+            authorities=self.authority.certificate_pem.decode(),
+            addresses=self.addresses(),
+        )
+        issued.not_before.FromDatetime(signed.not_valid_before_utc)
+        issued.not_after.FromDatetime(signed.not_valid_after_utc)
+        return issued
+
+
+def lifetime_of(role: Role) -> timedelta:
+    """Returns how long certificates of a role are valid, if nothing else was ordered."""
+    return SERVICE_LIFETIME if role in (Role.RM, Role.EXECUTOR) else PERSON_LIFETIME

@@ -1,0 +1,236 @@
+"""The tokens with which new members can join, and the identities that operators have denied.
+
+Both are kept in the database, so that they survive a restart and a takeover. Of a token, only a
+hash is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from finegrain.errors import InvalidArgument, NotFound, Reason, ResourceExhausted, Unauthenticated
+from finegrain.identity import Identity
+from finegrain.join_token import new_secret, sha256_hex, token_id
+from resource_manager.service.runner import Runner
+from resource_manager.storage.store import Store
+
+TOKEN_PREFIX = "join_token/"
+DENIAL_PREFIX = "denied/"
+TOKENS_MAX = 10_000
+DENIALS_MAX = 10_000
+TTL_DEFAULT_S = 900
+TTL_MAX_S = 7 * 24 * 3_600
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is stored of a token.
+
+    Attributes:
+        identity: URI of the identity that it is for.
+        expires_ms: it is worthless after this time.
+        made_by: identity of the operator who made it.
+        life_s: life of the certificate in seconds; 0: the default of the role.
+        used_key: hash of the key that it was used for; empty: it was not used.
+    """
+
+    identity: str
+    expires_ms: int
+    made_by: str
+    life_s: int = 0
+    used_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """An identity ("user/alice"), or a serial number, that is rejected.
+
+    Attributes:
+        subject: the identity or the serial number.
+        reason: why, for operators.
+        denied_ms: since when.
+        denied_by: identity of the operator.
+    """
+
+    subject: str
+    reason: str
+    denied_ms: int
+    denied_by: str
+
+
+class Members:
+    """Creates and redeems tokens, and keeps the denials.
+
+    Args:
+        runner: gives access to the database.
+        now_ms: returns the present time in milliseconds since 1970.
+    """
+
+    def __init__(self, runner: Runner, now_ms: Callable[[], int]) -> None:
+        self._runner = runner
+        self._now_ms = now_ms
+        self._denials: dict[str, Denied] = {}
+        # A token is read, checked and marked in three steps, which must not overlap.
+        self._lock = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Reads the denials; call it when this process has become the leader."""
+        stored = await self._in_store(lambda store: store.metas(DENIAL_PREFIX))
+        self._denials = {
+            each.subject: each for each in (Denied(**json.loads(text)) for text in stored.values())
+        }
+
+    # -- tokens --------------------------------------------------------------------------------
+
+    async def create_token(
+        self, identity: Identity, *, made_by: str, ttl_s: int = 0, life_s: int = 0
+    ) -> tuple[str, Token]:
+        """Stores a new token. Returns its secret and what is stored.
+
+        Args:
+            identity: the identity that the token is for.
+            made_by: identity of the operator.
+            ttl_s: how long it can be used, in seconds; 0: the default.
+            life_s: life of the certificate in seconds; 0: the default of the role.
+
+        Raises:
+            InvalidArgument: the time is out of range.
+            ResourceExhausted: there are too many tokens.
+        """
+        ttl_s = ttl_s or TTL_DEFAULT_S
+        if not 1 <= ttl_s <= TTL_MAX_S:
+            raise InvalidArgument("ttl", ttl_s, f"1 to {TTL_MAX_S} seconds (a week)")
+        secret = new_secret()
+        token = Token(identity.uri, self._now_ms() + ttl_s * 1_000, made_by, life_s)
+        async with self._lock:
+            stored = await self._tokens()
+            if len(stored) >= TOKENS_MAX:
+                raise ResourceExhausted(
+                    f"there are {len(stored)} join tokens already; revoke some, or wait until they"
+                    " have expired",
+                    reason=Reason.OVER_LIMIT,
+                )
+            await self._put(TOKEN_PREFIX + sha256_hex(secret), token)
+        return secret, token
+
+    async def redeem(self, secret: str, key_sha256: str) -> tuple[Identity, int]:
+        """Uses a token. Returns the identity, and the life of the certificate in seconds.
+
+        The same key may use the token again until it expires, in case that the answer was lost.
+
+        Args:
+            secret: the secret part of the token.
+            key_sha256: hash of the new member's public key.
+
+        Raises:
+            Unauthenticated: the token is unknown, has expired, or was used by another key. All
+                three get the same message.
+        """
+        key = TOKEN_PREFIX + sha256_hex(secret)
+        async with self._lock:
+            text = await self._in_store(lambda store: store.meta(key))
+            token = Token(**json.loads(text)) if text else None
+            if (
+                token is None
+                or token.expires_ms <= self._now_ms()
+                or token.used_key not in ("", key_sha256)
+            ):
+                raise Unauthenticated(
+                    "the join token is unknown, was used or has expired; an operator can make"
+                    " another one with finegrain token create",
+                    reason=Reason.TOKEN_WRONG,
+                )
+            if not token.used_key:
+                used = Token(**{**asdict(token), "used_key": key_sha256})
+                await self._put(key, used)
+        return Identity.parse(token.identity), token.life_s
+
+    async def tokens(self) -> dict[str, Token]:
+        """Returns the tokens that can still be used, by id. Deletes those that have expired."""
+        async with self._lock:
+            stored = await self._tokens()
+        return {
+            token_id(key.removeprefix(TOKEN_PREFIX)): token
+            for key, token in stored.items()
+            if not token.used_key
+        }
+
+    async def revoke(self, wanted: str) -> None:
+        """Deletes a token.
+
+        Raises:
+            NotFound: there is no token with this id.
+        """
+        async with self._lock:
+            for key in await self._tokens():
+                if token_id(key.removeprefix(TOKEN_PREFIX)) == wanted:
+                    await self._delete(key)
+                    return
+        raise NotFound(f"there is no join token with the id {wanted}", reason=Reason.TOKEN_WRONG)
+
+    async def _tokens(self) -> dict[str, Token]:
+        """Returns all stored tokens by key, without those that have expired; these are deleted."""
+        stored = await self._in_store(lambda store: store.metas(TOKEN_PREFIX))
+        tokens = {key: Token(**json.loads(text)) for key, text in stored.items()}
+        for key in [each for each in tokens if tokens[each].expires_ms <= self._now_ms()]:
+            await self._delete(key)
+            del tokens[key]
+        return tokens
+
+    # -- denials -------------------------------------------------------------------------------
+
+    def is_denied(self, identity: Identity, serial: str) -> bool:
+        """Returns True if an operator has denied the identity, or the certificate."""
+        return bool(self._denials) and (str(identity) in self._denials or serial in self._denials)
+
+    @property
+    def denials(self) -> list[Denied]:
+        """All denials, the oldest first."""
+        return sorted(self._denials.values(), key=lambda each: each.denied_ms)
+
+    async def deny(self, subject: str, reason: str, denied_by: str) -> None:
+        """Rejects an identity, or one certificate, from now on.
+
+        Args:
+            subject: "ROLE/NAME", or the serial number of a certificate.
+            reason: why, for operators.
+            denied_by: identity of the operator.
+
+        Raises:
+            ResourceExhausted: there are too many denials.
+        """
+        if len(self._denials) >= DENIALS_MAX and subject not in self._denials:
+            raise ResourceExhausted(
+                f"there are {len(self._denials)} denials already; take some back",
+                reason=Reason.OVER_LIMIT,
+            )
+        denied = Denied(subject, reason, self._now_ms(), denied_by)
+        await self._put(DENIAL_PREFIX + subject, denied)
+        self._denials[subject] = denied
+
+    async def allow(self, subject: str) -> None:
+        """Takes back a denial.
+
+        Raises:
+            NotFound: the subject is not denied.
+        """
+        if subject not in self._denials:
+            raise NotFound(f"{subject} is not denied", reason=Reason.CERTIFICATE_WRONG)
+        await self._delete(DENIAL_PREFIX + subject)
+        del self._denials[subject]
+
+    async def _put(self, key: str, value: Token | Denied) -> None:
+        text = json.dumps(asdict(value))
+        await self._in_store(lambda store: store.set_meta(key, text))
+
+    async def _delete(self, key: str) -> None:
+        await self._in_store(lambda store: store.set_meta(key, None))
+
+    async def _in_store(self, fn: Callable[[Store], T]) -> T:
+        return await self._runner.in_store(fn)

@@ -1,0 +1,103 @@
+"""Keeps the resource managers of a cluster on one authority, and renews certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from finegrain.certificates.joining import public_bytes
+from finegrain.errors import ConfigurationError, FinegrainError
+from finegrain.logs import get_logger
+from resource_manager.service.identities.own import AUTHORITY_FILE, FOLDER, OwnFiles
+from resource_manager.service.runner import Runner
+from resource_manager.storage.store import StoreAway
+
+if TYPE_CHECKING:
+    from resource_manager.wiring import Components
+
+AUTHORITY_KEY = "authority_key"  # in the database: public key of the authority
+AWAY_PAUSE_S = 0.2
+RENEW_INTERVAL_S = 3_600.0
+
+_log = get_logger("finegrain.rm")
+
+
+def check_authority_shared(own: OwnFiles, leader: str) -> None:
+    """Checks that a standby can have the authority of its leader.
+
+    If this start has created an authority, it differs from the leader's. Then this deletes its
+    files again.
+
+    Args:
+        own: the files of this resource manager.
+        leader: name of the leader, for the error.
+
+    Raises:
+        ConfigurationError: this start has created the authority.
+    """
+    if not own.made:
+        return
+    own.remove()
+    raise ConfigurationError(
+        f"a standby needs the certificates of its leader, but {own.state_dir} had none; make a"
+        f" token on the host of {leader} (finegrain token create --rm), and run finegrain rm join"
+        " here",
+        details={"path": own.state_dir, "leader": leader},
+    )
+
+
+async def check_authority(runner: Runner, own: OwnFiles) -> None:
+    """Checks that the authority is the one that the database belongs to.
+
+    The first resource manager that leads on a database stores its authority's key there.
+
+    Raises:
+        ConfigurationError: the database belongs to another authority.
+        StoreError: the database cannot be read.
+    """
+    key = public_bytes(own.authority.certificate).hex()
+    while True:
+        try:
+            known = await runner.in_store(lambda store: store.meta(AUTHORITY_KEY))
+            if known is None:
+                await runner.in_store(lambda store: store.set_meta(AUTHORITY_KEY, key))
+                return
+        except StoreAway:
+            await asyncio.sleep(AWAY_PAUSE_S)
+        else:
+            break
+    if known != key:
+        own.remove()
+        raise ConfigurationError(
+            "the database belongs to another cluster authority than the one in"
+            f" {own.state_dir / FOLDER / AUTHORITY_FILE}, so all executors and clients would be"
+            " refused; restore the certificates of the database's cluster (finegrain certs"
+            " restore), or bring them from another resource manager (finegrain rm join)",
+            details={"path": own.state_dir},
+        )
+
+
+async def renew_daily(components: Components) -> None:
+    """Replaces the certificates of this process and of the local operator when they are a day old.
+
+    It never ends. An error is logged, and the next hour tries again.
+    """
+    while True:
+        await asyncio.sleep(RENEW_INTERVAL_S)
+        try:
+            fresh = await asyncio.to_thread(components.own_files.rm_credentials)
+            if fresh != components.own.credentials:
+                components.own.replace(fresh)
+                address = components.leadership.address
+                await asyncio.to_thread(components.own_files.write_operator, address)
+                _log.info("certificate_renewed", not_after=fresh.not_after)
+        except FinegrainError as error:
+            _log.error("certificate_not_renewed", error=error.message)
+
+
+async def stop_task(task: asyncio.Task[None]) -> None:
+    """Cancels a task and waits for its end."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
