@@ -28,6 +28,7 @@ from finegrain.errors import (
     InvalidArgument,
     Reason,
     ResourceExhausted,
+    Unauthenticated,
     Unavailable,
 )
 from finegrain.rpc.access import (
@@ -81,6 +82,15 @@ class ServerLifecycle:
         for stream in list(self.streams):
             stream.end()
 
+    def end_denied_streams(self) -> None:
+        """Ends the streams of callers who were denied after they had opened them."""
+        for stream in list(self.streams):
+            try:
+                self.trust.check_not_denied(stream.caller)
+            except Unauthenticated as error:
+                stream.error = error
+                stream.end()
+
 
 class OpenStream:
     """A stream whose handler is running. While its `with` block runs, it is in the set of open
@@ -89,14 +99,21 @@ class OpenStream:
     After the handler yields a message, the same task runs gRPC's code, which sends the message. A
     cancellation at that point never reaches the handler: gRPC ends the task without a status. The
     call then stays open until the client cancels it or the grace period ends. So `end` does not
-    cancel while `sending` is true. The wrapper checks `ServerLifecycle.stopping` after the message
-    is sent.
+    cancel while `sending` is true. The wrapper checks `ServerLifecycle.stopping` and `error` after
+    the message is sent.
+
+    Attributes:
+        sending: True while gRPC sends a message of the stream.
+        caller: who has opened the stream.
+        error: the error with which the stream must end; None: it goes on.
     """
 
     def __init__(self, streams: set[OpenStream]) -> None:
         self._streams = streams
         self._task: asyncio.Task[Any] | None = None
         self.sending = False
+        self.caller = Caller()
+        self.error: FinegrainError | None = None
 
     def __enter__(self) -> OpenStream:
         self._task = asyncio.current_task()
@@ -151,13 +168,13 @@ class GuardedMethod:
 
     async def stream_unary(self, raw: AsyncIterator[bytes], context: Any) -> Any:
         started = time.perf_counter()
-        with OpenStream(self._lifecycle.streams):
+        with OpenStream(self._lifecycle.streams) as stream:
             try:
-                self._admit(context)
+                stream.caller = self._admit(context)
                 self._refuse_when_stopping()
                 answer = await self._handler.stream_unary(self._parsed(raw), context)
             except BaseException as error:
-                await self._fail(error, context, started)
+                await self._fail(stream.error or error, context, started)
                 raise
         self._done("OK", started)
         return answer
@@ -183,9 +200,9 @@ class GuardedMethod:
         with OpenStream(self._lifecycle.streams) as stream:
             messages: Any = None
             try:
-                caller = self._admit(context)
+                stream.caller = self._admit(context)
                 self._refuse_when_stopping()
-                messages = await begin(caller)
+                messages = await begin(stream.caller)
                 # The handler is no generator: it sends messages itself, with `context.write`.
                 if asyncio.iscoroutine(messages):
                     await messages
@@ -197,11 +214,13 @@ class GuardedMethod:
                         # be ended here.
                         stream.sending = False
                         self._refuse_when_stopping()
+                        if stream.error is not None:
+                            raise stream.error
             except GeneratorExit:
                 self._done("CANCELLED", started)
                 raise
             except BaseException as error:
-                await self._fail(error, context, started)
+                await self._fail(stream.error or error, context, started)
                 raise
             finally:
                 # Otherwise the handler's cleanup would run only when the generator is garbage

@@ -145,6 +145,13 @@ class GuardedServer:
             status = health_pb2.HealthCheckResponse
             await self._health.set("", status.SERVING if serving else status.NOT_SERVING)
 
+    def end_denied_streams(self) -> None:
+        """Ends the streams of callers who are denied now; call it after each denial.
+
+        A stream checks its caller only at its start.
+        """
+        self._lifecycle.end_denied_streams()
+
     async def stop(self, grace_s: float = 1.0) -> None:
         """Stops the server: ends streams at once, and unary calls after `grace_s` seconds.
 

@@ -80,13 +80,28 @@ class Trust:
                 reason=Reason.CERTIFICATE_EXPIRED,
                 details={"identity": str(identity)},
             )
-        if self.is_denied(identity, certificate.serial):
+        caller = Caller(identity, shown[0], peer)
+        self.check_not_denied(caller)
+        return caller
+
+    def check_not_denied(self, caller: Caller) -> None:
+        """Checks that nobody has denied a caller or its certificate, also after the call began.
+
+        Args:
+            caller: as `identify` returned it. A caller without an identity passes.
+
+        Raises:
+            Unauthenticated: an operator has denied it.
+        """
+        identity = caller.identity
+        if identity is None:
+            return
+        if self.is_denied(identity, self._certificate(caller.certificate).serial):
             raise Unauthenticated(
                 f"an operator of the cluster has denied {identity}; ask for new credentials",
                 reason=Reason.CERTIFICATE_DENIED,
                 details={"identity": str(identity)},
             )
-        return Caller(identity, shown[0], peer)
 
     def _certificate(self, pem: bytes) -> PeerCertificate:
         known = self._read.get(pem)

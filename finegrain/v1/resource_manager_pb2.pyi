@@ -1556,6 +1556,7 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
     HOST_POLICY_FIELD_NUMBER: builtins.int
     HOST_POLICY_NUMBER_FIELD_NUMBER: builtins.int
+    DENIED_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM. The executor keeps the highest epoch on disk and refuses commands with a lower one."""
     registration_number: builtins.int
@@ -1580,6 +1581,10 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     def host_policy(self) -> finegrain.v1.cpus_pb2.HostPolicy:
         """Settings that the operator made for this host at runtime; absent: none."""
 
+    @property
+    def denied(self) -> global___DeniedIdentities:
+        """Whom the executor must reject. Absent: nobody."""
+
     def __init__(
         self,
         *,
@@ -1591,11 +1596,38 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
         protocol_version: builtins.str = ...,
         host_policy: finegrain.v1.cpus_pb2.HostPolicy | None = ...,
         host_policy_number: builtins.int = ...,
+        denied: global___DeniedIdentities | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["host_policy", b"host_policy", "lost_timeout", b"lost_timeout", "report_interval", b"report_interval"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "lost_timeout", b"lost_timeout", "protocol_version", b"protocol_version", "registration_number", b"registration_number", "report_interval", b"report_interval", "rm_epoch", b"rm_epoch", "unowned_slots", b"unowned_slots"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["denied", b"denied", "host_policy", b"host_policy", "lost_timeout", b"lost_timeout", "report_interval", b"report_interval"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["denied", b"denied", "host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "lost_timeout", b"lost_timeout", "protocol_version", b"protocol_version", "registration_number", b"registration_number", "report_interval", b"report_interval", "rm_epoch", b"rm_epoch", "unowned_slots", b"unowned_slots"]) -> None: ...
 
 global___RegisterExecutorResponse = RegisterExecutorResponse
+
+@typing.final
+class DeniedIdentities(google.protobuf.message.Message):
+    """The identities and certificates that operators have denied, see identity.proto. Executors keep the list on disk, so
+    they also apply it while no RM is reachable.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    SUBJECTS_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Number of this list; every change gives it another number. 0: the list is empty."""
+    @property
+    def subjects(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """`ROLE/NAME`, or the serial number of one certificate in lower-case hexadecimal."""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        subjects: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "subjects", b"subjects"]) -> None: ...
+
+global___DeniedIdentities = DeniedIdentities
 
 @typing.final
 class ReportSlotsRequest(google.protobuf.message.Message):
@@ -1608,12 +1640,15 @@ class ReportSlotsRequest(google.protobuf.message.Message):
     REGISTRATION_NUMBER_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
+    DENIED_NUMBER_FIELD_NUMBER: builtins.int
     executor_id: builtins.str
     """The executor."""
     instance_id: builtins.str
     """Its instance."""
     registration_number: builtins.int
     """The registration that the report belongs to. The RM drops a report of an older registration."""
+    denied_number: builtins.int
+    """Number of the list of denied identities that the executor applies."""
     @property
     def report(self) -> finegrain.v1.slots_pb2.SlotReport:
         """The state of the executor."""
@@ -1630,9 +1665,10 @@ class ReportSlotsRequest(google.protobuf.message.Message):
         registration_number: builtins.int = ...,
         report: finegrain.v1.slots_pb2.SlotReport | None = ...,
         usage: finegrain.v1.slots_pb2.UsageReport | None = ...,
+        denied_number: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["report", b"report", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["executor_id", b"executor_id", "instance_id", b"instance_id", "registration_number", b"registration_number", "report", b"report", "usage", b"usage"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["denied_number", b"denied_number", "executor_id", b"executor_id", "instance_id", b"instance_id", "registration_number", b"registration_number", "report", b"report", "usage", b"usage"]) -> None: ...
 
 global___ReportSlotsRequest = ReportSlotsRequest
 
@@ -1649,6 +1685,7 @@ class ReportSlotsResponse(google.protobuf.message.Message):
     ACKNOWLEDGED_REPORT_NUMBER_FIELD_NUMBER: builtins.int
     HOST_POLICY_FIELD_NUMBER: builtins.int
     HOST_POLICY_NUMBER_FIELD_NUMBER: builtins.int
+    DENIED_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM."""
     register_again: builtins.bool
@@ -1667,6 +1704,10 @@ class ReportSlotsResponse(google.protobuf.message.Message):
     def host_policy(self) -> finegrain.v1.cpus_pb2.HostPolicy:
         """Settings that the operator made for this host at runtime; only if the executor follows another number."""
 
+    @property
+    def denied(self) -> global___DeniedIdentities:
+        """Whom the executor must reject from now on; only if the executor applies a list with another number."""
+
     def __init__(
         self,
         *,
@@ -1677,8 +1718,9 @@ class ReportSlotsResponse(google.protobuf.message.Message):
         acknowledged_report_number: builtins.int = ...,
         host_policy: finegrain.v1.cpus_pb2.HostPolicy | None = ...,
         host_policy_number: builtins.int = ...,
+        denied: global___DeniedIdentities | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["host_policy", b"host_policy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_report_number", b"acknowledged_report_number", "host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "register_again", b"register_again", "rm_epoch", b"rm_epoch", "send_full_report", b"send_full_report", "unowned_slots", b"unowned_slots"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["denied", b"denied", "host_policy", b"host_policy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_report_number", b"acknowledged_report_number", "denied", b"denied", "host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "register_again", b"register_again", "rm_epoch", b"rm_epoch", "send_full_report", b"send_full_report", "unowned_slots", b"unowned_slots"]) -> None: ...
 
 global___ReportSlotsResponse = ReportSlotsResponse
