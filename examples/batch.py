@@ -3,7 +3,7 @@
     python examples/batch.py FILE...
 
 If it was killed or interrupted, run it again with the same --state: it continues where it stopped.
-The hosts of the executors must have the files. Reads FINEGRAIN_MANAGER and FINEGRAIN_TOKEN_FILE.
+The hosts of the executors must have the files. Reads FINEGRAIN_MANAGER and FINEGRAIN_CREDENTIALS.
 """
 
 from __future__ import annotations

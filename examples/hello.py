@@ -2,7 +2,7 @@
 
     python examples/hello.py
 
-Reads FINEGRAIN_MANAGER and FINEGRAIN_TOKEN_FILE.
+Reads FINEGRAIN_MANAGER and FINEGRAIN_CREDENTIALS.
 """
 
 from __future__ import annotations

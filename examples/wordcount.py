@@ -2,7 +2,7 @@
 
     python examples/wordcount.py --slots 4 *.txt
 
-Reads FINEGRAIN_MANAGER and FINEGRAIN_TOKEN_FILE, or takes --manager and --token-file. It shows what
+Reads FINEGRAIN_MANAGER and FINEGRAIN_CREDENTIALS, or takes --manager and --credentials. It shows what
 a job master does: it requests slots, uses each slot as soon as it is granted, runs tasks with input
 and output, goes on after the loss of a slot, and frees all slots at the end.
 """
@@ -111,10 +111,10 @@ async def main(argv: Sequence[str]) -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--slots", type=int, default=4, help="slots at one time (default: 4)")
     parser.add_argument("--manager", help='address of the resource manager, "host:port"')
-    parser.add_argument("--token-file", help="file with the user token")
+    parser.add_argument("--credentials", help="credentials file")
     parser.add_argument("--top", type=int, default=10, help="words shown (default: 10)")
     options = parser.parse_args(argv)
-    async with fg.connect(options.manager, token_file=options.token_file) as cluster:
+    async with fg.connect(options.manager, credentials=options.credentials) as cluster:
         counts = await count_words(cluster, options.files, slots=options.slots)
     for word, count in counts.most_common(options.top):
         print(f"{count:8} {word}")

@@ -2,7 +2,7 @@
 
     import finegrain_client as fg
 
-    async with fg.connect("127.0.0.1:7170", token_file="user.token") as cluster:
+    async with fg.connect(credentials="alice.credentials") as cluster:
         async with cluster.job("hello") as job:
             (request,) = await job.request_slots(fg.SlotSpec(cpu_milli=500))
             slot = await request.granted()
@@ -28,6 +28,7 @@ from finegrain.cpu_policy import (
     NumaStrategy,
     QosClass,
 )
+from finegrain.credentials import Credentials
 from finegrain.errors import (
     AlreadyExists,
     ConfigurationError,
@@ -42,7 +43,6 @@ from finegrain.errors import (
     Unauthenticated,
     Unavailable,
 )
-from finegrain.options import TlsOptions
 from finegrain.resources import GIB, KIB, MIB, ResourceProfile
 from finegrain.values.explanations import Counterfactual, Dimension, GangSpot
 from finegrain.values.isolation import Isolation
@@ -160,6 +160,7 @@ __all__ = [
     "CpuAssignment",
     "CpuPolicy",
     "CpuVerdict",
+    "Credentials",
     "DeviceHint",
     "Dimension",
     "ExclusivePolicy",
@@ -244,7 +245,6 @@ __all__ = [
     "ThreadAdvice",
     "ThreadResult",
     "ThreadState",
-    "TlsOptions",
     "TopologyReport",
     "Unauthenticated",
     "Unavailable",

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from finegrain.credentials import Credentials
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id, check_text
-from finegrain.options import TlsOptions
-from finegrain.rpc.tokens import read_token
+from finegrain.targets import resolve_target
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
@@ -35,7 +34,6 @@ from finegrain_client.types.host_policy import HostPolicyStatus
 from finegrain_client.types.providers import Providers
 from finegrain_client.types.topology import TopologyReport
 
-MANAGER_DEFAULT = "127.0.0.1:7170"
 PAGE_SIZE = 1000
 DEVICES_PAGE_SIZE = 100  # executors; each may have many devices
 EVENTS_PAGE_SIZE = 1000
@@ -48,39 +46,30 @@ ItemT = TypeVar("ItemT")
 def connect(
     address: str | Sequence[str] | None = None,
     *,
-    token_file: str | os.PathLike[str] | None = None,
-    token: str | None = None,
-    tls: TlsOptions | None = None,
-    insecure: bool = False,
+    credentials: str | os.PathLike[str] | Credentials | None = None,
     budget_s: float = BUDGET_DEFAULT_S,
 ) -> Cluster:
     """Returns a client of one cluster. It opens no connection before the first call.
 
     Args:
         address: "host:port" of the resource manager, or several if there are standbys. Default: the
-            environment variable FINEGRAIN_MANAGER (several separated by commas), else
-            127.0.0.1:7170.
-        token_file: file with the token. Default: FINEGRAIN_TOKEN_FILE, else no token.
-        token: the token itself, instead of a file.
-        tls: certificate and key files for TLS; needed to send a token to an address that is not
-            loopback, unless `insecure` is true.
-        insecure: if true, allows sending the token over a network without TLS.
+            environment variable FINEGRAIN_MANAGER (several separated by commas), else the addresses
+            in the credentials.
+        credentials: the credentials file of the identity to use, or its content. Default: the file
+            that FINEGRAIN_CREDENTIALS names, else the credentials of the cluster that this user
+            runs on this host (`finegrain up`), else ~/.config/finegrain/credentials.
         budget_s: longest time in seconds that one call may take, including all its retries.
 
     Raises:
         InvalidArgument: an address is malformed.
-        ConfigurationError: the token cannot be read, or would be sent over a network without TLS.
+        Unauthenticated: there are no credentials.
+        ConfigurationError: the credentials cannot be read.
     """
-    if address is None:
-        address = os.environ.get("FINEGRAIN_MANAGER") or MANAGER_DEFAULT
-    addresses = (
-        [each.strip() for each in address.split(",")] if isinstance(address, str) else address
-    )
-    if token is None:
-        path = token_file or os.environ.get("FINEGRAIN_TOKEN_FILE")
-        token = read_token(Path(path)) if path else None
+    target = resolve_target(address, credentials)
     policy = RetryPolicy(budget_s=budget_s)
-    return Cluster(Connection(addresses, token=token, tls=tls, insecure=insecure, policy=policy))
+    return Cluster(
+        Connection(target.addresses, target.credentials, file=target.file, policy=policy)
+    )
 
 
 class Cluster(Operations):
@@ -137,27 +126,22 @@ class Cluster(Operations):
             raise InvalidArgument("lease_s", lease_s, "1 to 86400 seconds")
         return Job(self._connection, name, group=group, lease_s=lease_s, detached=detached)
 
-    def attach_job(self, job_id: str, secret: str, *, lease_s: float = LEASE_DEFAULT_S) -> Job:
-        """Returns an existing job, opened by its id and secret.
+    def attach_job(self, job_id: str, *, lease_s: float = LEASE_DEFAULT_S) -> Job:
+        """Returns an existing job of this client's identity, opened by its id.
 
         Inside `async with`, `Job.requests` has its requests and slots. Leaving the context does not
         end the job; `Job.end` does.
 
         Args:
             job_id: id of the job (`Job.job_id`).
-            secret: secret of the job (`Job.secret`).
             lease_s: lease of the job in seconds; the client renews it three times within a lease,
                 and at least every 10 s.
 
         Raises:
-            InvalidArgument: the id is malformed, or the secret is empty.
+            InvalidArgument: the id is malformed.
         """
         check_id("job_id", job_id)
-        if not secret:
-            raise InvalidArgument("secret", "", "the secret of the job (Job.secret)")
-        return Job(
-            self._connection, job_id, lease_s=lease_s, detached=True, job_id=job_id, secret=secret
-        )
+        return Job(self._connection, job_id, lease_s=lease_s, detached=True, job_id=job_id)
 
     # For everyone: read-only calls.
 

@@ -10,20 +10,31 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import grpc.aio
 
+from finegrain.credentials import Credentials
 from finegrain.errors import FinegrainError, InvalidArgument
-from finegrain.options import TlsOptions
+from finegrain.identity import Identity, Role
 from finegrain.rpc.addresses import check_dialable
-from finegrain.rpc.channels import check_token_is_safe, open_channel
+from finegrain.rpc.channels import open_channel
 from finegrain.rpc.leaders import Leaders
-from finegrain.v1 import cluster_pb2_grpc, resource_manager_pb2_grpc, task_executor_pb2_grpc
+from finegrain.rpc.own_certificate import OwnCertificate
+from finegrain.v1 import (
+    cluster_pb2_grpc,
+    identity_pb2,
+    identity_pb2_grpc,
+    resource_manager_pb2_grpc,
+    task_executor_pb2_grpc,
+)
+from finegrain_client.renewal import Renewal
 from finegrain_client.retry import RetryPolicy, call_with_retries
 
 if TYPE_CHECKING:
     from finegrain.v1.cluster_pb2_grpc import ClusterServiceAsyncStub
+    from finegrain.v1.identity_pb2_grpc import IdentityServiceAsyncStub
     from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceAsyncStub
     from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceAsyncStub
 
@@ -44,52 +55,69 @@ EXECUTOR_CHANNELS_IDLE_MAX = 64
 
 
 @dataclass(slots=True)
-class _ExecutorLink:
+class ExecutorLink:
+    """An open channel to one executor.
+
+    Attributes:
+        address: address of the executor.
+        executor_id: id that the executor proves to have.
+        certificate: version of the client's certificate with which the channel was opened.
+        stub: the executor's service.
+    """
+
+    address: str
+    executor_id: str
+    certificate: int
     channel: grpc.aio.Channel
     stub: TaskExecutorServiceAsyncStub
     users: int = 0
 
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What distinguishes this link from all others of a client."""
+        return (self.address, self.executor_id, self.certificate)
+
 
 class Connection:
-    """All channels of one client; use it on one event loop only."""
+    """All channels of one client; use it on one event loop only.
+
+    Attributes:
+        own: the certificate that the client shows. It is renewed in the background.
+    """
 
     def __init__(
         self,
         addresses: Sequence[str],
+        credentials: Credentials,
         *,
-        token: str | None = None,
-        tls: TlsOptions | None = None,
-        insecure: bool = False,
+        file: Path | None = None,
         policy: RetryPolicy | None = None,
     ) -> None:
         """Checks the addresses; opens no channel yet.
 
         Args:
             addresses: "host:port" of each resource manager.
-            token: the token to send with every call, or None.
-            tls: certificate and key files for TLS.
-            insecure: if true, allows sending the token over a network without TLS.
+            credentials: the identity to show.
+            file: the file that the credentials come from; a renewal replaces it.
             policy: budget and delays of retries.
 
         Raises:
             InvalidArgument: there is no address, or one is malformed.
-            ConfigurationError: the token would be sent over a network without TLS.
         """
         if not addresses:
             raise InvalidArgument("address", "", "at least one address of a resource manager")
         for address in addresses:
             check_dialable(address)
-            check_token_is_safe(address, tls=tls, token=token, insecure=insecure)
         self.policy = policy or RetryPolicy()
-        self._leaders = Leaders(addresses, tls)
+        self._leaders = Leaders(addresses)
         # A new leader must be found soon after a takeover, however long the takeover takes.
         if self._leaders.several:
             self.policy = replace(self.policy, growth=GROWTH_OF_SEVERAL)
-        self._token = token
-        self._tls = tls
-        self._insecure = insecure
-        self._manager_channels: dict[str, grpc.aio.Channel] = {}
-        self._links: OrderedDict[str, _ExecutorLink] = OrderedDict()
+        self.own = OwnCertificate(credentials)
+        self._cluster_name = credentials.who.cluster
+        self._renewal = Renewal(self.own, file, self._renew_certificate)
+        self._manager_channels: dict[tuple[str, int], grpc.aio.Channel] = {}
+        self._links: OrderedDict[tuple[str, str, int], ExecutorLink] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -108,6 +136,12 @@ class Connection:
         """The resource manager's service for operators."""
         stub = cluster_pb2_grpc.ClusterServiceStub(self._manager_channel())
         return cast("ClusterServiceAsyncStub", stub)
+
+    @property
+    def identities(self) -> IdentityServiceAsyncStub:
+        """The resource manager's service for certificates and join tokens."""
+        stub = identity_pb2_grpc.IdentityServiceStub(self._manager_channel())
+        return cast("IdentityServiceAsyncStub", stub)
 
     async def call_manager(
         self,
@@ -131,6 +165,12 @@ class Connection:
     ) -> T:
         """Makes a unary call to the service for operators; see `call_manager`."""
         return await self._call(lambda timeout_s: call(self.cluster, timeout_s), None)
+
+    async def call_identities(
+        self, call: Callable[[IdentityServiceAsyncStub, float], Awaitable[T]]
+    ) -> T:
+        """Makes a unary call to the service for identities; see `call_manager`."""
+        return await self._call(lambda timeout_s: call(self.identities, timeout_s), None)
 
     def manager_answered(self, address: str) -> None:
         """Records that the resource manager at `address` answered, so it is the leader."""
@@ -165,41 +205,54 @@ class Connection:
             redirect=lambda error: self.leave_manager(used, error),
         )
 
-    def acquire_executor(self, address: str) -> TaskExecutorServiceAsyncStub:
-        """Returns the service of an executor; the caller must call `release_executor` later.
+    def acquire_executor(self, address: str, executor_id: str) -> ExecutorLink:
+        """Returns a link to an executor; the caller must call `release_executor` later.
+
+        Args:
+            address: address of the executor.
+            executor_id: its id. Nothing is sent to another server at this address.
 
         Raises:
-            ConfigurationError: the job's secret would be sent over a network without TLS.
+            Unauthenticated: the client's certificate has expired.
         """
-        link = self._links.get(address)
+        key = (address, executor_id, self.own.version)
+        link = self._links.get(key)
         if link is None:
-            secret = self._token or ""  # a job's secret needs the same protection
-            check_token_is_safe(address, tls=self._tls, token=secret, insecure=self._insecure)
-            channel = self._open(address)
+            server = Identity(self._cluster_name, Role.EXECUTOR, executor_id)
+            channel = open_channel(address, self.own, server)
             stub = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
-            link = _ExecutorLink(channel, cast("TaskExecutorServiceAsyncStub", stub))
-            self._links[address] = link
+            link = ExecutorLink(*key, channel, cast("TaskExecutorServiceAsyncStub", stub))
+            self._links[key] = link
         link.users += 1
         # This keeps the links in order of use, so that `release_executor` closes the oldest.
-        self._links.move_to_end(address)
-        return link.stub
+        self._links.move_to_end(key)
+        return link
 
-    def release_executor(self, address: str) -> None:
-        """Drops one user of a channel.
+    def is_current(self, link: ExecutorLink) -> bool:
+        """Returns whether a link shows the client's present certificate."""
+        return link.certificate == self.own.version
 
-        Closes unused channels beyond the limit, longest unused first.
+    def release_executor(self, link: ExecutorLink) -> None:
+        """Drops one user of a link.
+
+        Closes unused links with an earlier certificate, and those beyond the limit, longest unused
+        first.
         """
-        if (link := self._links.get(address)) is not None:
-            link.users -= 1
-        idle = [each for each, link in self._links.items() if link.users <= 0]
-        for each in idle[: max(0, len(idle) - EXECUTOR_CHANNELS_IDLE_MAX)]:
-            closing = asyncio.get_running_loop().create_task(self._links.pop(each).channel.close())
+        link.users -= 1
+        idle = [each for each in self._links.values() if each.users <= 0]
+        beyond = max(0, len(idle) - EXECUTOR_CHANNELS_IDLE_MAX)
+        for number, each in enumerate(idle):
+            if number >= beyond and self.is_current(each):
+                continue
+            del self._links[each.key]
+            closing = asyncio.get_running_loop().create_task(each.channel.close())
             # The event loop keeps only weak references to tasks.
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Closes all channels; calls in flight are cancelled."""
+        await self._renewal.stop()
         channels = [
             *self._manager_channels.values(),
             *(each.channel for each in self._links.values()),
@@ -210,19 +263,24 @@ class Connection:
         await asyncio.gather(*self._closing, *(each.close() for each in channels))
 
     def _manager_channel(self) -> grpc.aio.Channel:
-        address = self.manager_address
-        if address not in self._manager_channels:
+        # An open channel would report only that the server has closed the connection.
+        self._renewal.check_valid()
+        self._renewal.start()
+        # A channel with an earlier certificate stays open for the streams on it.
+        key = (self.manager_address, self.own.version)
+        if key not in self._manager_channels:
             # A single resource manager is waited for instead: there is no other to switch to.
-            self._manager_channels[address] = self._open(
-                address, LEAVE_FROZEN_AFTER_S if self._leaders.several else None
+            self._manager_channels[key] = open_channel(
+                self.manager_address,
+                self.own,
+                Identity(self._cluster_name, Role.RM),
+                leave_frozen_after_s=LEAVE_FROZEN_AFTER_S if self._leaders.several else None,
             )
-        return self._manager_channels[address]
+        return self._manager_channels[key]
 
-    def _open(self, address: str, leave_frozen_after_s: float | None = None) -> grpc.aio.Channel:
-        return open_channel(
-            address,
-            tls=self._tls,
-            token=self._token,
-            insecure=self._insecure,
-            leave_frozen_after_s=leave_frozen_after_s,
+    async def _renew_certificate(self) -> identity_pb2.IssuedCertificate:
+        message = identity_pb2.RenewCertificateRequest()
+        answer = await self.call_identities(
+            lambda service, timeout_s: service.RenewCertificate(message, timeout=timeout_s)
         )
+        return answer.issued

@@ -1,7 +1,7 @@
 """State files of runners: SQLite files in WAL mode, with synchronous FULL.
 
-Committed changes are on disk. A file has the secret of a job, so only its owner can read it. It
-belongs on a local disk, because WAL needs shared memory.
+Committed changes are on disk. A file has the environment of tasks, so only its owner can read it.
+It belongs on a local disk, because WAL needs shared memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Communication between the processes: status codes, channels, tokens, messages, and the server."""
+"""Communication between the processes: status codes, channels, certificates, and the server."""
 
 import os
 
-# Must be set before grpc is first imported. Otherwise gRPC writes a message to standard error for
-# every connection that ends. Users who want these messages set the variable themselves.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# Must be set before grpc is first imported. Otherwise gRPC writes messages to standard error for
+# failed handshakes and connections that end. Users who want them set the variable themselves.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -20,6 +20,7 @@ from google.rpc import (  # type: ignore[import-untyped]
 
 from finegrain import errors
 from finegrain.errors import FinegrainError, InvalidArgument, Reason, ResourceExhausted, Unavailable
+from finegrain.rpc.connect_failures import connect_failure
 from finegrain.v1 import slots_pb2
 
 DOMAIN = "finegrain"
@@ -203,8 +204,7 @@ def _bare(code: grpc.StatusCode, text: str, address: str) -> FinegrainError:
     where = address or "the server"
     details = {"address": address} if address else {}
     if code is grpc.StatusCode.UNAVAILABLE:
-        message = f"{where} cannot be reached ({text}); is it running, and is the address right?"
-        return Unavailable(message, details=details)
+        return connect_failure(text, address)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Unavailable(f"{where} did not answer in time ({text})", details=details)
     if code is grpc.StatusCode.UNIMPLEMENTED:

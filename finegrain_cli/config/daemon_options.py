@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from finegrain.options import ListenOptions, LogOptions, TlsOptions
-from finegrain_cli.config.directories import run_directory, state_directory
+from finegrain.directories import run_directory, state_directory
 from finegrain_cli.config.model import (
     ListenSection,
     LogSection,

@@ -1,11 +1,23 @@
 """A scripted cluster and a client of it."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 import finegrain_client as fg
+from finegrain.targets import CREDENTIALS_VARIABLE, MANAGER_VARIABLE
 from tests.client.scripted import Scripted, serving
+from tests.support.identities import credentials_file
+
+
+@pytest.fixture(autouse=True)
+def alice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes every client one of user/alice; returns her credentials file."""
+    file = credentials_file(tmp_path, "user/alice")
+    monkeypatch.setenv(CREDENTIALS_VARIABLE, str(file))
+    monkeypatch.delenv(MANAGER_VARIABLE, raising=False)
+    return file
 
 
 @pytest.fixture
@@ -17,7 +29,7 @@ async def servant() -> AsyncIterator[Scripted]:
 
 @pytest.fixture
 async def cluster(servant: Scripted) -> AsyncIterator[fg.Cluster]:
-    async with fg.connect(servant.address, token="t" * 20, budget_s=10) as cluster:
+    async with fg.connect(servant.address, budget_s=10) as cluster:
         yield cluster
 
 

@@ -26,6 +26,7 @@ from finegrain.v1 import (
     task_executor_pb2,
     task_executor_pb2_grpc,
 )
+from tests.support.identities import own
 
 rm, te = resource_manager_pb2, task_executor_pb2
 PENDING, GRANTED, LOST, RELEASED, CANCELLED = (
@@ -71,6 +72,7 @@ class Scripted(_Servicer):
 
     def __init__(self) -> None:
         self.address = ""
+        self.tasks_address = ""  # of its executor host-a
         self.auto_grant = True
         self.others_first = False  # if set, no slot may be reused
         self.auto_resize = True
@@ -80,7 +82,7 @@ class Scripted(_Servicer):
         self.rejections: dict[str, FinegrainError] = {}  # by label "name"
         self.failures: dict[str, deque[FinegrainError]] = defaultdict(deque)  # by method
         self.calls: dict[str, list[Any]] = defaultdict(list)
-        self.metadata: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.callers: dict[str, list[str]] = defaultdict(list)  # URIs of identities
         self.live: Counter[str] = Counter()
         self.events: list[resource_manager_pb2.JobEvent] = []
         self.first_kept = 1
@@ -158,7 +160,7 @@ class Scripted(_Servicer):
             allocation_id=allocation_id,
             generation=generation,
             executor_id="host-a",
-            executor_address=self.address,
+            executor_address=self.tasks_address,
             state=slots_pb2.SLOT_STATE_ALLOCATED,
             memory_bytes=256 * 1024 * 1024,
             cpus="0-1",
@@ -178,9 +180,7 @@ class Scripted(_Servicer):
 
     async def RegisterJob(self, request: Any, context: Any) -> Any:
         await self._begin("RegisterJob", request, context)
-        return rm.RegisterJobResponse(
-            job_secret="the-secret", lease=None if request.detached else request.lease, rm_epoch=1
-        )
+        return rm.RegisterJobResponse(lease=None if request.detached else request.lease, rm_epoch=1)
 
     async def KeepAlive(self, request: Any, context: Any) -> Any:
         await self._begin("KeepAlive", request, context)
@@ -364,7 +364,7 @@ class Scripted(_Servicer):
         await self._begin("GetExecutor", request, context)
         answer = cluster_pb2.GetExecutorResponse(slots=[self.slot("s-1", 1)])
         answer.executor.executor_id = request.executor_id
-        answer.executor.address = self.executor_address or self.address
+        answer.executor.address = self.executor_address or self.tasks_address
         answer.executor.state = cluster_pb2.EXECUTOR_STATE_ACTIVE
         answer.executor.report_time.FromJsonString("2026-01-02T03:04:05.600Z")
         answer.executor.topology.online_cpus = "0-3"
@@ -563,7 +563,8 @@ class Scripted(_Servicer):
 
     async def _begin(self, method: str, request: Any, context: Any) -> None:
         self.calls[method].append(request)
-        self.metadata[method].append(dict(context.invocation_metadata()))
+        (caller,) = context.auth_context()["peer_spiffe_id"]
+        self.callers[method].append(caller.decode())
         if self.failures[method]:
             await _abort(context, self.failures[method].popleft())
         if method in self.blocked:
@@ -583,13 +584,20 @@ async def _abort(context: Any, error: FinegrainError) -> None:
 async def serving(
     servant: Scripted, address: str = "127.0.0.1:0"
 ) -> AsyncIterator[grpc.aio.Server]:
-    """Serves until the end of the block, at `servant.address`."""
+    """Serves until the end of the block.
+
+    The resource manager is at `servant.address`, and its executor host-a at
+    `servant.tasks_address`.
+    """
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    service: Any = servant  # all three services in one object
+    service: Any = servant  # all services in one object
     resource_manager_pb2_grpc.add_ResourceManagerServiceServicer_to_server(service, server)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(service, server)
     task_executor_pb2_grpc.add_TaskExecutorServiceServicer_to_server(service, server)
-    servant.address = f"127.0.0.1:{server.add_insecure_port(address)}"
+    for_manager = own("rm").server_credentials()
+    for_executor = own("executor/host-a").server_credentials()
+    servant.address = f"127.0.0.1:{server.add_secure_port(address, for_manager)}"
+    servant.tasks_address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', for_executor)}"
     await server.start()
     servant.server = server
     try:

@@ -7,6 +7,7 @@ import pytest
 
 import finegrain_client as fg
 from tests.client.scripted import Scripted
+from tests.support.identities import credentials_file
 
 
 async def test_pages_are_put_together(cluster: fg.Cluster) -> None:
@@ -99,15 +100,18 @@ async def test_a_word_of_a_newer_server_is_refused_clearly(servant: Scripted, jo
 async def test_the_environment_says_where(
     servant: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = tmp_path / "user.token"
-    token.write_text("abcdefghijklmnop\n")
-    token.chmod(0o600)
     monkeypatch.setenv("FINEGRAIN_MANAGER", f"{servant.address}, 127.0.0.1:1")
-    monkeypatch.setenv("FINEGRAIN_TOKEN_FILE", str(token))
+    monkeypatch.setenv("FINEGRAIN_CREDENTIALS", str(credentials_file(tmp_path, "viewer/eve")))
     async with fg.connect() as cluster:
         await cluster.executors()
-    shown = servant.metadata["ListExecutors"][0]
-    assert shown["authorization"] == "Bearer abcdefghijklmnop"
+    assert servant.callers["ListExecutors"] == ["spiffe://test/viewer/eve"] * 3
+
+
+async def test_one_file_is_enough(servant: Scripted, tmp_path: Path) -> None:
+    file = credentials_file(tmp_path, "user/bob", servant.address)
+    async with fg.connect(credentials=file) as cluster:
+        await cluster.executors()
+    assert servant.callers["ListExecutors"] == ["spiffe://test/user/bob"] * 3
 
 
 @pytest.mark.parametrize("address", ["nonsense", "0.0.0.0:1", "host:99999", "", []])
@@ -116,11 +120,6 @@ def test_bad_addresses_are_refused_at_once(
 ) -> None:
     with pytest.raises(fg.InvalidArgument, match="address"):
         fg.connect(address or [""])
-
-
-def test_a_token_is_not_sent_in_clear_over_a_network() -> None:
-    with pytest.raises(fg.ConfigurationError, match="without encryption"):
-        fg.connect("10.1.2.3:7170", token="t" * 20)
 
 
 @pytest.mark.parametrize("lease_s", [0.5, 100_000])

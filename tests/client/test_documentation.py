@@ -32,7 +32,6 @@ async def servant(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scripted]:
         servant.programs[name] = program
     async with serving(servant):
         monkeypatch.setenv("FINEGRAIN_MANAGER", servant.address)
-        monkeypatch.delenv("FINEGRAIN_TOKEN_FILE", raising=False)
         yield servant
 
 

@@ -45,7 +45,7 @@ async def test_a_standby_sends_callers_to_the_leader(listed: str) -> None:
     standby.leader = leader
     async with serving(standby), serving(leader):
         addresses = [standby.address, leader.address] if listed == "both" else [standby.address]
-        async with fg.connect(addresses, token="t" * 20, budget_s=20) as cluster:
+        async with fg.connect(addresses, budget_s=20) as cluster:
             for _ in range(3):
                 assert len(await cluster.executors()) == 3
             assert cluster.address == leader.address
@@ -58,7 +58,7 @@ async def test_a_job_goes_on_with_whoever_leads() -> None:
     async with serving(one), serving(two):
         addresses = f"{one.address},{two.address}"
         async with (
-            fg.connect(addresses, token="t" * 20, budget_s=20) as cluster,
+            fg.connect(addresses, budget_s=20) as cluster,
             cluster.job("goes on") as job,
         ):
             events = job.events()
@@ -77,13 +77,13 @@ async def test_a_job_goes_on_with_whoever_leads() -> None:
 async def test_an_overloaded_leader_is_not_left(servant: Scripted) -> None:
     servant.failures["ListExecutors"].append(fg.ResourceExhausted("slow down", retry_after_s=0.05))
     addresses = [servant.address, "127.0.0.1:1"]
-    async with fg.connect(addresses, token="t" * 20, budget_s=20) as cluster:
+    async with fg.connect(addresses, budget_s=20) as cluster:
         await cluster.executors()
         assert cluster.address == servant.address
 
 
 async def test_one_that_is_gone_is_passed_over(servant: Scripted) -> None:
     addresses = ["127.0.0.1:1", "127.0.0.1:2", servant.address]
-    async with fg.connect(addresses, token="t" * 20, budget_s=20) as cluster:
+    async with fg.connect(addresses, budget_s=20) as cluster:
         await cluster.executors()
         assert cluster.address == servant.address

@@ -192,7 +192,7 @@ async def test_a_gang_of_a_job_that_is_opened_again(servant: Scripted, cluster: 
     status.gang.placement = slots_pb2.GANG_PLACEMENT_SPREAD
     status.gang.timeout.FromSeconds(5)
     servant.snapshot = [status]
-    async with cluster.attach_job(job.job_id, job.secret) as again:
+    async with cluster.attach_job(job.job_id) as again:
         (found,) = again.requests
         assert found.gang == fg.Gang("gang-1", fg.GangPlacement.SPREAD, "", 5.0)
         await again.end()

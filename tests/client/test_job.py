@@ -8,7 +8,7 @@ import finegrain_client as fg
 from finegrain.errors import FailedPrecondition, Reason
 from finegrain.v1 import slots_pb2
 from finegrain_client.job import job as job_module
-from tests.client.scripted import GRANTED, JOB_ENDED, LOST, PENDING, Scripted, eventually
+from tests.client.scripted import GRANTED, JOB_ENDED, LOST, PENDING, Program, Scripted, eventually
 
 REJECTED = slots_pb2.REQUEST_STATE_REJECTED
 NAMED_LIMIT = fg.FailedPrecondition("no host is that large", reason=Reason.INFEASIBLE_NEVER)
@@ -25,12 +25,12 @@ async def test_a_job_is_registered_and_ended(servant: Scripted, cluster: fg.Clus
     await eventually(lambda: servant.live["WatchJob"] == 0)
 
 
-async def test_calls_carry_the_token_and_the_job_secret(servant: Scripted, job: fg.Job) -> None:
-    await job.request_slots(fg.SlotSpec())
-    shown = servant.metadata["RequestResource"][0]
-    assert shown["authorization"] == "Bearer " + "t" * 20
-    assert shown["finegrain-job-secret"] == "the-secret"
-    assert "the-secret" not in repr(job)
+async def test_calls_carry_the_identity(servant: Scripted, job: fg.Job) -> None:
+    servant.programs["echo"] = Program()
+    (request,) = await job.request_slots(fg.SlotSpec())
+    await (await request.granted(timeout_s=10)).run(["echo"])
+    assert servant.callers["RequestResource"] == ["spiffe://test/user/alice"]
+    assert servant.callers["SubmitTask"] == ["spiffe://test/user/alice"]
 
 
 async def test_a_granted_slot_says_what_it_is(servant: Scripted, job: fg.Job) -> None:
@@ -226,7 +226,7 @@ async def test_an_attached_job_is_kept_alive_within_its_own_lease(
     servant: Scripted, cluster: fg.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_module, "KEEP_ALIVE_LONGEST_S", 3_600)
-    async with cluster.attach_job("job-1", "secret", lease_s=0.15):
+    async with cluster.attach_job("job-1", lease_s=0.15):
         await eventually(lambda: bool(servant.calls["KeepAlive"]))
 
 
@@ -239,7 +239,7 @@ async def test_a_detached_job_outlives_its_context_and_can_be_opened_again(
     assert servant.calls["EndJob"] == []
     status = servant.snapshot_of(request.allocation_id, GRANTED)
     servant.snapshot = [status]
-    async with cluster.attach_job(job.job_id, job.secret) as again:
+    async with cluster.attach_job(job.job_id) as again:
         (found,) = again.requests
         assert (await found.granted(timeout_s=10)).allocation_id == request.allocation_id
         await again.end()
@@ -272,7 +272,7 @@ async def test_a_job_is_open_again_once_its_whole_snapshot_was_heard(
     servant.snapshot = [servant.snapshot_of(each.allocation_id, GRANTED) for each in requests]
     servant.break_snapshot_after.append(2)
     watched = len(servant.calls["WatchJob"])
-    async with cluster.attach_job(job.job_id, job.secret) as again:
+    async with cluster.attach_job(job.job_id) as again:
         ids = [each.allocation_id for each in requests]
         assert [each.allocation_id for each in again.requests] == ids
         assert [each.from_sequence for each in servant.calls["WatchJob"][watched:]] == [0, 0]
@@ -304,12 +304,10 @@ async def test_leaving_while_the_resource_manager_is_gone_does_not_hang(
     assert "it ends when its lease" in caplog.text
 
 
-async def test_a_wrong_secret_does_not_open_a_job(servant: Scripted, cluster: fg.Cluster) -> None:
-    servant.failures["WatchJob"].append(
-        fg.PermissionDenied("not yours", reason=Reason.JOB_SECRET_WRONG)
-    )
+async def test_a_job_of_another_user_is_not_opened(servant: Scripted, cluster: fg.Cluster) -> None:
+    servant.failures["WatchJob"].append(fg.PermissionDenied("not yours", reason=Reason.NOT_OWNER))
     with pytest.raises(fg.PermissionDenied, match="not yours"):
-        async with cluster.attach_job("job-1", "guessed"):
+        async with cluster.attach_job("job-1"):
             pass
 
 

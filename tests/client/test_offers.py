@@ -1,27 +1,25 @@
 """Tests of direct offers by executors, which are answered from the job's own state."""
 
-import hashlib
 from typing import Any
 
 import grpc.aio
 import pytest
 
 import finegrain_client as fg
+from finegrain.rpc.channels import open_channel
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
 from finegrain_client.job.offers import OfferServer
 from tests.client.scripted import PENDING, Scripted
+from tests.support.identities import identity, own
 
-HASH = hashlib.sha256(b"the-secret").hexdigest()
 
-
-async def _offer(address: str, *slots: tuple[str, int], shown: str = HASH) -> list[str]:
-    async with grpc.aio.insecure_channel(address) as channel:
+async def _offer(
+    address: str, *slots: tuple[str, int], caller: str = "executor/host-a"
+) -> list[str]:
+    async with open_channel(address, own(caller), identity("user/alice")) as channel:
         stub: Any = job_master_pb2_grpc.JobMasterServiceStub(channel)
         offered = [slots_pb2.SlotStatus(allocation_id=a, generation=g) for a, g in slots]
-        answer = await stub.OfferSlots(
-            job_master_pb2.OfferSlotsRequest(slots=offered),
-            metadata=(("finegrain-job-secret-sha256", shown),),
-        )
+        answer = await stub.OfferSlots(job_master_pb2.OfferSlotsRequest(slots=offered))
         return [each.error.reason for each in answer.results]
 
 
@@ -34,7 +32,7 @@ async def test_only_what_the_job_wants_is_accepted(servant: Scripted, job: fg.Jo
     assert asked.target_address == address
     answers = await _offer(address, (request.allocation_id, 1), ("unknown", 1))
     assert answers == ["", "ALLOCATION_UNKNOWN"]
-    # An offer alone, which anyone could send, never reveals the job's secret.
+    # The slot itself comes only from the resource manager.
     assert request.state is fg.RequestState.PENDING
 
 
@@ -47,12 +45,23 @@ async def test_an_older_placement_is_refused(servant: Scripted, job: fg.Job) -> 
     assert await _offer(address, (request.allocation_id, 2)) == [""]
 
 
-async def test_a_stranger_gets_no_slot_accepted(servant: Scripted, job: fg.Job) -> None:
+@pytest.mark.parametrize("caller", ["user/bob", "user/alice", "operator/root", "rm"])
+async def test_only_executors_may_offer(servant: Scripted, job: fg.Job, caller: str) -> None:
     servant.auto_grant = False
     address = await job.serve_offers()
     (request,) = await job.request_slots(fg.SlotSpec())
-    answers = await _offer(address, (request.allocation_id, 1), shown="0" * 64)
-    assert answers == ["JOB_SECRET_WRONG"]
+    with pytest.raises(grpc.aio.AioRpcError, match="role executor") as raised:
+        await _offer(address, (request.allocation_id, 1), caller=caller)
+    assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_caller_without_a_certificate_is_refused(job: fg.Job) -> None:
+    address = await job.serve_offers()
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = job_master_pb2_grpc.JobMasterServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stub.OfferSlots(job_master_pb2.OfferSlotsRequest(), timeout=5)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_offers_end_with_the_job(cluster: fg.Cluster) -> None:
@@ -65,9 +74,9 @@ async def test_offers_end_with_the_job(cluster: fg.Cluster) -> None:
 async def test_an_address_in_use_is_said(job: fg.Job) -> None:
     address = await job.serve_offers()
     with pytest.raises(fg.ConfigurationError, match="in use"):
-        await OfferServer(lambda *_: True, "secret", address).start()
+        await OfferServer(lambda *_: True, own("user/alice"), address).start()
 
 
-def test_offers_in_clear_beyond_loopback_are_refused() -> None:
-    with pytest.raises(fg.ConfigurationError, match="without encryption"):
-        OfferServer(lambda *_: True, "secret", "0.0.0.0:0")
+def test_an_operator_cannot_receive_offers() -> None:
+    with pytest.raises(fg.ConfigurationError, match="use the credentials of a user"):
+        OfferServer(lambda *_: True, own("operator/root"))

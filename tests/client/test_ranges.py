@@ -195,7 +195,7 @@ async def test_another_process_takes_a_range_up_where_it_stands(
         servant.snapshot_of("r.0", GRANTED, range_id="r"),
         servant.snapshot_of("r.4", PENDING, count=996, range_id="r"),
     ]
-    async with cluster.attach_job(job.job_id, job.secret) as again:
+    async with cluster.attach_job(job.job_id) as again:
         (found,) = again.ranges
         assert found.waiting_members() == [(4, 1_000)]
         assert list(found.requests) == [0]
@@ -214,7 +214,7 @@ async def test_another_process_finds_a_range_of_which_nobody_waits(
         servant.snapshot_of("r.7", GRANTED, range_id="r"),
         servant.snapshot_of("r.9", GRANTED),
     ]
-    async with cluster.attach_job(job.job_id, job.secret) as again:
+    async with cluster.attach_job(job.job_id) as again:
         (found,) = again.ranges
         assert (found.range_id, found.waiting, list(found.requests)) == ("r", 0, [0, 7])
         assert [each.allocation_id for each in again.requests] == ["r.0", "r.7", "r.9"]
@@ -232,7 +232,7 @@ async def test_another_process_takes_up_one_last_member_that_waits(
     servant: Scripted, cluster: fg.Cluster, job: fg.Job
 ) -> None:
     servant.snapshot = [servant.snapshot_of("r.4", PENDING, range_id="r")]
-    async with cluster.attach_job(job.job_id, job.secret) as again:
+    async with cluster.attach_job(job.job_id) as again:
         (found,) = again.ranges
         assert found.waiting_members() == [(4, 5)]
         assert not again.requests

@@ -39,7 +39,6 @@ async def test_what_is_not_named_stays_as_it_is(servant: Scripted, slot: fg.Slot
     assert (first.resize_number, second.resize_number) == (1, 2)
     assert (first.cpu_limit_milli, second.cpu_limit_milli) == (0, 2000)
     assert first.generation == 1
-    assert servant.metadata["ResizeSlot"][0]["finegrain-job-secret"] == "the-secret"
 
 
 def test_a_resize_names_the_devices_of_the_slot() -> None:

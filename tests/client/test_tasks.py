@@ -10,6 +10,7 @@ import pytest
 import finegrain_client as fg
 from finegrain.errors import Reason
 from finegrain_client import connection
+from finegrain_client.retry import RetryPolicy
 from tests.client.scripted import LOST, RELEASED, Program, Scripted, eventually
 
 TEXT = b"the quick brown fox jumps over the lazy dog"
@@ -234,10 +235,10 @@ async def test_an_executor_that_moved_is_found(servant: Scripted, slot: fg.Slot)
     moved.programs["true"] = Program()
     async with moved.served():
         servant.failures["SubmitTask"].extend([fg.Unavailable("gone")] * 100)
-        servant.executor_address = moved.address
+        servant.executor_address = moved.tasks_address
         task = await slot.run(["true"])
         await task.wait(timeout_s=10)
-        assert slot.executor_address == moved.address
+        assert slot.executor_address == moved.tasks_address
 
 
 async def test_leaving_the_job_ends_the_waits(servant: Scripted, cluster: fg.Cluster) -> None:
@@ -265,12 +266,19 @@ async def test_nothing_is_left_behind(servant: Scripted, cluster: fg.Cluster) ->
     assert +servant.live == {}
 
 
-async def test_a_secret_is_not_sent_in_clear_over_a_network(servant: Scripted, job: fg.Job) -> None:
-    servant.address = "192.0.2.1:1"  # the address that the executor claims
+async def test_another_executor_at_the_address_gets_no_task(
+    servant: Scripted, job: fg.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (request,) = await job.request_slots(fg.SlotSpec())
     slot = await request.granted(timeout_s=10)
-    with pytest.raises(fg.ConfigurationError, match="without encryption"):
+    # The resource manager listens where the executor was.
+    monkeypatch.setattr(slot, "_address", servant.address)
+    servant.executor_address = servant.address
+    job._context.connection.policy = RetryPolicy(budget_s=2)
+    with pytest.raises(fg.Unavailable, match="another member of the cluster answers") as raised:
         await slot.run(["true"])
+    assert raised.value.reason is fg.Reason.CERTIFICATE_WRONG
+    assert servant.calls["SubmitTask"] == []
 
 
 async def test_channels_of_executors_that_nobody_uses_are_closed(
@@ -284,7 +292,7 @@ async def test_channels_of_executors_that_nobody_uses_are_closed(
         for host in hosts:
             host.programs["say"] = program
             await stack.enter_async_context(host.served())
-            servant.address = host.address
+            servant.tasks_address = host.tasks_address
             (request,) = await job.request_slots(fg.SlotSpec())
             slot = await request.granted(timeout_s=10)
             running.append(await slot.run(["say"]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from finegrain.errors import ConfigurationError
-from finegrain_cli.config.directories import run_directory, state_directory
+from finegrain.directories import run_directory, state_directory
 from finegrain_cli.connection import resolve_target
 from finegrain_cli.context import Invocation
 from finegrain_cli.local.published import find_local_managers, published

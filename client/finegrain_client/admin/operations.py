@@ -1,4 +1,4 @@
-"""The calls of `Cluster` that change the cluster. All of them need the cluster token."""
+"""The calls of `Cluster` that change the cluster. All of them need the role operator."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ class JobRow:
 
     number: int
     job_id: str
-    secret: str = field(repr=False)
     range_id: str
     ended: bool = False
 

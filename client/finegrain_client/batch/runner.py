@@ -156,7 +156,7 @@ class Runner:
         """Returns the job of the last runner if it still exists, else a new one."""
         row = known.job
         if row is not None and not row.ended:
-            job = self._cluster.attach_job(row.job_id, row.secret, lease_s=self._lease_s)
+            job = self._cluster.attach_job(row.job_id, lease_s=self._lease_s)
             try:
                 return await stack.enter_async_context(job), row
             except JobEnded:
@@ -170,7 +170,7 @@ class Runner:
 
         job = await retry_until_answered(register, "registering the batch's job")
         job.detached = True  # from now on, only the runner ends the job, not the end of the context
-        return job, await self._on_disk(partial(self._state.add_job, job.job_id, job.secret))
+        return job, await self._on_disk(partial(self._state.add_job, job.job_id))
 
     async def _why_job_ended(self, error: FinegrainError, row: JobRow) -> str | None:
         if not isinstance(error, JobEnded):
@@ -200,7 +200,7 @@ class Runner:
     async def _end_leftover_job(self, known: Known) -> None:
         row = known.job
         if row is not None and not row.ended:
-            await self._end_job(self._cluster.attach_job(row.job_id, row.secret), row)
+            await self._end_job(self._cluster.attach_job(row.job_id), row)
 
     async def _end_job(self, job: Job, row: JobRow) -> None:
         # Written before the call: if this runner is killed now, the next runner knows that no

@@ -11,14 +11,13 @@ from finegrain_client.batch.values import ThreadResult
 APPLICATION_ID = 0x66674261
 """Distinguishes the state file of a batch from other SQLite files."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 TABLES = """
 create table meta (key text primary key, value text not null) without rowid;
 create table jobs (
     number integer primary key,
     job_id text not null,
-    secret text not null,
     range_id text not null,
     ended integer not null default 0
 );

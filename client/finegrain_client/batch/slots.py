@@ -168,9 +168,7 @@ class BatchSlots:
     async def _cancel(self, message: rm.CancelRequestsRequest) -> None:
         context = self._job._context
         await context.connection.call_manager(
-            lambda manager, timeout_s: manager.CancelRequests(
-                message, timeout=timeout_s, metadata=context.metadata
-            )
+            lambda manager, timeout_s: manager.CancelRequests(message, timeout=timeout_s)
         )
 
     async def release(self, keys: Sequence[SlotKey]) -> None:

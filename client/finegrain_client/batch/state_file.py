@@ -2,7 +2,7 @@
 
 It is a SQLite file in WAL mode with synchronous FULL, so data is on disk when `write` returns. A
 lock, which the kernel releases with the process, lets only one runner work on a batch. A thread has
-at most one result. The file has the secret of the batch's job, so only its owner can read it. It
+at most one result. The file has the threads' environment, so only its owner can read it. It
 belongs on a local disk, because WAL needs shared memory.
 """
 
@@ -70,8 +70,8 @@ class StateFile:
             # The lock comes first: no other process may use the file before it is complete.
             lock = take_lock(path)
             try:
-                # Created before SQLite opens it, so that no other user can ever read the job's
-                # secret.
+                # Created before SQLite opens it, so that no other user can ever read the
+                # environment.
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             except FileExistsError:
                 os.close(lock)
@@ -127,7 +127,7 @@ class StateFile:
         row = self._connection.execute("select value from meta where key = ?", (key,)).fetchone()
         return row[0] if row else ""
 
-    def add_job(self, job_id: str, secret: str) -> JobRow:
+    def add_job(self, job_id: str) -> JobRow:
         """Records a newly registered job, which becomes the batch's current job.
 
         Raises:
@@ -136,8 +136,7 @@ class StateFile:
         """
         with sqlite_file.named(self.path, "batch"), self._connection as connection:
             cursor = connection.execute(
-                "insert into jobs (job_id, secret, range_id) values (?, ?, ?)",
-                (job_id, secret, new_id()),
+                "insert into jobs (job_id, range_id) values (?, ?)", (job_id, new_id())
             )
         return self._job(int(cursor.lastrowid or 0))
 
@@ -300,9 +299,7 @@ class StateFile:
 
     def _job(self, number: int) -> JobRow:
         row = self._connection.execute("select * from jobs where number = ?", (number,)).fetchone()
-        return JobRow(
-            row["number"], row["job_id"], row["secret"], row["range_id"], bool(row["ended"])
-        )
+        return JobRow(row["number"], row["job_id"], row["range_id"], bool(row["ended"]))
 
 
 def read_results(

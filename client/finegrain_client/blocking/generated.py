@@ -15,8 +15,8 @@ from finegrain.cpu_policy import (
     NumaPolicy,
     NumaStrategy,
 )
+from finegrain.credentials import Credentials
 from finegrain.errors import FinegrainError
-from finegrain.options import TlsOptions
 from finegrain.resources import ResourceProfile
 from finegrain.values.isolation import Isolation
 from finegrain.values.outcomes import ItemOutcome
@@ -59,32 +59,26 @@ from finegrain_client.types.topology import TopologyReport
 def connect(
     address: str | Sequence[str] | None = None,
     *,
-    token_file: str | PathLike[str] | None = None,
-    token: str | None = None,
-    tls: TlsOptions | None = None,
-    insecure: bool = False,
+    credentials: str | PathLike[str] | Credentials | None = None,
     budget_s: float = 30.0,
 ) -> Cluster:
     """Returns a client of one cluster. It opens no connection before the first call.
 
     Args:
         address: "host:port" of the resource manager, or several if there are standbys. Default: the
-            environment variable FINEGRAIN_MANAGER (several separated by commas), else
-            127.0.0.1:7170.
-        token_file: file with the token. Default: FINEGRAIN_TOKEN_FILE, else no token.
-        token: the token itself, instead of a file.
-        tls: certificate and key files for TLS; needed to send a token to an address that is not
-            loopback, unless `insecure` is true.
-        insecure: if true, allows sending the token over a network without TLS.
+            environment variable FINEGRAIN_MANAGER (several separated by commas), else the addresses
+            in the credentials.
+        credentials: the credentials file of the identity to use, or its content. Default: the file
+            that FINEGRAIN_CREDENTIALS names, else the credentials of the cluster that this user
+            runs on this host (`finegrain up`), else ~/.config/finegrain/credentials.
         budget_s: longest time in seconds that one call may take, including all its retries.
 
     Raises:
         InvalidArgument: an address is malformed.
-        ConfigurationError: the token cannot be read, or would be sent over a network without TLS.
+        Unauthenticated: there are no credentials.
+        ConfigurationError: the credentials cannot be read.
     """
-    inner = async_connect(
-        address, token_file=token_file, token=token, tls=tls, insecure=insecure, budget_s=budget_s
-    )
+    inner = async_connect(address, credentials=credentials, budget_s=budget_s)
     return Cluster(PrivateLoop(), inner)
 
 
@@ -638,9 +632,8 @@ class Job(ContextHandle[AsyncJob]):
     """A job: registered on entering `with`, kept alive inside it, and ended on exit.
 
     Attributes:
-        job_id: identity of the job.
-        secret: proof of ownership; keep it secret. `Cluster.attach_job` opens the job with it in
-            another process.
+        job_id: identity of the job. `Cluster.attach_job` opens the job with it in another process
+            of the same user.
     """
 
     @property
@@ -663,11 +656,6 @@ class Job(ContextHandle[AsyncJob]):
     def job_id(self) -> str:
         """Identity of the job."""
         return self.inner.job_id
-
-    @property
-    def secret(self) -> str:
-        """Proof of ownership of the job; keep it secret."""
-        return self.inner.secret
 
     @property
     def requests(self) -> list[Request]:
@@ -843,23 +831,23 @@ class Job(ContextHandle[AsyncJob]):
         """Returns an iterator over the job's events from now on; see `JobEvents`."""
         return self.loop.iterate(self.loop.call(self.inner.events))
 
-    def serve_offers(self, address: str = "127.0.0.1:0", *, insecure: bool = False) -> str:
+    def serve_offers(self, address: str = "127.0.0.1:0") -> str:
         """Starts a server to which executors offer slots directly; see `job/offers.py`.
 
-        The server stops when the job is left. A second call returns the address of the running
-        server.
+        The server shows the certificate of this client, which must be a user's. It stops when the
+        job is left. A second call returns the address of the running server.
 
         Args:
             address: "host:port" to listen on; port 0: any free port.
-            insecure: if true, allows an address beyond loopback, although offers are not encrypted.
 
         Returns:
             The address to put into `SlotSpec.target_address`.
 
         Raises:
-            ConfigurationError: the address is in use, or is beyond loopback without `insecure`.
+            ConfigurationError: the address is in use, or the certificate of this client is none of
+                a user.
         """
-        return self.loop.run(self.inner.serve_offers(address, insecure=insecure))
+        return self.loop.run(self.inner.serve_offers(address))
 
     def end(self, grace_s: float | None = None) -> None:
         """Ends the job now: cancels its requests, releases its slots, and kills their tasks.
@@ -907,24 +895,22 @@ class Cluster(LoopOwner[AsyncCluster]):
             ),
         )
 
-    def attach_job(self, job_id: str, secret: str, *, lease_s: float = 30.0) -> Job:
-        """Returns an existing job, opened by its id and secret.
+    def attach_job(self, job_id: str, *, lease_s: float = 30.0) -> Job:
+        """Returns an existing job of this client's identity, opened by its id.
 
         Inside `with`, `Job.requests` has its requests and slots. Leaving the context does not
         end the job; `Job.end` does.
 
         Args:
             job_id: id of the job (`Job.job_id`).
-            secret: secret of the job (`Job.secret`).
             lease_s: lease of the job in seconds; the client renews it three times within a lease,
                 and at least every 10 s.
 
         Raises:
-            InvalidArgument: the id is malformed, or the secret is empty.
+            InvalidArgument: the id is malformed.
         """
         return Job(
-            self.loop,
-            self.loop.call(lambda: self.inner.attach_job(job_id, secret, lease_s=lease_s)),
+            self.loop, self.loop.call(lambda: self.inner.attach_job(job_id, lease_s=lease_s))
         )
 
     def info(self) -> ClusterInfo:

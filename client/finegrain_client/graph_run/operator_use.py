@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finegrain.errors import FinegrainError
-from finegrain.rpc.channels import JOB_SECRET
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.values.operators import OperatorStatus
 from finegrain_client.decoding import read
-from finegrain_client.graph_run.state_file import read_addresses, read_meta, reading
+from finegrain_client.graph_run.state_file import read_addresses, reading
 from finegrain_client.graph_run.status import GraphJobStatus
 from finegrain_client.retry import call_with_retries
 from finegrain_client.types.status import TaskStatus
@@ -56,7 +55,6 @@ async def read_operator_use(cluster: Cluster, job: GraphJobStatus) -> OperatorsI
         NotFound, ConfigurationError: the state file cannot be read any more.
     """
     with reading(Path(job.state_file)) as connection:
-        secret = read_meta(connection).get("job_secret", "")
         addresses = read_addresses(connection)
     running = [each for each in job.tasks if each.running]
     statuses: dict[str, TaskStatus] = {}
@@ -66,7 +64,7 @@ async def read_operator_use(cluster: Cluster, job: GraphJobStatus) -> OperatorsI
     async def ask(executor_id: str) -> None:
         try:
             async with at_once:
-                found = await _tasks_at(cluster, addresses[executor_id], job.job_id, secret)
+                found = await _tasks_at(cluster, addresses[executor_id], executor_id, job.job_id)
         except FinegrainError as error:
             missing[executor_id] = error.message
         else:
@@ -84,19 +82,19 @@ async def read_operator_use(cluster: Cluster, job: GraphJobStatus) -> OperatorsI
     )
 
 
-async def _tasks_at(cluster: Cluster, address: str, job_id: str, secret: str) -> list[TaskStatus]:
+async def _tasks_at(
+    cluster: Cluster, address: str, executor_id: str, job_id: str
+) -> list[TaskStatus]:
     connection = cluster._connection
-    stub = connection.acquire_executor(address)
+    link = connection.acquire_executor(address, executor_id)
     try:
         answer = await call_with_retries(
-            lambda timeout_s: stub.ListTasks(
-                te.ListTasksRequest(job_id=job_id),
-                metadata=((JOB_SECRET, secret),),
-                timeout=timeout_s,
+            lambda timeout_s: link.stub.ListTasks(
+                te.ListTasksRequest(job_id=job_id), timeout=timeout_s
             ),
             where=lambda: address,
             policy=connection.policy,
         )
     finally:
-        connection.release_executor(address)
+        connection.release_executor(link)
     return read.each(TaskStatus, answer.tasks)

@@ -143,12 +143,12 @@ class Runner:
 
     async def _attach_or_register(self, stack: AsyncExitStack) -> Job:
         """Returns the job of the last runner; if there is none, a new one."""
-        job_id, secret, number, ended = [
+        job_id, number, ended = [
             await self._on_disk(partial(self._file.meta, key))
-            for key in ("job_id", "job_secret", "job_number", "ended_job_id")
+            for key in ("job_id", "job_number", "ended_job_id")
         ]
         if job_id != ended:
-            job = self._cluster.attach_job(job_id, secret, lease_s=self._lease_s)
+            job = self._cluster.attach_job(job_id, lease_s=self._lease_s)
             return await stack.enter_async_context(job)
         spec = self._file.spec
 
@@ -160,7 +160,6 @@ class Runner:
         job.detached = True  # from here on only `_conclude` ends it: leaving the context does not
         values = {
             "job_id": job.job_id,
-            "job_secret": job.secret,
             "job_number": str(int(number or "0") + 1),
         }
         await self._on_disk(partial(self._file.set_meta, values))
@@ -351,12 +350,9 @@ class Runner:
         """Ends the job, which gives everything back, and stores the outcome."""
         stored = await self._on_disk(partial(self._file.meta, "end_time"))
         if not stored:
-            job_id, secret = [
-                await self._on_disk(partial(self._file.meta, key))
-                for key in ("job_id", "job_secret")
-            ]
+            job_id = await self._on_disk(partial(self._file.meta, "job_id"))
             if job_id:  # a job that has ended may be ended again
-                await self._end_job(self._cluster.attach_job(job_id, secret))
+                await self._end_job(self._cluster.attach_job(job_id))
             stored = repr(time.time())
             await self._on_disk(partial(self._file.set_meta, {"end_time": stored}))
         if self._on_progress is not None:

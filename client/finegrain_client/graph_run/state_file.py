@@ -56,7 +56,8 @@ class GraphStateFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = take_lock(path)
             try:
-                # Before SQLite opens it, so that no other user can ever read the job's secret.
+                # Before SQLite opens it, so that no other user can ever read the tasks'
+                # environment.
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             except FileExistsError:
                 os.close(lock)

@@ -7,21 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from finegrain.rpc.channels import JOB_SECRET
 from finegrain_client.connection import Connection
 from finegrain_client.job.background import Background
 
 
 @dataclass(slots=True)
 class JobContext:
-    """The shared state of one job. `secret` proves ownership of the job; it is never logged."""
+    """The shared state of one job. `registered` is true once the resource manager knows the job."""
 
     connection: Connection
     job_id: str
-    secret: str = field(default="", repr=False)
+    registered: bool = False
     background: Background = field(default_factory=Background)
-
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The gRPC metadata of every call for this job."""
-        return ((JOB_SECRET, self.secret),)

@@ -51,9 +51,8 @@ class Job:
     """A job: registered on entering `async with`, kept alive inside it, and ended on exit.
 
     Attributes:
-        job_id: identity of the job.
-        secret: proof of ownership; keep it secret. `Cluster.attach_job` opens the job with it in
-            another process.
+        job_id: identity of the job. `Cluster.attach_job` opens the job with it in another process
+            of the same user.
     """
 
     name: str
@@ -70,10 +69,9 @@ class Job:
         lease_s: float = LEASE_DEFAULT_S,
         detached: bool = False,
         job_id: str = "",
-        secret: str = "",
     ) -> None:
-        self._context = JobContext(connection, job_id or new_id(), secret)
-        self._attached = bool(secret)
+        self._attached = bool(job_id)
+        self._context = JobContext(connection, job_id or new_id(), registered=self._attached)
         self._watch = JobWatch(self._context, from_snapshot=self._attached)
         self._submission = Submission(self._context, self._watch)
         self._offers: OfferServer | None = None
@@ -89,11 +87,6 @@ class Job:
     def job_id(self) -> str:
         """Identity of the job."""
         return self._context.job_id
-
-    @property
-    def secret(self) -> str:
-        """Proof of ownership of the job; keep it secret."""
-        return self._context.secret
 
     @property
     def requests(self) -> list[Request]:
@@ -289,31 +282,26 @@ class Job:
         """Returns an iterator over the job's events from now on; see `JobEvents`."""
         return self._watch.listen()
 
-    async def serve_offers(
-        self,
-        address: str = "127.0.0.1:0",
-        *,
-        insecure: bool = False,
-    ) -> str:
+    async def serve_offers(self, address: str = "127.0.0.1:0") -> str:
         """Starts a server to which executors offer slots directly; see `job/offers.py`.
 
-        The server stops when the job is left. A second call returns the address of the running
-        server.
+        The server shows the certificate of this client, which must be a user's. It stops when the
+        job is left. A second call returns the address of the running server.
 
         Args:
             address: "host:port" to listen on; port 0: any free port.
-            insecure: if true, allows an address beyond loopback, although offers are not encrypted.
 
         Returns:
             The address to put into `SlotSpec.target_address`.
 
         Raises:
-            ConfigurationError: the address is in use, or is beyond loopback without `insecure`.
+            ConfigurationError: the address is in use, or the certificate of this client is none of
+                a user.
         """
         from finegrain_client.job.offers import OfferServer
 
         if self._offers is None:
-            server = OfferServer(self._may_accept, self.secret, address, insecure=insecure)
+            server = OfferServer(self._may_accept, self._context.connection.own, address)
             await server.start()
             self._offers = server
         return self._offers.address
@@ -342,9 +330,7 @@ class Job:
             policy = replace(policy, budget_s=min(budget_s, policy.budget_s))
         try:
             await connection.call_manager(
-                lambda manager, timeout_s: manager.EndJob(
-                    message, timeout=timeout_s, metadata=self._context.metadata
-                ),
+                lambda manager, timeout_s: manager.EndJob(message, timeout=timeout_s),
                 policy=policy,
             )
         except (NotFound, FailedPrecondition):
@@ -378,7 +364,7 @@ class Job:
     async def _register(self) -> None:
         message = rm.RegisterJobRequest(
             job_id=self.job_id,
-            # A repeat with the same value is idempotent, and returns the same secret.
+            # A repeat with the same value is idempotent.
             request_id=secrets.token_hex(16),
             name=self.name,
             group=self.group,
@@ -402,12 +388,12 @@ class Job:
             lambda manager, timeout_s: manager.RegisterJob(message, timeout=timeout_s),
             policy=policy,
         )
-        self._context.secret = answer.job_secret
+        self._context.registered = True
         self.lease_s = answer.lease.ToMicroseconds() / 1e6 or self.lease_s
 
     async def _abandon(self, message: rm.RegisterJobRequest) -> None:
-        # It is unknown whether the job was registered. Registering with the same request_id again
-        # is idempotent and returns the secret, which is needed to end the job.
+        # It is unknown whether the job was registered, and the call may still be on its way. So
+        # register with the same request_id again, which is idempotent, and then end the job.
         try:
             await self._register_once(message, ABANDONING_BUDGET_S)
             await self._end(self._context.connection, None, ABANDONING_BUDGET_S)
@@ -420,7 +406,7 @@ class Job:
         return request is not None and generation >= request.generation
 
     def _check_alive(self) -> None:
-        if not self._context.secret:
+        if not self._context.registered:
             raise FailedPrecondition(f'job {self.name!r} is not registered; use "async with"')
         if self._watch.error is not None:
             raise self._watch.error

@@ -1,9 +1,8 @@
 """A server to which executors offer slots directly (`JobMasterService`), for jobs that want this.
 
-It accepts a slot that the job still wants, if the caller knows the hash of the job's secret
-(executors of its cluster do). An offer only decides whether the slot is kept. The slot's address,
-to which the client sends the job's secret, always comes from the resource manager's watch stream.
-Executors connect without TLS, so the server has none.
+It accepts a slot that the job still wants, from a caller whose certificate says that it is an
+executor of this cluster. An offer only decides whether the slot is kept. The slot's address always
+comes from the resource manager's watch stream.
 """
 
 from __future__ import annotations
@@ -13,11 +12,16 @@ from typing import Any
 
 import grpc.aio
 
-from finegrain.errors import ConfigurationError, Reason
-from finegrain.rpc.addresses import format_address, is_loopback, parse_address
-from finegrain.rpc.channels import JOB_SECRET_HASH, SERVER_OPTIONS
-from finegrain.rpc.tokens import same_secret, sha256_hex
+from finegrain.errors import ConfigurationError, FinegrainError, PermissionDenied, Reason
+from finegrain.identity import Identity, Role
+from finegrain.rpc.addresses import format_address, parse_address
+from finegrain.rpc.channels import SERVER_OPTIONS
+from finegrain.rpc.own_certificate import OwnCertificate
+from finegrain.rpc.status import status_of
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
+
+IDENTITY_KEY = "peer_spiffe_id"
+"""gRPC's name of the URI in the caller's certificate. It is there only if there is exactly one."""
 
 
 class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
@@ -30,32 +34,30 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
     def __init__(
         self,
         wanted: Callable[[str, int], bool],
-        job_secret: str,
+        own: OwnCertificate,
         address: str = "127.0.0.1:0",
-        *,
-        insecure: bool = False,
     ) -> None:
-        """Checks the address; `start` opens the port.
+        """Checks the certificate; `start` opens the port.
 
         Args:
             wanted: called with allocation id and generation; returns whether the job wants the
                 slot.
-            job_secret: secret of the job; callers must show its hash.
+            own: the certificate to show; executors expect that of the job's owner.
             address: "host:port" to listen on; port 0: any free port.
-            insecure: if true, allows an address beyond loopback.
 
         Raises:
-            InvalidArgument: the address is malformed.
-            ConfigurationError: the address is beyond loopback, where offers are not encrypted.
+            ConfigurationError: the certificate is valid for clients only.
         """
-        if not insecure and not is_loopback(address):
+        who = own.credentials.who
+        if not who.role.may_serve:
             raise ConfigurationError(
-                f"slot offers would be received at {address} without encryption; pass "
-                "insecure=True if only trusted hosts can reach that address",
-                details={"address": address},
+                f"{who} cannot receive slot offers, because its certificate is for clients only;"
+                " use the credentials of a user",
+                details={"identity": str(who)},
             )
         self._wanted = wanted
-        self._secret_sha256 = sha256_hex(job_secret)
+        self._own = own
+        self._cluster = who.cluster
         self._server: grpc.aio.Server | None = None
         self.address = address
 
@@ -63,13 +65,14 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         """Starts to serve, and sets `address` to the actual port.
 
         Raises:
+            InvalidArgument: the address is malformed.
             ConfigurationError: ADDRESS_IN_USE.
         """
         server = grpc.aio.server(options=SERVER_OPTIONS)
         job_master_pb2_grpc.add_JobMasterServiceServicer_to_server(self, server)
         host, _ = parse_address(self.address)
         try:
-            port = server.add_insecure_port(self.address)
+            port = server.add_secure_port(self.address, self._own.server_credentials())
         except RuntimeError:
             raise ConfigurationError(
                 f"slot offers cannot be received at {self.address}: the address is in use, or is "
@@ -91,29 +94,35 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         self, request: job_master_pb2.OfferSlotsRequest, context: Any
     ) -> job_master_pb2.OfferSlotsResponse:
         """Accepts or rejects offered slots: one answer per slot, in the order sent."""
-        shown = dict(context.invocation_metadata() or ()).get(JOB_SECRET_HASH, "")
-        if not isinstance(shown, str) or not same_secret(shown, self._secret_sha256):
-            return _answers(
-                request, lambda _: _refusal(Reason.JOB_SECRET_WRONG, "the offer is for another job")
-            )
-        return _answers(request, self._judge)
+        if (error := self._refusal(context)) is not None:
+            await context.abort(*status_of(error))
+        return job_master_pb2.OfferSlotsResponse(
+            results=[
+                slots_pb2.ItemResult(id=each.allocation_id, error=self._judge(each))
+                for each in request.slots
+            ]
+        )
+
+    def _refusal(self, context: Any) -> FinegrainError | None:
+        """Returns why the caller may not offer slots; None: it may."""
+        shown = context.auth_context().get(IDENTITY_KEY, ())
+        try:
+            caller = Identity.parse(shown[0].decode()) if shown else None
+        except (FinegrainError, UnicodeDecodeError):
+            caller = None
+        if caller and caller.role is Role.EXECUTOR and caller.cluster == self._cluster:
+            return None
+        name = str(caller) if caller else "a caller without an identity"
+        return PermissionDenied(
+            f"{name} may not offer slots; this call needs the role executor",
+            reason=Reason.ROLE_MISSING,
+            details={"identity": name, "method": "OfferSlots", "needs": "executor"},
+        )
 
     def _judge(self, slot: slots_pb2.SlotStatus) -> slots_pb2.ItemError | None:
         if self._wanted(slot.allocation_id, slot.generation):
             return None
-        return _refusal(Reason.ALLOCATION_UNKNOWN, "this job master has no request for the slot")
-
-
-def _answers(
-    request: job_master_pb2.OfferSlotsRequest,
-    judge: Callable[[slots_pb2.SlotStatus], slots_pb2.ItemError | None],
-) -> job_master_pb2.OfferSlotsResponse:
-    return job_master_pb2.OfferSlotsResponse(
-        results=[
-            slots_pb2.ItemResult(id=each.allocation_id, error=judge(each)) for each in request.slots
-        ]
-    )
-
-
-def _refusal(reason: Reason, message: str) -> slots_pb2.ItemError:
-    return slots_pb2.ItemError(reason=reason, message=message)
+        return slots_pb2.ItemError(
+            reason=Reason.ALLOCATION_UNKNOWN,
+            message="this job master has no request for the slot",
+        )

@@ -125,9 +125,7 @@ class RequestRange:
             job_id=self._context.job_id, ranges=[self._some(first_index, count)]
         )
         answer = await self._context.connection.call_manager(
-            lambda manager, timeout_s: manager.CancelRequests(
-                message, timeout=timeout_s, metadata=self._context.metadata
-            )
+            lambda manager, timeout_s: manager.CancelRequests(message, timeout=timeout_s)
         )
         return read(ItemOutcome, answer.range_results[0])
 
@@ -152,9 +150,7 @@ class RequestRange:
             grace=duration(grace_s),
         )
         answer = await self._context.connection.call_manager(
-            lambda manager, timeout_s: manager.ReleaseSlots(
-                message, timeout=timeout_s, metadata=self._context.metadata
-            )
+            lambda manager, timeout_s: manager.ReleaseSlots(message, timeout=timeout_s)
         )
         return read(ItemOutcome, answer.range_results[0])
 

@@ -33,7 +33,7 @@ async def release(
         )
         answer = await context.connection.call_manager(
             lambda manager, timeout_s, message=message: manager.ReleaseSlots(  # type: ignore[misc]
-                message, timeout=timeout_s, metadata=context.metadata
+                message, timeout=timeout_s
             )
         )
         outcomes += read.each(ItemOutcome, answer.results)

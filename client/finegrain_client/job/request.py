@@ -126,9 +126,7 @@ class Request:
             job_id=self._context.job_id, allocation_ids=[self.allocation_id]
         )
         await self._context.connection.call_manager(
-            lambda manager, timeout_s: manager.CancelRequests(
-                message, timeout=timeout_s, metadata=self._context.metadata
-            )
+            lambda manager, timeout_s: manager.CancelRequests(message, timeout=timeout_s)
         )
 
     async def explain(self, *, executor_id: str = "", max_executors: int = 0) -> Explanation:
@@ -157,9 +155,7 @@ class Request:
             allocation_id=self.allocation_id, executor_id=executor_id, max_executors=max_executors
         )
         answer = await self._context.connection.call_manager(
-            lambda manager, timeout_s: manager.Explain(
-                message, timeout=timeout_s, metadata=self._context.metadata
-            ),
+            lambda manager, timeout_s: manager.Explain(message, timeout=timeout_s),
             policy=policy,
         )
         return read(Explanation, answer)

@@ -140,9 +140,7 @@ class Submission:
         )
         try:
             answer = await self._context.connection.call_manager(
-                lambda manager, timeout_s: manager.RequestResource(
-                    message, timeout=timeout_s, metadata=self._context.metadata
-                )
+                lambda manager, timeout_s: manager.RequestResource(message, timeout=timeout_s)
             )
         except BaseException as error:
             # Members may be submitted again, as a repeat. Only if all are new, nothing else relies
@@ -172,9 +170,7 @@ class Submission:
     async def _cancel_members(self, members: slots_pb2.RangeMembers) -> None:
         message = rm.CancelRequestsRequest(job_id=self._context.job_id, ranges=[members])
         await self._context.connection.call_manager(
-            lambda manager, timeout_s: manager.CancelRequests(
-                message, timeout=timeout_s, metadata=self._context.metadata
-            )
+            lambda manager, timeout_s: manager.CancelRequests(message, timeout=timeout_s)
         )
 
     def give_up(self, requests: Iterable[Request]) -> None:
@@ -190,7 +186,7 @@ class Submission:
             message = rm.CancelRequestsRequest(job_id=self._context.job_id, allocation_ids=some)
             answer = await self._context.connection.call_manager(
                 lambda manager, timeout_s, message=message: manager.CancelRequests(  # type: ignore[misc]
-                    message, timeout=timeout_s, metadata=self._context.metadata
+                    message, timeout=timeout_s
                 )
             )
             outcomes += read.each(ItemOutcome, answer.results)
@@ -204,9 +200,7 @@ class Submission:
             job_id=self._context.job_id, requests=batch.requests, gangs=batch.gangs
         )
         answer = await self._context.connection.call_manager(
-            lambda manager, timeout_s: manager.RequestResource(
-                message, timeout=timeout_s, metadata=self._context.metadata
-            )
+            lambda manager, timeout_s: manager.RequestResource(message, timeout=timeout_s)
         )
         for sent, result in zip(batch.requests, answer.results, strict=True):
             request = self._watch.requests.get(sent.allocation_id)

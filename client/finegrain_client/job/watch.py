@@ -151,7 +151,7 @@ class JobWatch:
             try:
                 await self._context.connection.call_manager(
                     lambda manager, timeout_s, message=message: manager.KeepAlive(  # type: ignore[misc]
-                        message, timeout=timeout_s, metadata=self._context.metadata
+                        message, timeout=timeout_s
                     )
                 )
             except FinegrainError as error:
@@ -172,7 +172,7 @@ class JobWatch:
             job_id=self._context.job_id,
             from_sequence=0 if self._want_snapshot else self.sequence + 1,
         )
-        return self._context.connection.manager.WatchJob(message, metadata=self._context.metadata)
+        return self._context.connection.manager.WatchJob(message)
 
     async def _handle(self, response: rm.WatchJobResponse) -> bool:
         self._context.connection.manager_answered(self._watched)
@@ -327,7 +327,7 @@ class JobWatch:
             while True:
                 answer = await self._context.connection.call_cluster(
                     lambda cluster, timeout_s, message=message: cluster.ListRequests(  # type: ignore[misc]
-                        message, timeout=timeout_s, metadata=self._context.metadata
+                        message, timeout=timeout_s
                     )
                 )
                 found += read.each(RequestStatus, answer.requests)

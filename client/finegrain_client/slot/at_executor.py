@@ -21,6 +21,7 @@ from finegrain_client.types.status import SlotStatus
 
 if TYPE_CHECKING:
     from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceAsyncStub
+    from finegrain_client.connection import ExecutorLink
 
 T = TypeVar("T")
 
@@ -49,7 +50,8 @@ class SlotAtExecutor:
         self._context = context
         self._size = SlotSize(context, status)
         self._address = status.executor_address
-        self._stub: TaskExecutorServiceAsyncStub | None = None  # opened on first use
+        self._link: ExecutorLink | None = None  # opened on first use
+        self._former: list[ExecutorLink] = []
         self._readers = 0
         self.lost = asyncio.Event()
         self.error = None
@@ -105,11 +107,17 @@ class SlotAtExecutor:
         """The executor's service.
 
         Raises:
-            ConfigurationError: the job's secret would be sent over a network without TLS.
+            Unauthenticated: the client's certificate has expired.
         """
-        if self._stub is None:
-            self._stub = self._context.connection.acquire_executor(self._address)
-        return self._stub
+        connection = self._context.connection
+        if self._link is None:
+            self._link = connection.acquire_executor(self._address, self.executor_id)
+        elif not connection.is_current(self._link):
+            # The certificate was renewed, and an executor refuses the old one when it expires. The
+            # old channel stays for the streams on it.
+            self._former.append(self._link)
+            self._link = connection.acquire_executor(self._address, self.executor_id)
+        return self._link.stub
 
     @internal
     @contextmanager
@@ -125,9 +133,11 @@ class SlotAtExecutor:
 
     def _hang_up(self) -> None:
         # Tasks of a released slot may still be read to their end.
-        if self._stub is not None and self._readers == 0:
-            self._stub = None
-            self._context.connection.release_executor(self._address)
+        if self._readers == 0:
+            links, self._link, self._former = [*self._former, self._link], None, []
+            for link in links:
+                if link is not None:
+                    self._context.connection.release_executor(link)
 
     @internal
     async def guard(self, work: Awaitable[T]) -> T:
@@ -196,9 +206,9 @@ class SlotAtExecutor:
         # An executor that was restarted may listen on another port.
         address = answer.executor.address
         if address and address != self._address and not self.is_lost:
-            if self._stub is not None:
-                connection.release_executor(self._address)
-            self._address, self._stub = address, None
+            if self._link is not None:
+                connection.release_executor(self._link)
+            self._address, self._link = address, None
 
     def _why(self) -> FinegrainError:
         return self.error or SlotLost(self.allocation_id, self.generation, self.executor_id, "", "")

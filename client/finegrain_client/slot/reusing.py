@@ -60,7 +60,7 @@ async def reuse(
         )
         answer = await context.connection.call_manager(
             lambda manager, timeout_s, message=message: manager.ReuseSlots(  # type: ignore[misc]
-                message, timeout=timeout_s, metadata=context.metadata
+                message, timeout=timeout_s
             )
         )
         for (slot, _), result in zip(some, answer.results, strict=True):

@@ -180,9 +180,7 @@ class SlotSize:
             park=park,
         )
         answer = await self._context.connection.call_manager(
-            lambda manager, timeout_s: manager.ResizeSlot(
-                message, timeout=timeout_s, metadata=self._context.metadata
-            )
+            lambda manager, timeout_s: manager.ResizeSlot(message, timeout=timeout_s)
         )
         return read(SlotStatus, answer.slot)
 

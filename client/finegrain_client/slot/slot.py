@@ -143,9 +143,7 @@ class Slot(SlotAtExecutor):
             grace=duration(grace_s),
         )
         await self._context.connection.call_manager(
-            lambda manager, timeout_s: manager.ReleaseSlots(
-                message, timeout=timeout_s, metadata=self._context.metadata
-            )
+            lambda manager, timeout_s: manager.ReleaseSlots(message, timeout=timeout_s)
         )
         # Not before the call has succeeded: until then the slot still exists.
         self.mark_released()

@@ -214,9 +214,7 @@ class Task:
         """
         message = te.SignalTaskRequest(task_id=self.task_id, signal=int(number))
         await self._slot.call(
-            lambda executor, timeout_s: executor.SignalTask(
-                message, timeout=timeout_s, metadata=self._context.metadata
-            )
+            lambda executor, timeout_s: executor.SignalTask(message, timeout=timeout_s)
         )
 
     async def cancel(self, grace_s: float | None = None) -> None:
@@ -229,7 +227,7 @@ class Task:
             SlotLost: the slot has ended.
             FinegrainError: the executor refused, or could not be reached.
         """
-        await _cancel(self._slot, self._context, self.task_id, grace_s)
+        await _cancel(self._slot, self.task_id, grace_s)
 
     async def _watch(self) -> None:
         try:
@@ -257,7 +255,7 @@ class Task:
                 stderr_offset=reader.offsets.stderr,
                 no_output=reader.no_output,
             )
-            return self._slot.stub.WatchTask(message, metadata=self._context.metadata)
+            return self._slot.stub.WatchTask(message)
 
         return resumed(
             open_stream,
@@ -326,17 +324,13 @@ async def start_task(
     )
     try:
         answer = await slot.call(
-            lambda executor, timeout_s: executor.SubmitTask(
-                message, timeout=timeout_s, metadata=context.metadata
-            )
+            lambda executor, timeout_s: executor.SubmitTask(message, timeout=timeout_s)
         )
     except (asyncio.CancelledError, FinegrainError) as error:
         # A batch leaves its task to a later runner, which submits the same id again.
         wanted = isinstance(error, asyncio.CancelledError) and not cancel_on_interrupt
         if not wanted and not isinstance(error, REFUSALS) and not slot.has_ended:
-            context.background.start(
-                _forget(slot, context, task_id), f"{CLEANING_UP} task {task_id}"
-            )
+            context.background.start(_forget(slot, task_id), f"{CLEANING_UP} task {task_id}")
         raise
     status = read(TaskStatus, answer.task)
     if status.state is TaskState.FAILED:
@@ -344,9 +338,9 @@ async def start_task(
     return Task(slot, context, status, options)
 
 
-async def _forget(slot: SlotAtExecutor, context: JobContext, task_id: str) -> None:
+async def _forget(slot: SlotAtExecutor, task_id: str) -> None:
     try:
-        await _cancel(slot, context, task_id, None)
+        await _cancel(slot, task_id, None)
     except NotFound:
         return  # it was never accepted
     except FinegrainError:
@@ -354,15 +348,9 @@ async def _forget(slot: SlotAtExecutor, context: JobContext, task_id: str) -> No
             raise
 
 
-async def _cancel(
-    slot: SlotAtExecutor, context: JobContext, task_id: str, grace_s: float | None
-) -> None:
+async def _cancel(slot: SlotAtExecutor, task_id: str, grace_s: float | None) -> None:
     message = te.CancelTaskRequest(task_id=task_id, grace=duration(grace_s))
-    await slot.call(
-        lambda executor, timeout_s: executor.CancelTask(
-            message, timeout=timeout_s, metadata=context.metadata
-        )
-    )
+    await slot.call(lambda executor, timeout_s: executor.CancelTask(message, timeout=timeout_s))
 
 
 def _not_started(status: TaskStatus) -> TaskNotStarted:

@@ -94,7 +94,7 @@ class TaskInput:
             # After a break, sends from the last known offset; the executor ignores what it has
             # already.
             messages = self._messages(piece[self._offset - start :], eof=eof)
-            call = self._slot.stub.WriteTaskInput(messages, metadata=self._context.metadata)
+            call = self._slot.stub.WriteTaskInput(messages)
             try:
                 accepted = (await call).accepted_bytes
             except grpc.RpcError as error:

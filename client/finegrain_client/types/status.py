@@ -196,6 +196,7 @@ class JobStatus(Value):
     service: float = 0.0  # recent usage: cost times seconds, decayed
     share_now: float = 0.0  # fraction of all usage that its slots have, 0 to 1
     oldest_wait_time: datetime | None = None  # since when its oldest request waits
+    owner: str = ""  # identity that registered the job, such as "user/alice"
 
 
 @dataclass(frozen=True, slots=True)

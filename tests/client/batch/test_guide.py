@@ -41,7 +41,6 @@ async def servant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     async with serving(servant):
         monkeypatch.setenv("FINEGRAIN_MANAGER", servant.address)
         monkeypatch.setenv("FINEGRAIN_BATCH_DIR", str(tmp_path / "batches"))
-        monkeypatch.delenv("FINEGRAIN_TOKEN_FILE", raising=False)
         yield servant
 
 

@@ -165,7 +165,7 @@ async def test_who_has_ended_the_job_is_known_although_the_runner_was_killed_ove
 
 async def test_a_batch_waits_for_a_manager_that_is_not_there_and_says_so(tmp_path: Path) -> None:
     said: list[str] = []
-    async with fg.connect("127.0.0.1:1", token="t" * 20, budget_s=0.2) as cluster:
+    async with fg.connect("127.0.0.1:1", budget_s=0.2) as cluster:
         batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
         running = asyncio.create_task(batch.run(lambda now: said.append(now.message)))
         await eventually(lambda: any("127.0.0.1:1" in each for each in said))
@@ -179,7 +179,7 @@ async def test_slots_are_asked_for_until_somebody_answers(
     monkeypatch.setattr("finegrain_client.batch.session.RESUBMIT_DELAY_S", 0.01)
     servant.programs["work"] = Program()
     servant.failures["RequestResource"].extend(Unavailable("not now") for _ in range(9))
-    async with fg.connect(servant.address, token="t" * 20, budget_s=0.2) as cluster:
+    async with fg.connect(servant.address, budget_s=0.2) as cluster:
         batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
         (await batch.run()).check()
 
@@ -326,7 +326,7 @@ async def test_blocking_callers_have_the_same(tmp_path: Path) -> None:
     async with serving(servant):
 
         def run() -> list[bytes]:
-            with fg.blocking.connect(servant.address, token="t" * 20) as cluster:
+            with fg.blocking.connect(servant.address) as cluster:
                 batch = fg.blocking.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
                 batch.run(lambda _now: None).check()
                 assert batch.progress.done == 3

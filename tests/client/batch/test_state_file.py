@@ -49,7 +49,7 @@ from finegrain_client.batch.state_file import *
 from finegrain_client.batch.values import ThreadResult, unknown_result
 from tests.support.full_values import full_value
 state = StateFile.create(Path({str(path)!r}), fg.BatchSpec(3, ["work"]), None)
-row = state.add_job("job-1", "secret")
+row = state.add_job("job-1")
 begun = AttemptRow(1, 1, 1, "r.1", 1, "host-a", 1000.5)
 submitted = [SubmittedRow(0, 3)]
 state.write(1, Changes(begun=[begun], results=[unknown_result(0, "why")], submitted=submitted))
@@ -63,7 +63,7 @@ os._exit(9)
     assert known.used == {("r.1", 1)}
     assert known.submitted == [SubmittedRow(0, 3)]
     assert known.job is not None
-    assert (known.job.job_id, known.job.secret, known.job.ended) == ("job-1", "secret", False)
+    assert (known.job.job_id, known.job.ended) == ("job-1", False)
 
 
 def test_the_batch_is_read_as_it_was_written(path: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_first_result_stays(path: Path) -> None:
 
 
 def test_a_file_is_for_its_owner_only(path: Path) -> None:
-    """It contains the secret of the batch's job."""
+    """It contains the environment of the threads."""
     state = StateFile.create(path, SPEC, None)
     modes = {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
     state.close()
@@ -136,7 +136,7 @@ def test_a_batch_is_not_made_where_there_is_one(path: Path) -> None:
 
 def test_what_ran_under_a_job_that_is_over_is_not_expected_back(path: Path) -> None:
     state = StateFile.create(path, SPEC, None)
-    row = state.add_job("job-1", "secret")
+    row = state.add_job("job-1")
     state.write(row.number, Changes(begun=[BEGUN], submitted=[SubmittedRow(0, 3)]))
     state.end_job(row.number)
     known = state.known()
@@ -146,7 +146,7 @@ def test_what_ran_under_a_job_that_is_over_is_not_expected_back(path: Path) -> N
 
 def test_failures_can_be_forgotten(path: Path) -> None:
     state = StateFile.create(path, SPEC, None)
-    row = state.add_job("job-1", "secret")
+    row = state.add_job("job-1")
     ended = [(1, 1, "lost", "its host went"), (1, 2, "failed", "exit 1")]
     begun = [BEGUN, replace(BEGUN, attempt=2)]
     state.write(row.number, Changes(begun=begun, ended=ended, results=[unknown_result(1, "")]))

@@ -77,7 +77,6 @@ class WorldJob:
     """A job in the state of the resource manager."""
 
     job_id: str
-    secret: str
     over: str = ""  # end reason; empty while it is active
     range_id: str = ""
     waiting: dict[int, None] = field(default_factory=dict)
@@ -198,10 +197,9 @@ class World:
 
     def job(self, name: str, *, group: str, lease_s: float) -> WorldJobHandle:
         number = next(self._ids)
-        return WorldJobHandle(self, WorldJob(f"job-{number}", f"secret-{number}"), new=True)
+        return WorldJobHandle(self, WorldJob(f"job-{number}"), new=True)
 
-    def attach_job(self, job_id: str, secret: str, *, lease_s: float = 0) -> WorldJobHandle:
-        assert self.jobs[job_id].secret == secret
+    def attach_job(self, job_id: str, *, lease_s: float = 0) -> WorldJobHandle:
         return WorldJobHandle(self, self.jobs[job_id], new=False)
 
     async def info(self) -> Any:
@@ -235,7 +233,7 @@ class WorldJobHandle:
     def __init__(self, world: World, job: WorldJob, *, new: bool) -> None:
         self.world, self.inner, self._new = world, job, new
         self.life = world.life
-        self.job_id, self.secret = job.job_id, job.secret
+        self.job_id = job.job_id
         self.detached = False
 
     async def __aenter__(self) -> WorldJobHandle:

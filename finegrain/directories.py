@@ -21,6 +21,12 @@ def state_directory(part: str) -> Path:
     return Path(base) / "finegrain" / part
 
 
+def default_credentials_file() -> Path:
+    """Returns the path of this user's own credentials file."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "finegrain" / "credentials"
+
+
 def run_directory(part: str) -> Path:
     """Returns the default directory of sockets and notes.
 

@@ -1,0 +1,155 @@
+"""Renews the certificate of a client in the background, after half of its life.
+
+The key stays the same, so that this needs no library for cryptography. Several programs may use one
+credentials file: the first one renews it, and the others read the new file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from finegrain.credentials import Credentials, read_credentials, write_credentials
+from finegrain.errors import FinegrainError, Reason, Unauthenticated
+from finegrain.rpc.own_certificate import OwnCertificate
+from finegrain.v1.identity_pb2 import IssuedCertificate
+
+LOOK_INTERVAL_S = 3_600.0
+"""Longest wait before the clock is read again, because a sleeping host delays timers."""
+BACKDATED_S = 7_200.0
+"""Certificates are valid from this time before their issue on, for hosts whose clocks are slow."""
+STOPPING_S = 2.0
+"""Longest time in seconds that `stop` waits for a renewal that has begun."""
+
+log = logging.getLogger("finegrain_client")
+
+
+class Renewal:
+    """Keeps one certificate valid.
+
+    Args:
+        own: the certificate; it is replaced.
+        file: the credentials file to replace, too; None: there is none.
+        ask: asks the resource manager for the next certificate.
+        now: returns the time in seconds since 1970 (UTC).
+    """
+
+    def __init__(
+        self,
+        own: OwnCertificate,
+        file: Path | None,
+        ask: Callable[[], Awaitable[IssuedCertificate]],
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._own = own
+        self._file = file
+        self._ask = ask
+        self._now = now
+        self._task: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    def check_valid(self) -> None:
+        """Checks that the certificate is valid; first uses a newer one that the file holds.
+
+        Raises:
+            Unauthenticated: it is not valid.
+        """
+        if self._own.credentials.problem_at(self._now()):
+            self._take_newer(self._read())
+        self._own.check_valid()
+
+    def start(self) -> None:
+        """Starts the renewals; does nothing if they have started."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stops. A renewal that has begun may end, because short programs would never end one."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        if self._renewing is not None:
+            await asyncio.wait({self._renewing}, timeout=STOPPING_S)
+            self._renewing.cancel()
+        task.cancel()
+        await asyncio.wait({task})
+
+    @property
+    def due_s(self) -> float:
+        """When the next renewal is due, in seconds since 1970 (UTC)."""
+        own = self._own.credentials
+        issued_s = min(own.not_before + BACKDATED_S, own.not_after)
+        return (issued_s + own.not_after) / 2
+
+    async def renew(self) -> None:
+        """Gets the next certificate, from the file or from the resource manager.
+
+        Raises:
+            FinegrainError: the resource manager did not answer, or refused.
+        """
+        if self._take_newer(await asyncio.to_thread(self._read)):
+            return
+        own = self._own.credentials
+        issued = await self._ask()
+        if issued.identity != own.identity:
+            raise Unauthenticated(
+                f"the resource manager has signed a certificate of {issued.identity} for"
+                f" {own.identity}",
+                reason=Reason.CERTIFICATE_WRONG,
+            )
+        fresh = replace(
+            own,
+            addresses=tuple(dict.fromkeys((*own.addresses, *issued.addresses))),
+            authorities=issued.authorities,
+            certificate=issued.certificate,
+            not_before=issued.not_before.seconds,
+            not_after=issued.not_after.seconds,
+        )
+        self._own.replace(fresh)
+        await asyncio.to_thread(self._write, fresh)
+
+    async def _run(self) -> None:
+        while True:
+            wait_s = self.due_s - self._now()
+            if wait_s <= 0:
+                self._renewing = asyncio.ensure_future(self.renew())
+                try:
+                    await asyncio.shield(self._renewing)
+                except FinegrainError as error:
+                    log.warning("the certificate was not renewed: %s", error.message)
+                self._renewing = None
+                wait_s = LOOK_INTERVAL_S
+            await asyncio.sleep(min(wait_s, LOOK_INTERVAL_S))
+
+    def _read(self) -> Credentials | None:
+        try:
+            return read_credentials(self._file) if self._file is not None else None
+        except FinegrainError:
+            return None
+
+    def _take_newer(self, found: Credentials | None) -> bool:
+        own = self._own.credentials
+        newer = (
+            found is not None and found.identity == own.identity and found.not_after > own.not_after
+        )
+        if newer and found is not None:
+            self._own.replace(found)
+        return newer
+
+    def _write(self, fresh: Credentials) -> None:
+        found = self._read()
+        # Another key: the user has logged in again meanwhile.
+        if self._file is None or found is None or found.key != fresh.key:
+            return
+        try:
+            # A file of another user would become one of this user.
+            if self._file.stat().st_uid == os.geteuid():
+                write_credentials(self._file, fresh)
+        except (OSError, FinegrainError) as error:
+            log.warning("the renewed certificate is not in %s: %s", self._file, error)
