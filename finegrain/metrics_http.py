@@ -1,27 +1,34 @@
-"""A second, read-only port for metrics and health, over plain HTTP.
+"""A second, read-only port for metrics and health, over HTTP.
 
 It serves GET and HEAD of /metrics (Prometheus text), /healthz (the process runs) and /readyz (the
-process can do its work). It uses no input except the path, so callers need no token. Only with
-`insecure` it listens on addresses other than loopback. It is a small server on the event loop,
-without a framework.
+process can do its work). It uses no input except the path. On loopback it is plain HTTP. On other
+addresses it is HTTPS: callers of /metrics must show a certificate of the cluster with the role
+metrics, viewer or operator. It is a small server on the event loop, without a framework.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from finegrain.errors import ConfigurationError
+from finegrain.errors import ConfigurationError, FinegrainError
+from finegrain.identity import Role
+from finegrain.rpc.access import check_role
 from finegrain.rpc.addresses import format_address, is_loopback, parse_address
+from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.server import bind_error
+from finegrain.rpc.tls_context import presenting_context
+from finegrain.rpc.trust import CERTIFICATE_KEY, Trust
 
 REQUEST_BYTES_MAX = 8 * 1024
 REQUEST_TIME_MAX_S = 10.0
 CONNECTIONS_MAX = 64
+METRICS_READERS = frozenset((Role.METRICS, Role.VIEWER, Role.OPERATOR))
 
 
 class MetricsServer:
@@ -33,11 +40,12 @@ class MetricsServer:
         health: returns True if /readyz should report success.
         unready: returns the text of /readyz when it reports no success.
         refresh: called before every answer to /metrics.
-        insecure: True: allow an address other than loopback.
+        own: the certificate that the server shows beyond loopback.
+        trust: how the server identifies its callers; None: by certificates of the own cluster.
 
     Raises:
         InvalidArgument: the address is malformed.
-        ConfigurationError: the address is not loopback, and `insecure` is False.
+        ConfigurationError: the address is not loopback, and there is no certificate.
     """
 
     def __init__(
@@ -48,15 +56,21 @@ class MetricsServer:
         *,
         unready: Callable[[], str] = lambda: "not ready",
         refresh: Callable[[], Awaitable[None]] | None = None,
-        insecure: bool = False,
+        own: OwnCertificate | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self._host, self._port = parse_address(address, "listen.metrics_address")
-        if not insecure and not is_loopback(address):
-            raise ConfigurationError(
-                f"metrics at {address} could be read from other hosts; use a loopback address, or "
-                "pass --insecure if only trusted hosts can reach it",
-                details={"address": address},
-            )
+        self._tls: ssl.SSLContext | None = None
+        self._trust: Trust | None = None
+        if not is_loopback(address):
+            if own is None:
+                raise ConfigurationError(
+                    f"metrics at {address} could be read from other hosts, and this process has no"
+                    " certificate; use a loopback address",
+                    details={"address": address},
+                )
+            self._tls = presenting_context(own)
+            self._trust = trust or Trust(own.credentials.who.cluster)
         self._address = address
         self._registry = registry
         self._health = health
@@ -74,7 +88,12 @@ class MetricsServer:
         """
         try:
             self._server = await asyncio.start_server(
-                self._accept, self._host, self._port, limit=REQUEST_BYTES_MAX
+                self._accept,
+                self._host,
+                self._port,
+                limit=REQUEST_BYTES_MAX,
+                ssl=self._tls,
+                ssl_handshake_timeout=REQUEST_TIME_MAX_S if self._tls else None,
             )
         except OSError as error:
             raise bind_error(self._address, error.errno or 0) from None
@@ -95,7 +114,7 @@ class MetricsServer:
         if task is None:
             writer.close()
             return
-        # Callers need no token, so the number of connections must be limited. At the limit, the
+        # Anybody can connect, so the number of connections must be limited. At the limit, the
         # oldest connection is closed. It is probably idle, because a real caller sends its request
         # at once. So idle connections cannot block health checks.
         if len(self._connections) >= CONNECTIONS_MAX:
@@ -123,12 +142,30 @@ class MetricsServer:
         method, _, rest = lines[0].partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
         accept = next((line[7:].strip() for line in lines if line[:7].lower() == "accept:"), "")
-        answer = await self._answer(method, path, accept)
+        refused = self._refusal(writer) if path == "/metrics" else None
+        answer = refused or await self._answer(method, path, accept)
         if method == "HEAD":
             # The head keeps the length of the body, as HTTP requires for HEAD.
             answer = answer[: answer.index(b"\r\n\r\n") + 4]
         writer.write(answer)
         await writer.drain()
+
+    def _refusal(self, writer: asyncio.StreamWriter) -> bytes | None:
+        """Returns the answer to a caller who may not read metrics; None: the caller may."""
+        if self._trust is None:
+            return None
+        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        auth = {CERTIFICATE_KEY: [ssl.DER_cert_to_PEM_cert(shown).encode()]} if shown else {}
+        peer = str(writer.get_extra_info("peername"))
+        try:
+            caller = self._trust.identify(auth, peer)
+        except FinegrainError as error:
+            return _answer(401, "text/plain", f"{error.message}\n".encode())
+        try:
+            check_role(caller, "/metrics", METRICS_READERS)
+        except FinegrainError as error:
+            return _answer(403, "text/plain", f"{error.message}\n".encode())
+        return None
 
     async def _answer(self, method: str, path: str, accept: str) -> bytes:
         if method not in ("GET", "HEAD"):
@@ -152,6 +189,8 @@ class MetricsServer:
 
 _PHRASES = {
     200: "OK",
+    401: "Unauthorized",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     431: "Request Header Fields Too Large",

@@ -15,7 +15,6 @@ from pathlib import Path
 from finegrain.errors import ConfigurationError, FinegrainError
 from finegrain.ids import ID_PATTERN
 from task_executor.helper.launch import become_helper
-from task_executor.join_environment import take_join_token
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.checkpoint import STATE_FILE
 from task_executor.service.prepared import check_ours, helper_config, host_name
@@ -31,7 +30,6 @@ def run(options: TaskExecutorOptions) -> int:
         The exit status 2. The reason is on standard error.
     """
     try:
-        take_join_token()  # removes the token, because only the front needs it
         socket = options.helper_socket
         if socket is None:
             raise ConfigurationError(
@@ -67,7 +65,8 @@ def _front_user(options: TaskExecutorOptions) -> User:
 def executor_id(options: TaskExecutorOptions) -> str:
     """Returns the id of the executor: the configured id, the id that the front has saved, or the
     host name."""
-    # The front uses the same sequence, because both must use the same id.
+    # The front uses the name in its certificate instead of the host name, and refuses a helper with
+    # another id.
     return options.executor_id or _saved_id(options.state_dir / STATE_FILE) or host_name()
 
 

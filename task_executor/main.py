@@ -14,6 +14,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -71,8 +72,13 @@ async def serve(
     Raises:
         ConfigurationError, InvalidArgument: the executor cannot start with this configuration.
         Unavailable: the helper does not answer.
+        Unauthenticated: the executor could not join the cluster.
     """
-    prepared = await asyncio.to_thread(prepare, options)
+    stopping = threading.Event()
+    try:
+        prepared = await asyncio.to_thread(prepare, options, stopping)
+    finally:
+        stopping.set()  # after a cancellation, the thread must not wait for a resource manager
     await _serve(prepared, ready=ready, stop=stop or asyncio.Event())
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from finegrain.options import ListenOptions, LogOptions, TlsOptions
+from finegrain.options import ListenOptions, LogOptions
 from finegrain.resources import MIB
 from task_executor.host.network_ports import TASK_PORTS_DEFAULT
 
@@ -37,18 +37,15 @@ class TaskExecutorOptions:
 
     state_dir: Path
     run_dir: Path  # sockets; short, since socket paths are limited to 107 bytes
-    managers: tuple[str, ...]  # addresses of resource managers, "host:port"
-    executor_id: str = ""  # empty: the host name
+    managers: tuple[str, ...]  # "host:port"; empty: those in the executor's credentials
+    executor_id: str = ""  # empty: the name in the executor's certificate
     listen: ListenOptions = field(
         default_factory=lambda: ListenOptions(
             address=DEFAULT_ADDRESS, metrics_address=DEFAULT_METRICS_ADDRESS
         )
     )
     advertise_address: str = ""  # empty: the address that is bound
-    manager_tls: TlsOptions | None = None
-    manager_insecure: bool = False  # allow sending tokens unencrypted beyond loopback
-    cluster_token_file: Path | None = None  # preferred to FINEGRAIN_JOIN_TOKEN
-    usual_token_file: Path | None = None  # used if there is neither; None: the one in state_dir
+    join_token_file: Path | None = None  # None: join.token in state_dir
     provided_as: str = ""  # executor shape of its provider; empty: FINEGRAIN_PROVIDED_AS
     log: LogOptions = field(default_factory=LogOptions)
     labels: tuple[tuple[str, str], ...] = ()
@@ -95,6 +92,7 @@ class TaskExecutorOptions:
     task_kill_grace_ms: int = 5_000
     output_limit_bytes: int = 64 * 1024 * 1024  # per stream and task
     offer_timeout_ms: int = 10_000
+    offer_targets: tuple[str, ...] = ()  # host names and networks for offers; empty: all
     orphan_timeout_ms: int | None = 600_000  # None: never
     helper_socket: Path | None = None  # of a separate helper unit; None: the front starts one
     helper_state_dir: Path | None = None  # state directory of that helper

@@ -15,11 +15,11 @@ from enum import Enum
 
 from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, Reason
 from finegrain.logs import get_logger
-from finegrain.rpc.access import TokenHashes
 from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.rpc.wire_cpus import host_policy_from_proto
 from finegrain.v1 import cpus_pb2, resource_manager_pb2, slots_pb2
 from task_executor.engine.slots import CarveState, SlotKey
+from task_executor.service.denials import Denials
 from task_executor.service.encoding import state_to_proto
 from task_executor.service.manager_link import ManagerLink
 from task_executor.service.slot_keeper import SlotKeeper
@@ -33,9 +33,10 @@ NEEDS_OPERATOR = frozenset(
     {
         Reason.INSTANCE_CONFLICT,
         Reason.VERSION_MISMATCH,
-        Reason.TOKEN_WRONG,
-        Reason.TOKEN_MISSING,
-        Reason.CLUSTER_TOKEN_NEEDED,
+        Reason.CERTIFICATE_MISSING,
+        Reason.CERTIFICATE_WRONG,
+        Reason.CERTIFICATE_DENIED,
+        Reason.ROLE_MISSING,
         Reason.INVALID_ARGUMENT,
         Reason.ALREADY_EXISTS,
     }
@@ -82,7 +83,7 @@ class Agent:
         link: the connection to the RM.
         registration: builds the registration request from the first report.
         measure: returns the measured usage of slots.
-        tokens: receives the hash of the user token that the RM sends.
+        denied: called after the list of denied identities has changed.
         orphan_timeout_ms: how long slots are kept while no RM is reachable; None: indefinitely.
         clock: returns the current time in seconds.
     """
@@ -94,7 +95,7 @@ class Agent:
         *,
         registration: Registration,
         measure: Measure,
-        tokens: TokenHashes,
+        denied: Callable[[], None],
         orphan_timeout_ms: int | None,
         clock: Clock = boot_seconds,
     ) -> None:
@@ -102,7 +103,7 @@ class Agent:
         self._link = link
         self._registration = registration
         self._measure = measure
-        self._tokens = tokens
+        self._denied = denied
         self._orphan_timeout_ms = orphan_timeout_ms
         self._clock = clock
         self._logged_reason: Reason | None = None  # the failure that was last logged
@@ -198,12 +199,7 @@ class Agent:
         keeper.fence.check_epoch(answer.rm_epoch)
         await keeper.keep_epoch(answer.rm_epoch)
         keeper.fence.register(answer.rm_epoch, answer.registration_number)
-        self._tokens.user_sha256 = answer.user_token_sha256
-        if keeper.user_token_sha256 != answer.user_token_sha256:
-            # A front that restarts while the RM is unreachable needs the hash. If the disk is full,
-            # the registration continues, and the next checkpoint contains the hash.
-            keeper.user_token_sha256 = answer.user_token_sha256
-            await keeper.save_or_log()
+        await self._follow_denials(answer.denied)
         self.state.report_interval_ms = duration_ms_from_proto(
             answer.report_interval, "report_interval"
         )
@@ -233,6 +229,7 @@ class Agent:
             registration_number=keeper.fence.registration_number,
             report=state_to_proto(keeper.next_state()),
             usage=usage,
+            denied_number=keeper.denials.number,
         )
         answer = await self._link.report(request)
         self.state.reports_sent += 1
@@ -246,6 +243,8 @@ class Agent:
             # moment.
             await keeper.keep_epoch(answer.rm_epoch)
             keeper.fence.raise_epoch(answer.rm_epoch)
+        if answer.HasField("denied"):
+            await self._follow_denials(answer.denied)
         # This answer acknowledges no report. The next registration contains a complete report.
         if answer.register_again:
             log.info("register_again", manager=self._link.address, rm_epoch=answer.rm_epoch)
@@ -259,6 +258,18 @@ class Agent:
             keeper.reports.require_full_report()
             return _NextStep.AT_ONCE
         return _NextStep.WAIT
+
+    async def _follow_denials(self, message: resource_manager_pb2.DeniedIdentities) -> None:
+        """Rejects the identities in a list from now on, and no others."""
+        denials = Denials(message.number, tuple(sorted(set(message.subjects))))
+        if denials == self._keeper.denials:
+            return
+        log.info("denials_changed", number=denials.number, subjects=len(denials.subjects))
+        self._keeper.denials = denials
+        self._denied()
+        # A front that restarts while the RM is unreachable needs the list. If the disk is full, the
+        # next checkpoint contains it.
+        await self._keeper.save_or_log()
 
     async def _follow_policy(self, message: cpus_pb2.HostPolicy, number: int) -> None:
         """Applies the settings that an operator made for this host.

@@ -3,9 +3,10 @@
 After any crash, each file has either its old or its new content, and is complete.
 
     executor.lock     locked by the one front that uses this directory
-    state.json        identity, epoch, slots, hash of the user token: one document, replaced whole
+    state.json        identity, epoch, slots, denials: one document, replaced whole
     tasks/ID.json     one per task, written when it is accepted, deleted with the task
     endpoint.json     addresses of the running front, for people and tools
+    executor.*        the certificate, see `task_executor/membership.py`
     helper/           owned by the helper
 """
 
@@ -28,9 +29,10 @@ from finegrain.ids import ID_PATTERN, new_id
 from finegrain.mapping.json_form import JsonCodec, JsonForm
 from finegrain.mapping.stored import FORMS
 from task_executor.engine.slots import EndedSlot, Slot, SlotKey
+from task_executor.service.denials import Denials
 from task_executor.service.operators import SlotOperator
 
-FORMAT_VERSION = 3  # 2: slots may be in a resize; 3: slots may have dedicated cpus
+FORMAT_VERSION = 4  # 2: slots in a resize; 3: slots with dedicated cpus; 4: owners of slots
 LOCK_FILE = "executor.lock"
 STATE_FILE = "state.json"
 ENDPOINT_FILE = "endpoint.json"
@@ -53,7 +55,7 @@ class SavedState:
     starts: int = 0  # number of fronts started with this identity; part of their report numbers
     policy: HostPolicy = field(default_factory=HostPolicy)  # settings that an operator made
     policy_number: int = 0  # number of `policy`; 0: an operator made no settings
-    user_token_sha256: str = ""  # hash from the last registration; empty: not known
+    denials: Denials = field(default_factory=Denials)  # whom to reject
     operators: tuple[SlotOperator, ...] = ()  # operators that are registered for whole slots
 
 

@@ -130,9 +130,8 @@ write = Writer(
             slots_pb2.SlotStatus,
             {"allocated_time": As("allocated_time_ms", _moment)},
             parts="spec",
-            # Until a resize is confirmed, reports contain the old size. Reports never contain
-            # secrets.
-            kept="accepted becoming end_reason spec.job_secret_sha256 spec.target_address",
+            # Until a resize is confirmed, reports contain the old size.
+            kept="accepted becoming end_reason spec.owner spec.target_address",
             unset="executor_id executor_address resizes device_conditions",
         ),
         Writing(
@@ -160,7 +159,7 @@ write = Writer(
                 "error": "fault",
             },
             kept=(
-                "job_secret_sha256 digest submit_time_ms submit_number directory "
+                "owner digest submit_time_ms submit_number directory "
                 "slot_removed_at watchers operator_task registered first_quota_bytes settled "
                 "_wakers"
             ),

@@ -1,6 +1,6 @@
 """TaskExecutorService: passes each call to the part that handles it.
 
-Before a call arrives here, the server (finegrain/rpc/server.py) checks its token and its size. The
+Before a call arrives here, the server (finegrain/rpc/server.py) checks its caller and its size. The
 server converts errors that are raised here into gRPC statuses.
 """
 

@@ -20,12 +20,14 @@ from finegrain import systemd
 from finegrain.cpuset import union
 from finegrain.devices.device import HostDevices
 from finegrain.errors import ConfigurationError, FinegrainError, Reason
+from finegrain.identity import Identity as PeerIdentity
 from finegrain.logs import get_logger
 from finegrain.metrics_http import MetricsServer
 from finegrain.rpc.access import TASK_EXECUTOR_ACCESS
 from finegrain.rpc.addresses import check_dialable
-from finegrain.rpc.server import GuardedServer, TokenHashes
-from finegrain.rpc.tokens import sha256_hex
+from finegrain.rpc.own_certificate import OwnCertificate
+from finegrain.rpc.server import GuardedServer
+from finegrain.rpc.trust import Trust
 from finegrain.rpc.wire import (
     amounts_to_proto,
     isolation_to_proto,
@@ -54,11 +56,12 @@ from task_executor.service.isolation import NO_HUGETLB
 from task_executor.service.manager_link import ManagerLink
 from task_executor.service.metrics import ExecutorMetrics
 from task_executor.service.mps import MpsDaemons, mps_problem
-from task_executor.service.offers import Offers
+from task_executor.service.offers import Offers, OfferTargets
 from task_executor.service.operator_calls import OperatorCalls
 from task_executor.service.parking import Parking, parking_problem, with_parking
 from task_executor.service.ports import Helper
 from task_executor.service.prepared import Prepared
+from task_executor.service.renewal import Renewal
 from task_executor.service.slot_keeper import Identity, SlotKeeper
 from task_executor.service.slot_sockets import SlotSockets
 from task_executor.service.squeezer import Squeezer, SqueezeRule
@@ -106,10 +109,7 @@ class Front:
         self._info = info
         self.address = ""
         self.metrics_address = ""
-        self.tokens = TokenHashes(
-            cluster_sha256=sha256_hex(prepared.cluster_token),
-            user_sha256=prepared.saved.user_token_sha256 or None,  # until the executor registers
-        )
+        self.own = OwnCertificate(prepared.credentials)
         # Stage 1: the slots, and all other state that must survive a restart.
         identity = Identity(prepared.saved.executor_id, prepared.saved.instance_id, info.boot_id)
         self.keeper = SlotKeeper(
@@ -171,18 +171,20 @@ class Front:
         self.keeper.mover = Parking(self.keeper, lambda: self.device_watch.measurement)
         self.sync = HostSync(self.keeper, self.runner, self.watch.refresh, self._limit_again)
         # Stage 4: the connections to job masters and to the RM, and the gRPC server.
-        self.offers = Offers(self.keeper, timeout_ms=options.offer_timeout_ms)
+        self.offers = Offers(
+            self.keeper,
+            self.own,
+            timeout_ms=options.offer_timeout_ms,
+            targets=OfferTargets.parse(options.offer_targets),
+        )
+        link = ManagerLink(options.managers or prepared.credentials.addresses, self.own)
+        self._renewal = Renewal(self.own, link, prepared.directory.path)
         self.agent = Agent(
             self.keeper,
-            ManagerLink(
-                options.managers,
-                token=prepared.cluster_token,
-                tls=options.manager_tls,
-                insecure=options.manager_insecure,
-            ),
+            link,
             registration=self._registration,
             measure=self._measure,
-            tokens=self.tokens,
+            denied=self._end_denied_streams,
             orphan_timeout_ms=options.orphan_timeout_ms,
         )
         self.commands = CommandRunner(
@@ -192,8 +194,16 @@ class Front:
             offer=self.offers.offer,
             refresh_host=self.watch.refresh,
         )
+        self._trust = Trust(
+            self.own.credentials.who.cluster,
+            is_denied=self._is_denied,
+        )
         self._server = GuardedServer(
-            options.listen, TASK_EXECUTOR_ACCESS, self.tokens, observe=self.metrics.call_ended
+            options.listen,
+            TASK_EXECUTOR_ACCESS,
+            self.own,
+            self._trust,
+            observe=self.metrics.call_ended,
         )
         self._server.add(
             task_executor_pb2_grpc.add_TaskExecutorServiceServicer_to_server,
@@ -237,6 +247,7 @@ class Front:
         self._run_in_background(self.sync.follow_events())
         self._run_in_background(self.sync.sweep())
         self._run_in_background(self._probe_lag())
+        self._run_in_background(self._renewal.run())
         if self.device_watch.has_work:
             self._run_in_background(self.device_watch.run())
         if self.mps is not None:
@@ -445,6 +456,12 @@ class Front:
         self.agent.register_again()
         await self.keeper.save_or_log()
 
+    def _is_denied(self, identity: PeerIdentity, serial: str) -> bool:
+        return self.keeper.denials.contains(identity, serial)
+
+    def _end_denied_streams(self) -> None:
+        self._server.end_denied_streams()
+
     async def _start_metrics(self) -> None:
         listen = self._options.listen
         self._metrics_server = MetricsServer(
@@ -452,7 +469,8 @@ class Front:
             self.metrics.registry,
             lambda: self.agent.state.registered and self.agent.state.connected,
             refresh=self._refresh_metrics,
-            insecure=listen.insecure,
+            own=self.own,
+            trust=self._trust,
         )
         self.metrics_address = await self._metrics_server.start()
 

@@ -54,7 +54,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     # this start count as older.
     keeper.fence.raise_epoch(saved.rm_epoch)
     keeper.starts = saved.starts + 1
-    keeper.user_token_sha256 = saved.user_token_sha256
+    keeper.denials = saved.denials
     keeper.reports.start_numbering(keeper.starts)
     for ended in saved.ended:
         keeper.reports.ended(ended)

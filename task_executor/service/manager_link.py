@@ -1,6 +1,7 @@
 """The connection to the resource managers: one channel, to the resource manager that seems to lead.
 
-If a call fails, the link waits for a backoff time and then uses the next address.
+The link sends nothing to a server that cannot prove to be a resource manager of the cluster. If a
+call fails, the link waits for a backoff time and then uses the next address.
 `finegrain/rpc/leaders.py` chooses the address.
 """
 
@@ -8,17 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any, cast
 
 import grpc
 import grpc.aio
 
-from finegrain.errors import ConfigurationError, FinegrainError, Unavailable
-from finegrain.options import TlsOptions
+from finegrain.certificates.joining import credentials_of
+from finegrain.credentials import Credentials
+from finegrain.errors import (
+    ConfigurationError,
+    FinegrainError,
+    Reason,
+    Unauthenticated,
+    Unavailable,
+)
+from finegrain.identity import Identity, Role
 from finegrain.rpc.addresses import check_dialable
-from finegrain.rpc.channels import check_token_is_safe, open_channel
+from finegrain.rpc.channels import open_channel
 from finegrain.rpc.leaders import Leaders
+from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.status import error_from_rpc
+from finegrain.v1.identity_pb2 import RenewCertificateRequest
+from finegrain.v1.identity_pb2_grpc import IdentityServiceStub
 from finegrain.v1.resource_manager_pb2 import (
     RegisterExecutorRequest,
     RegisterExecutorResponse,
@@ -37,32 +50,25 @@ class ManagerLink:
 
     Args:
         managers: addresses of resource managers, "host:port".
-        token: the cluster token.
-        tls: the options of the encryption; None: connections are not encrypted.
-        insecure: True: the token may be sent unencrypted over the network.
+        own: the certificate of this executor. After it was replaced, calls use a new channel.
 
     Raises:
-        ConfigurationError: there is no address, or the token would be sent unencrypted.
+        ConfigurationError: there is no address.
         InvalidArgument: an address is malformed.
     """
 
-    def __init__(
-        self,
-        managers: tuple[str, ...],
-        *,
-        token: str,
-        tls: TlsOptions | None = None,
-        insecure: bool = False,
-    ) -> None:
+    def __init__(self, managers: Sequence[str], own: OwnCertificate) -> None:
         if not managers:
             raise ConfigurationError("no resource manager is named; use --manager HOST:PORT")
         for address in managers:
             check_dialable(address, "manager")
-            check_token_is_safe(address, tls=tls, token=token, insecure=insecure)
-        self._leaders = Leaders(managers, tls)
+        self._leaders = Leaders(managers)
         self._several = len(managers)
-        self._token, self._tls, self._insecure = token, tls, insecure
+        self._own = own
+        self._server = Identity(own.credentials.who.cluster, Role.RM)
         self._channel: grpc.aio.Channel | None = None
+        self._channel_version = 0  # of the certificate that the channel shows
+        self._retired: set[asyncio.Task[None]] = set()  # channels with earlier certificates
         self._failures = 0
 
     @property
@@ -76,7 +82,8 @@ class ManagerLink:
         Raises:
             FinegrainError: the resource manager's error, or Unavailable.
         """
-        return cast("RegisterExecutorResponse", await self._call("RegisterExecutor", request))
+        answer = await self._call(ResourceManagerServiceStub, "RegisterExecutor", request)
+        return cast("RegisterExecutorResponse", answer)
 
     async def report(self, request: ReportSlotsRequest) -> ReportSlotsResponse:
         """Calls ReportSlots; see resource_manager.proto.
@@ -84,18 +91,42 @@ class ManagerLink:
         Raises:
             FinegrainError: the resource manager's error, or Unavailable.
         """
-        return cast("ReportSlotsResponse", await self._call("ReportSlots", request))
+        answer = await self._call(ResourceManagerServiceStub, "ReportSlots", request)
+        return cast("ReportSlotsResponse", answer)
 
-    async def _call(self, method: str, request: Any) -> Any:
+    async def renew(self) -> Credentials:
+        """Calls RenewCertificate; see identity.proto. Returns the credentials with the new
+        certificate.
+
+        Raises:
+            Unauthenticated: the answer is of another identity.
+            FinegrainError: the resource manager's error, or Unavailable.
+        """
+        present = self._own.credentials
+        answer = await self._call(
+            IdentityServiceStub, "RenewCertificate", RenewCertificateRequest()
+        )
+        fresh = credentials_of(answer.issued, present.key)
+        if fresh.identity != present.identity:
+            raise Unauthenticated(
+                f"the resource manager has renewed the certificate of {present.who} for another"
+                " identity",
+                reason=Reason.CERTIFICATE_WRONG,
+            )
+        return fresh
+
+    async def _call(self, service: Any, method: str, request: Any) -> Any:
+        if self._channel is not None and self._channel_version != self._own.version:
+            self._retire_channel()
         if self._channel is None:
+            self._channel_version = self._own.version
             self._channel = open_channel(
                 self.address,
-                tls=self._tls,
-                token=self._token,
-                insecure=self._insecure,
+                self._own,
+                self._server,
                 leave_frozen_after_s=LEAVE_FROZEN_AFTER_S if self._leaders.several else None,
             )
-        stub: Any = ResourceManagerServiceStub(self._channel)
+        stub: Any = service(self._channel)
         try:
             answer = await getattr(stub, method)(request, timeout=CALL_S_MAX)
         except grpc.RpcError as error:
@@ -134,3 +165,11 @@ class ManagerLink:
         self._channel = None
         if channel is not None:
             await channel.close()
+
+    def _retire_channel(self) -> None:
+        """Closes the channel once the calls that use it have ended."""
+        channel: Any = self._channel
+        self._channel = None
+        closing = asyncio.create_task(channel.close(CALL_S_MAX))
+        self._retired.add(closing)
+        closing.add_done_callback(self._retired.discard)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.errors import InvalidArgument
+from finegrain.identity import Identity
 from finegrain.ids import check_id
 from finegrain.resources import ResourceProfile
 from finegrain.rpc.addresses import check_dialable
@@ -18,6 +19,7 @@ from finegrain.values.bounds import COUNTER_MAX, CPU_MILLI_MAX
 from task_executor.engine.slots import SlotKey, SlotSpec
 
 PIDS_MAX = 1 << 22
+NO_CLUSTER = "any"  # owners are written without the name of the cluster
 
 
 def check_generation(value: int, field: str) -> int:
@@ -70,11 +72,20 @@ def spec_from_proto(
         or profile.cpu_milli,
         pids_max=slot.pids_max or pids_max_default,
         cpus=str(cpus),
-        job_secret_sha256=message.job_secret_sha256,
+        owner=_check_owner(message.owner, f"{field}.owner"),
         target_address=message.target_address,
         resize_number=check_amount(f"{where}.resize_number", slot.resize_number),
         assignment=assignment,
     )
+
+
+def _check_owner(owner: str, where: str) -> str:
+    try:
+        if owner:
+            Identity.from_text(NO_CLUSTER, owner)
+    except InvalidArgument:
+        raise InvalidArgument(where, owner, "an identity, for example user/alice") from None
+    return owner
 
 
 def _assignment_from_proto(

@@ -3,25 +3,29 @@
 If a job master does not accept a slot in time, the slot is freed. The same offer may be made more
 than once. Accepting it again has no further effect.
 
-A job master chooses the address itself, so a secret must not be sent to this address. An offer
-contains no token, but only the hash of the job's secret (metadata `finegrain-job-secret-sha256`).
-With this hash, the job master can verify that the offer comes from its cluster.
+A job master chooses the address itself. So the executor sends an offer only to a server that shows
+the certificate of the job's owner. It connects only to the hosts that the operator allows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from finegrain.errors import FinegrainError, Reason
+from finegrain.errors import FinegrainError, InvalidArgument, Reason
+from finegrain.identity import Identity
 from finegrain.logs import get_logger
-from finegrain.rpc.channels import JOB_SECRET_HASH, open_channel
+from finegrain.rpc.addresses import parse_address
+from finegrain.rpc.channels import open_channel
+from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
 from task_executor.engine.slots import CarveState, Slot, SlotKey
@@ -35,16 +39,73 @@ ITEMS_MAX = 1_000
 log = get_logger(__name__)
 
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class OfferTargets:
+    """The hosts to which this executor may make offers.
+
+    Attributes:
+        hosts: names of hosts, in lower case.
+        networks: networks of addresses.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    networks: tuple[Network, ...] = ()
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> OfferTargets:
+        """Reads the operator's list. Without any entry, all hosts are allowed.
+
+        Args:
+            texts: host names, addresses and networks: "jobs-1.example", "10.1.2.3", "10.0.0.0/8".
+
+        Raises:
+            InvalidArgument: an entry is none of these.
+        """
+        hosts, networks = set(), []
+        for text in texts:
+            try:
+                networks.append(ipaddress.ip_network(text))
+                continue
+            except ValueError:
+                hosts.add(text.lower())
+            try:
+                parse_address(f"{text}:1")
+            except InvalidArgument:
+                expected = "a host name, an address, or a network such as 10.0.0.0/8"
+                raise InvalidArgument("offer_targets", text, expected) from None
+        return cls(frozenset(hosts), tuple(networks))
+
+    def allow(self, address: str) -> bool:
+        """Returns True if offers may go to an address "host:port"."""
+        if not self.hosts and not self.networks:
+            return True
+        host, _ = parse_address(address)
+        try:
+            ip = ipaddress.ip_address(host)
+        except ValueError:
+            return host.lower() in self.hosts
+        return any(ip in network for network in self.networks)
+
+
 class Offers:
     """Makes offers in the background.
 
     Args:
         keeper: the slots of this executor.
+        own: the certificate of this executor.
         timeout_ms: the time in which a job master must accept an offer.
+        targets: the hosts to which offers may go.
     """
 
-    def __init__(self, keeper: SlotKeeper, *, timeout_ms: int) -> None:
+    def __init__(
+        self, keeper: SlotKeeper, own: OwnCertificate, *, timeout_ms: int, targets: OfferTargets
+    ) -> None:
         self._keeper = keeper
+        self._own = own
+        self._targets = targets
         self._timeout_ms = timeout_ms
         self._open: set[asyncio.Task[None]] = set()
         self._offered: set[SlotKey] = set()
@@ -79,8 +140,11 @@ class Offers:
         keys = [slot.key for slot in slots]
         accepted: set[SlotKey] = set()
         try:
-            async with asyncio.timeout(self._timeout_ms / 1000):
-                accepted = await self._call_until_answered(address, slots)
+            if self._targets.allow(address):
+                async with asyncio.timeout(self._timeout_ms / 1000):
+                    accepted = await self._call_until_answered(address, slots)
+            else:
+                log.warning("offer_target_not_allowed", target_address=address, slots=len(slots))
         except TimeoutError:
             log.warning("offer_not_answered", target_address=address, slots=len(slots))
         finally:
@@ -120,14 +184,12 @@ class Offers:
             executor_address=self.address,
             slots=write.each(slots_pb2.SlotStatus, slots),
         )
-        async with open_channel(address) as channel:
+        # All slots of one call belong to one job, so they have the same owner.
+        cluster = self._own.credentials.who.cluster
+        owner = Identity.from_text(cluster, slots[0].spec.owner)
+        async with open_channel(address, self._own, owner) as channel:
             stub: Any = job_master_pb2_grpc.JobMasterServiceStub(channel)
-            answer = await stub.OfferSlots(
-                request,
-                timeout=CALL_S_MAX,
-                # All slots of one call belong to one job, so they have the same secret.
-                metadata=((JOB_SECRET_HASH, slots[0].spec.job_secret_sha256),),
-            )
+            answer = await stub.OfferSlots(request, timeout=CALL_S_MAX)
         return _accepted(slots, answer.results)
 
 

@@ -10,14 +10,15 @@ import hashlib
 import os
 import socket
 import stat
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from finegrain.credentials import Credentials
 from finegrain.devices.device import HostDevices
 from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.ids import ID_PATTERN, check_id
-from finegrain.rpc.tokens import CLUSTER_TOKEN_FILE
 from task_executor.helper.launch import (
     HelperConfig,
     HelperNotStarted,
@@ -28,8 +29,9 @@ from task_executor.host.configured_devices import discover
 from task_executor.host.detection import detect
 from task_executor.host.device_nodes import NO_NODES, DeviceNodes, read_device_nodes
 from task_executor.host.gpu_profiles import gpu_source, nics
-from task_executor.join_environment import cluster_token, provided_as, take_join_token
+from task_executor.membership import executor_credentials
 from task_executor.options import TaskExecutorOptions
+from task_executor.provided_as import provided_as
 from task_executor.service.checkpoint import HELPER_FOLDER, SavedState, StateDirectory
 from task_executor.service.host_plan import HostPlan, plan_host
 from task_executor.service.task_users import UserPolicy, user_policy
@@ -47,7 +49,7 @@ class Prepared:
     saved: SavedState
     plan: HostPlan
     users: UserPolicy
-    cluster_token: str
+    credentials: Credentials
     helper: HelperConfig
     provided_as: str = ""
     # Reads /proc and /sys to find the files of devices. A slot can open only the files of its
@@ -71,18 +73,22 @@ class Prepared:
         return Path(self.helper.state_dir) / "tasks"
 
 
-def prepare(options: TaskExecutorOptions) -> Prepared:
-    """Locks the state directory, plans the host, and starts the helper (or checks a separate one).
+def prepare(options: TaskExecutorOptions, stopping: threading.Event | None = None) -> Prepared:
+    """Locks the state directory, plans the host, joins the cluster if this is the first start, and
+    starts the helper (or checks a separate one).
+
+    Args:
+        options: the executor's options.
+        stopping: when it is set, a first join gives up.
 
     Raises:
         ConfigurationError, InvalidArgument: the executor cannot start with this configuration.
             Nothing is left behind.
+        Unauthenticated, Unavailable: it could not join the cluster.
     """
-    # The token is taken out of the environment first, so that no process inherits it.
-    join_token = take_join_token()
     directory = StateDirectory.open(options.state_dir.absolute())
     try:
-        prepared = _resolve(options, directory, join_token)
+        prepared = _resolve(options, directory, stopping or threading.Event())
         if prepared.helper_is_ours:
             start_helper(prepared.helper)
         else:
@@ -100,20 +106,25 @@ def prepare(options: TaskExecutorOptions) -> Prepared:
     return prepared
 
 
-def _resolve(options: TaskExecutorOptions, directory: StateDirectory, join_token: str) -> Prepared:
+def _resolve(
+    options: TaskExecutorOptions, directory: StateDirectory, stopping: threading.Event
+) -> Prepared:
     if options.executor_id:
         check_id("executor_id", options.executor_id)
     if options.isolation not in ISOLATIONS:
         raise InvalidArgument("isolation", options.isolation, "one of " + ", ".join(ISOLATIONS))
     saved = directory.load(options.executor_id)
-    # The host name is only the default. A saved id is kept even if the host was renamed.
-    saved = replace(saved, executor_id=saved.executor_id or host_name())
     users = user_policy(options)
     topology = detect(Path("/"), gpu_source(options.fake_gpus))
     if options.fake_gpus:
         topology = replace(topology, pci_devices=nics(options.fake_gpus), fpgas=())
     configured = discover(options.device_types, topology.numa_nodes)
     plan = plan_host(options, topology, configured)
+    # Last, because a token works only once.
+    credentials = executor_credentials(
+        directory.path, options.join_token_file, saved.executor_id, stopping
+    )
+    saved = replace(saved, executor_id=credentials.who.name)
     return Prepared(
         options=options,
         directory=directory,
@@ -123,11 +134,7 @@ def _resolve(options: TaskExecutorOptions, directory: StateDirectory, join_token
             topology, devices, configured.files, open_types=options.open_devices
         ),
         users=users,
-        cluster_token=cluster_token(
-            join_token,
-            options.cluster_token_file,
-            options.usual_token_file or directory.path / CLUSTER_TOKEN_FILE,
-        ),
+        credentials=credentials,
         helper=helper_config(options, saved.executor_id, users),
         provided_as=provided_as(options.provided_as),
     )

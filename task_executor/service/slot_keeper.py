@@ -32,6 +32,7 @@ from task_executor.host.helper_messages import IsolationReport, SlotLimits
 from task_executor.host.network_ports import NetworkPorts
 from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
 from task_executor.service.cpu_bindings import CpuBindings
+from task_executor.service.denials import Denials
 from task_executor.service.device_levels import (
     NO_ENFORCEMENT,
     DeviceEnforcement,
@@ -126,7 +127,7 @@ class SlotKeeper:
         self.operators = Operators(table, self.tasks, page_bytes)
         self.reports = ReportLog()
         self.starts = 0  # number of fronts started with this identity, including this front
-        self.user_token_sha256 = ""  # hash from the last registration; empty: not known
+        self.denials = Denials()  # whom to reject, from the last registration or report
         self.fence: CommandFence[Any] = CommandFence()
         self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
         # Called when a slot is removed. Its tasks are deleted some time later.
@@ -180,7 +181,7 @@ class SlotKeeper:
             starts=self.starts,
             policy=self.table.cpus.conditions.operator_policy,
             policy_number=self.table.cpus.conditions.policy_number,
-            user_token_sha256=self.user_token_sha256,
+            denials=self.denials,
             # Slots that are being carved are left out. After a crash they are unknown and are
             # destroyed.
             slots=(*self.table.visible(), *self._enforced.values()),

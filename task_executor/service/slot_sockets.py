@@ -232,7 +232,7 @@ class SlotSockets:
                 f"process {pid} belongs to no task of slot {key.allocation_id}; only tasks of the "
                 "slot may use this socket"
             )
-            raise Fault("JOB_SECRET_WRONG", message, pid=pid)
+            raise Fault("NOT_OWNER", message, pid=pid)
         return running[found]
 
     def _forget_pools(self, gone: _Connection, left: set[_Connection]) -> None:

@@ -1,9 +1,9 @@
 """Runs tasks in slots: submit, cancel, signal, write input, and delete.
 
-A caller needs the secret of the job to use its tasks. If a submission is repeated, no second task
-starts. The helper creates the processes. Ended tasks are kept as long as their slot exists, and for
-some time after that for late watchers. If a slot has run very many tasks, its oldest ended tasks
-are deleted earlier.
+Only the owner of a job may use its tasks. Operators may also cancel, watch and list them. If a
+submission is repeated, no second task starts. The helper creates the processes. Ended tasks are
+kept as long as their slot exists, and for some time after that for late watchers. If a slot has run
+very many tasks, its oldest ended tasks are deleted earlier.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class TaskRunner:
         Raises:
             InvalidArgument: the request is malformed.
             NotFound: ALLOCATION_UNKNOWN.
-            PermissionDenied: JOB_SECRET_WRONG.
+            PermissionDenied: NOT_OWNER.
             AlreadyExists: the task id exists with other content or another owner.
             FailedPrecondition: STALE_GENERATION or SLOT_NOT_READY.
             ResourceExhausted: too many tasks.
@@ -151,7 +151,7 @@ class TaskRunner:
         task = self._tasks.get(submission.task_id)
         if task is None:
             return None
-        if not caller.owns(task.job_secret_sha256) or task.digest != submission.digest:
+        if not caller.owns(task.owner) or task.digest != submission.digest:
             raise AlreadyExists(
                 f"task {submission.task_id} exists with different content or another owner; "
                 "choose a new task id",
@@ -164,7 +164,7 @@ class TaskRunner:
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN.
-            PermissionDenied: JOB_SECRET_WRONG.
+            PermissionDenied: NOT_OWNER.
             FailedPrecondition: STALE_GENERATION or SLOT_NOT_READY.
         """
         latest = self._keeper.table.latest(key.allocation_id)
@@ -176,9 +176,9 @@ class TaskRunner:
                 reason=Reason.ALLOCATION_UNKNOWN,
                 details=details,
             )
-        # The secret is checked first, so that the errors below tell other jobs nothing about the
+        # The owner is checked first, so that the errors below tell other jobs nothing about the
         # slot.
-        _check_owner(latest.spec.job_secret_sha256, caller, f"slot {key.allocation_id}")
+        _check_owner(latest.spec.owner, caller, f"slot {key.allocation_id}")
         known = latest.spec.generation
         if key.generation < known:
             raise FailedPrecondition(
@@ -202,7 +202,7 @@ class TaskRunner:
             task_id=submission.task_id,
             key=slot.key,
             job_id=slot.spec.job_id,
-            job_secret_sha256=slot.spec.job_secret_sha256,
+            owner=slot.spec.owner,
             digest=submission.digest,
             argv=submission.argv,
             submit_time_ms=round(time.time() * 1000),
@@ -324,16 +324,16 @@ class TaskRunner:
 
         Args:
             task_id: the id of the task.
-            caller: the identity and secrets of the caller.
-            operators: True: a caller with the cluster token may use the task too.
+            caller: who makes the call.
+            operators: True: operators of the cluster may use the task too.
 
         Raises:
             NotFound: TASK_UNKNOWN.
-            PermissionDenied: JOB_SECRET_WRONG.
+            PermissionDenied: NOT_OWNER.
         """
         task = self._tasks.need(check_id("task_id", task_id))
-        if not (operators and caller.is_cluster):
-            _check_owner(task.job_secret_sha256, caller, f"task {task_id}")
+        if not (operators and caller.is_operator):
+            _check_owner(task.owner, caller, f"task {task_id}")
         return task
 
     async def cancel(self, task: Task, grace_ms: int | None) -> None:
@@ -419,7 +419,7 @@ class TaskRunner:
         Raises:
             InvalidArgument: a message is malformed, or the first message names no task.
             NotFound: TASK_UNKNOWN.
-            PermissionDenied: JOB_SECRET_WRONG.
+            PermissionDenied: NOT_OWNER.
         """
         task: Task | None = None
         accepted = 0
@@ -457,12 +457,16 @@ class TaskRunner:
         """Returns the tasks of a job, if the caller owns the job.
 
         Raises:
-            PermissionDenied: JOB_SECRET_WRONG.
+            PermissionDenied: NOT_OWNER.
         """
         tasks = self._tasks.of_job(check_id("job_id", job_id))
-        if tasks and not caller.is_cluster:
-            _check_owner(tasks[0].job_secret_sha256, caller, f"job {job_id}")
-        return tasks
+        if caller.is_operator:
+            return tasks
+        # Tasks that an earlier version has saved have no owner.
+        owned = [task for task in tasks if caller.owns(task.owner)]
+        if tasks and not owned:
+            _check_owner(tasks[0].owner, caller, f"job {job_id}")
+        return owned
 
     # -- deletion ----------------------------------------------------------------------------
 
@@ -542,12 +546,13 @@ def _check_memory_limit(submission: Submission, slot: Slot) -> None:
         raise InvalidArgument("memory_limit_bytes", submission.memory_limit_bytes, expected)
 
 
-def _check_owner(job_secret_sha256: str, caller: Caller, what: str) -> None:
-    if not job_secret_sha256 or not caller.owns(job_secret_sha256):
+def _check_owner(owner: str, caller: Caller, what: str) -> None:
+    if not caller.owns(owner):
         raise PermissionDenied(
-            f"{what} belongs to a job, and the call does not have the secret of this job; send the "
-            "secret as metadata finegrain-job-secret",
-            reason=Reason.JOB_SECRET_WRONG,
+            f"{what} belongs to the job of another identity than {caller.name}; use the"
+            " credentials with which the job was registered",
+            reason=Reason.NOT_OWNER,
+            details={"identity": caller.name},
         )
 
 

@@ -39,7 +39,6 @@ class Task:
     task_id: str
     key: SlotKey
     job_id: str
-    job_secret_sha256: str
     digest: str  # digest of the submission: the same task id with another digest is an error
     argv: tuple[str, ...]
     submit_time_ms: int
@@ -49,6 +48,7 @@ class Task:
     ended_for: TaskFault | None = None  # why the executor killed the task
     operator_task: OperatorTask | None = None  # the operators of a job graph that the task runs
     registered: tuple[TaskOperator, ...] = ()  # operators that the task registered while it ran
+    owner: str = ""  # identity of the job's owner; empty: an earlier version saved the task
     memory_limit_bytes: int = 0  # limit of this task, below the slot's limit; 0: no own limit
     first_quota_bytes: int = 0  # quotas of its operators at submission; part of the limit above
     # The fields below are not saved.

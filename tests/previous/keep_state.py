@@ -18,7 +18,6 @@ from task_executor.helper.paths import boot_id
 from task_executor.service.checkpoint import encode_document
 from tests.task_executor.service.executor_process import ExecutorProcess
 from tests.task_executor.service.scripted_rm import (
-    JobMaster,
     ScriptedRM,
     allocation,
     eventually,
@@ -44,7 +43,7 @@ async def keep(isolation: str, target: Path) -> None:
             await eventually(lambda: manager.reports, "it reports")
             await _fill(manager, process)
             shutil.copytree(process.state_dir, target, ignore=_left_out)
-            tasks = JobMaster(manager.executor_address)
+            tasks = manager.job_master()
             for task_id in ("t-running", "t-freeing"):
                 await tasks.cancel(task_id)
                 await tasks.watch(task_id)
@@ -67,7 +66,7 @@ def neutral(text: str, folder: str) -> str:
 
 async def _fill(manager: ScriptedRM, process: ExecutorProcess) -> None:
     await manager.allocate(allocation("running"), allocation("ended"), allocation("freeing"))
-    tasks = JobMaster(manager.executor_address)
+    tasks = manager.job_master()
     await tasks.submit(
         "sh", "-c", "echo begun; cat; exit 7", task_id="t-running", allocation_id="running",
         stdin=True, env={"NAME": "value"},

@@ -172,7 +172,7 @@ class Halves:
         )
         assert self.front.exit_code is None, self.front.log
         assert (self.rm.registered.software_version == VERSION) is previous
-        return JobMaster(self.rm.executor_address)
+        return self.rm.job_master()
 
     async def begin(self, master: JobMaster) -> te.TaskStatus:
         """A slot with a task that reads a line before it ends."""

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from finegrain.rpc.access import Access, AccessTable
+from finegrain.rpc.access import AccessTable, Roles
 
 
 @dataclass(frozen=True)
 class Method:
-    """One method of a service, with the access that a table requires for it."""
+    """One method of a service, with the roles that a table allows for it."""
 
     path: str
-    need: Access
+    roles: Roles
     client_streams: bool
     server_streams: bool
 
@@ -36,7 +36,7 @@ def methods_of(module: Any, table: AccessTable) -> Iterator[Method]:
 
 
 async def status_of_call(
-    channel: grpc.aio.Channel, method: Method, metadata: Sequence[tuple[str, str]], data: bytes
+    channel: grpc.aio.Channel, method: Method, data: bytes
 ) -> tuple[grpc.StatusCode, str]:
     """Calls a method with one raw message; returns the status code and details.
 
@@ -50,7 +50,7 @@ async def status_of_call(
     }
     make = kinds[method.client_streams, method.server_streams](method.path)
     request = iter([data]) if method.client_streams else data
-    call = make(request, metadata=tuple(metadata), timeout=20)
+    call = make(request, timeout=20)
     try:
         async with asyncio.timeout(10):
             if method.server_streams:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from finegrain.certificates.authority import Authority, certificate_pem
 from finegrain.certificates.keys import key_pem, new_key
+from finegrain.certificates.reading import read_certificate
 from finegrain.credentials import Credentials, write_credentials
 from finegrain.identity import Identity
 from finegrain.rpc.access import Caller
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.trust import Trust
+from finegrain.v1 import identity_pb2
 
 CLUSTER = "test"
 
@@ -66,6 +68,22 @@ def signed_by(
         not_before=int(signed.not_valid_before_utc.timestamp()),
         not_after=int(signed.not_valid_after_utc.timestamp()),
     )
+
+
+def issued_again(caller: Caller) -> identity_pb2.IssuedCertificate:
+    """Signs the key of a caller again, as a resource manager does at a renewal."""
+    key = read_certificate(caller.certificate).public_key
+    assert caller.identity is not None
+    cluster = authority(caller.identity.cluster)
+    signed = cluster.sign(caller.identity, key, now=datetime.now(UTC), lifetime=timedelta(hours=2))
+    issued = identity_pb2.IssuedCertificate(
+        identity=caller.identity.uri,
+        certificate=certificate_pem(signed).decode(),
+        authorities=cluster.certificate_pem.decode(),
+    )
+    issued.not_before.FromDatetime(signed.not_valid_before_utc)
+    issued.not_after.FromDatetime(signed.not_valid_after_utc)
+    return issued
 
 
 def own(text: str) -> OwnCertificate:

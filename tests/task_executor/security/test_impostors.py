@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from finegrain.credentials import write_credentials
 from finegrain.errors import ConfigurationError
 from task_executor.helper.launch import HelperConfig, HelperNotStarted, start_helper
 from task_executor.host.helper_client import HelperClient, HelperUnavailable
+from task_executor.membership import CREDENTIALS_FILE
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.prepared import prepare
+from tests.support import identities
 
 pytestmark = pytest.mark.needs("nobody-user")
 
@@ -86,13 +89,14 @@ def test_a_run_directory_that_others_can_write_to_is_refused(
     run_dir.mkdir()
     run_dir.chmod(mode)
     os.chown(run_dir, uid, uid)
-    (tmp_path / "token").write_text("t" * 32)
-    (tmp_path / "token").chmod(0o600)
+    (tmp_path / "state").mkdir()
+    write_credentials(
+        tmp_path / "state" / CREDENTIALS_FILE, identities.credentials("executor/host-a")
+    )
     options = TaskExecutorOptions(
         state_dir=tmp_path / "state",
         run_dir=run_dir / part,
         managers=("127.0.0.1:1",),
-        cluster_token_file=tmp_path / "token",
     )
     with pytest.raises(ConfigurationError, match="cannot be trusted"):
         prepare(options)

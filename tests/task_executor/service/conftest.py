@@ -27,10 +27,11 @@ from task_executor.service.front import Front
 from task_executor.service.host_plan import plan_host
 from task_executor.service.prepared import Prepared
 from task_executor.service.task_users import user_policy
+from tests.support import identities
 from tests.task_executor.service.executor_process import ExecutorProcess
 from tests.task_executor.service.fake_helper import FakeHelper
 from tests.task_executor.service.scripted_rm import (
-    CLUSTER_TOKEN,
+    EXECUTOR_ID,
     MIB,
     JobMaster,
     ScriptedRM,
@@ -78,7 +79,7 @@ class Executor:
             saved=saved,
             plan=replace(plan, share=share),
             users=user_policy(options),
-            cluster_token=CLUSTER_TOKEN,
+            credentials=identities.credentials(f"executor/{EXECUTOR_ID}"),
             helper=HelperConfig(str(self.folder / "helper"), "", options.executor_id, 0, 0),
             find_nodes=lambda _devices: self.nodes,
         )
@@ -113,7 +114,7 @@ async def executor_at(folder: Path, *managers: str) -> AsyncIterator[Executor]:
         state_dir=folder / "state",
         run_dir=folder / "run",
         managers=managers,
-        executor_id="host-a",
+        executor_id=EXECUTOR_ID,
         listen=ListenOptions("127.0.0.1:0", "127.0.0.1:0"),
         task_user="self",
         allow_root_tasks=True,
@@ -152,4 +153,4 @@ async def real(process: ExecutorProcess, rm: ScriptedRM) -> JobMaster:
     process.start()
     await eventually(lambda: rm.reports or process.exit_code is not None, "it reports")
     assert process.exit_code is None, process.log
-    return JobMaster(rm.executor_address)
+    return rm.job_master()

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from finegrain.credentials import write_credentials
+from task_executor.membership import CREDENTIALS_FILE
+from tests.support import identities
 from tests.support.components import REPOSITORY
 from tests.support.control_groups import groups_called
 from tests.support.patience import PATIENCE_S
-from tests.task_executor.service.scripted_rm import CLUSTER_TOKEN
 
 GIB = 1 << 30
 _PROGRAM = """
@@ -47,6 +49,7 @@ class ExecutorProcess:
     options: dict[str, Any] = field(default_factory=dict)  # None: not given
     environment: dict[str, str] = field(default_factory=dict)
     begins: tuple[str, ...] = ()  # a command that executes what follows
+    joined: bool = True  # False: it has no certificate at its first start
     cwd: Path = REPOSITORY  # whose code runs, unless the environment says otherwise
     process: subprocess.Popen[bytes] | None = None
 
@@ -55,20 +58,21 @@ class ExecutorProcess:
         return self.folder / "state"
 
     @property
+    def executor_id(self) -> str:
+        return f"test-{self.folder.name}"
+
+    @property
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
     def start(self, **changes: Any) -> None:
         self.folder.chmod(0o711)  # other users' tasks have their scratch in it
-        token = self.folder / "cluster.token"
-        token.write_text(CLUSTER_TOKEN)
-        token.chmod(0o600)
+        self.give_credentials()
         told = {
             "state_dir": str(self.state_dir),
             "run_dir": str(self.folder / "run"),
-            "cluster_token_file": str(token),
             "managers": [self.manager],
-            "executor_id": f"test-{self.folder.name}",
+            "executor_id": self.executor_id,
             "address": "127.0.0.1:0",
             "memory_bytes": GIB,
             "task_user": "self",
@@ -84,6 +88,13 @@ class ExecutorProcess:
                 stdout=log,
                 stderr=log,
             )
+
+    def give_credentials(self) -> None:
+        """Writes the certificate with which the executor starts without a token."""
+        path = self.state_dir / CREDENTIALS_FILE
+        if not path.exists() and self.joined:
+            self.state_dir.mkdir(exist_ok=True)
+            write_credentials(path, identities.credentials(f"executor/{self.executor_id}"))
 
     def endpoint(self) -> dict[str, Any]:
         """What the running front says of itself."""

@@ -61,7 +61,7 @@ class GpuHost:
             lambda: self._rm.reports or self._process.exit_code is not None, "it reports"
         )
         assert self._process.exit_code is None, self._process.log
-        return JobMaster(self._rm.executor_address)
+        return self._rm.job_master()
 
     def condition(self, uuid: str) -> devices_pb2.DeviceCondition | None:
         """Returns the last reported condition of a device."""

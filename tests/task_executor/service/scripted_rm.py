@@ -12,18 +12,17 @@ import grpc
 import grpc.aio
 
 from finegrain.errors import FinegrainError
-from finegrain.rpc.channels import JOB_SECRET, open_channel
+from finegrain.rpc.channels import open_channel
 from finegrain.rpc.status import error_from_rpc, status_of
-from finegrain.rpc.tokens import sha256_hex
 from finegrain.rpc.wire import duration_ms_to_proto
-from finegrain.v1 import cpus_pb2, slots_pb2, task_executor_pb2_grpc
+from finegrain.v1 import cpus_pb2, identity_pb2, slots_pb2, task_executor_pb2_grpc
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
+from tests.support import identities
 from tests.support.patience import PATIENCE_S
 
-CLUSTER_TOKEN = "cluster-token-of-the-tests"
-USER_TOKEN = "user-token-of-the-tests"
-SECRET = "job-secret-of-the-tests"
+OWNER, OTHER_OWNER, OPERATOR = "user/alice", "user/bob", "operator/ann"
+EXECUTOR_ID = "host-a"  # of executors in this process
 MIB = 1 << 20
 
 
@@ -38,7 +37,10 @@ async def eventually(condition: Callable[[], Any], what: str) -> Any:
 
 @dataclass
 class ScriptedRM:
-    """Knows one executor. What it received is kept; what it answers can be set."""
+    """Knows one executor. What it received is kept; what it answers can be set.
+
+    `identity` is whose certificate it shows; another one than "rm" makes it an impostor.
+    """
 
     rm_epoch: int = 1
     registration_number: int = 0
@@ -55,24 +57,26 @@ class ScriptedRM:
     acknowledge: bool = True
     policy: cpus_pb2.HostPolicy | None = None
     policy_number: int = 0
-    user_token: str = USER_TOKEN
+    denied: rm.DeniedIdentities = field(default_factory=rm.DeniedIdentities)
+    identity: str = "rm"
+    renewals: list[str] = field(default_factory=list)  # callers that renewed their certificates
     address: str = ""
     _server: grpc.aio.Server | None = None
 
     async def start(self, address: str = "127.0.0.1:0") -> str:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        methods = {
-            name: grpc.unary_unary_rpc_method_handler(handler, decode.FromString, _encode)
-            for name, handler, decode in (
-                ("RegisterExecutor", self.RegisterExecutor, rm.RegisterExecutorRequest),
-                ("ReportSlots", self.ReportSlots, rm.ReportSlotsRequest),
+        for service, name, handler, decode in (
+            ("ResourceManager", "RegisterExecutor", self.RegisterExecutor, REGISTER),
+            ("ResourceManager", "ReportSlots", self.ReportSlots, REPORT),
+            ("Identity", "RenewCertificate", self.RenewCertificate, RENEW),
+        ):
+            method = grpc.unary_unary_rpc_method_handler(handler, decode, _encode)
+            generic = grpc.method_handlers_generic_handler(
+                f"finegrain.v1.{service}Service", {name: method}
             )
-        }
-        service = "finegrain.v1.ResourceManagerService"
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, methods),)
-        )
-        port = self._server.add_insecure_port(address)
+            self._server.add_generic_rpc_handlers((generic,))
+        credentials = identities.own(self.identity).server_credentials()
+        port = self._server.add_secure_port(address, credentials)
         self.address = f"127.0.0.1:{port}"
         await self._server.start()
         return self.address
@@ -102,7 +106,7 @@ class ScriptedRM:
             report_interval=duration_ms_to_proto(self.report_interval_ms),
             lost_timeout=duration_ms_to_proto(10_000),
             unowned_slots=unowned,
-            user_token_sha256=sha256_hex(self.user_token),
+            denied=self.denied,
             host_policy=self.policy,
             host_policy_number=self.policy_number or request.report.cpu_state.host_policy_number,
             protocol_version="1.0",
@@ -122,7 +126,16 @@ class ScriptedRM:
             acknowledged_report_number=request.report.report_number if self.acknowledge else 0,
             host_policy=self.policy if self.policy_number else None,
             host_policy_number=self.policy_number,
+            denied=self.denied if self.denied.number != request.denied_number else None,
         )
+
+    async def RenewCertificate(
+        self, _request: Any, context: Any
+    ) -> identity_pb2.RenewCertificateResponse:
+        await self._refuse(context)
+        shown = identities.trust().identify(context.auth_context(), context.peer())
+        self.renewals.append(shown.name)
+        return identity_pb2.RenewCertificateResponse(issued=identities.issued_again(shown))
 
     # -- what it has received ----------------------------------------------------------------
 
@@ -144,6 +157,10 @@ class ScriptedRM:
     def ended(self) -> dict[str, str]:
         """Allocation id to reason, over all reports."""
         return {each.allocation_id: each.reason for state in self.states for each in state.ended}
+
+    def job_master(self, who: str = OWNER) -> JobMaster:
+        """A job master at the executor that has registered."""
+        return JobMaster(self.executor_address, who, self.registered.executor_id)
 
     # -- commands ----------------------------------------------------------------------------
 
@@ -190,7 +207,9 @@ class ScriptedRM:
         return usual | changes
 
     async def _command(self, method: str, request: Any) -> Any:
-        async with open_channel(self.executor_address, token=CLUSTER_TOKEN) as channel:
+        executor = identities.identity(f"executor/{self.registered.executor_id}")
+        own = identities.own(self.identity)
+        async with open_channel(self.executor_address, own, executor) as channel:
             stub: Any = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
             return await calling(getattr(stub, method)(request))
 
@@ -201,6 +220,10 @@ async def calling(call: Any) -> Any:
         return await call
     except grpc.RpcError as error:
         raise error_from_rpc(error) from None
+
+
+REGISTER, REPORT = rm.RegisterExecutorRequest.FromString, rm.ReportSlotsRequest.FromString
+RENEW = identity_pb2.RenewCertificateRequest.FromString
 
 
 def _encode(message: Any) -> bytes:
@@ -214,7 +237,7 @@ def allocation(
     cpu_milli: int = 500,
     memory_bytes: int = 64 * MIB,
     job_id: str = "job",
-    secret: str = SECRET,
+    owner: str = OWNER,
     target_address: str = "",
     **changes: Any,
 ) -> te.SlotAllocation:
@@ -224,9 +247,7 @@ def allocation(
     slot.profile.cpu_milli = cpu_milli
     slot.profile.task_heap_memory_bytes = memory_bytes
     slot.memory_bytes = -(-memory_bytes // 65536) * 65536
-    return te.SlotAllocation(
-        slot=slot, job_secret_sha256=sha256_hex(secret), target_address=target_address
-    )
+    return te.SlotAllocation(slot=slot, owner=owner, target_address=target_address)
 
 
 def free(allocation_id: str = "slot", generation: int = 1, grace_ms: int = 0) -> te.SlotFree:
@@ -240,19 +261,17 @@ class JobMaster:
     """What a job master does at an executor."""
 
     address: str
-    secret: str = SECRET
-    token: str = USER_TOKEN
+    who: str = OWNER
+    executor_id: str = EXECUTOR_ID
 
     async def call(self, method: str, request: Any) -> Any:
         async with self._channel() as channel:
             stub: Any = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
-            return await calling(getattr(stub, method)(request, metadata=self._secret()))
+            return await calling(getattr(stub, method)(request))
 
     def _channel(self) -> Any:
-        return open_channel(self.address, token=self.token)
-
-    def _secret(self) -> tuple[tuple[str, str], ...]:
-        return ((JOB_SECRET, self.secret),)
+        executor = identities.identity(f"executor/{self.executor_id}")
+        return open_channel(self.address, identities.own(self.who), executor)
 
     async def submit(
         self,
@@ -282,7 +301,7 @@ class JobMaster:
         )
         async with self._channel() as channel:
             stub: Any = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
-            call = stub.WatchTask(request, metadata=self._secret(), timeout=PATIENCE_S)
+            call = stub.WatchTask(request, timeout=PATIENCE_S)
             try:
                 async for message in call:
                     seen.add(message)
@@ -301,9 +320,7 @@ class JobMaster:
 
         async with self._channel() as channel:
             stub: Any = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
-            answer = await calling(
-                stub.WriteTaskInput(messages(), metadata=self._secret(), timeout=PATIENCE_S)
-            )
+            answer = await calling(stub.WriteTaskInput(messages(), timeout=PATIENCE_S))
             return int(answer.accepted_bytes)
 
     async def cancel(self, task_id: str = "task", grace_ms: int = 0) -> None:

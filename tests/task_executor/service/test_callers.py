@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,28 @@ import pytest
 
 from finegrain.errors import (
     AlreadyExists,
-    FinegrainError,
     InvalidArgument,
     PermissionDenied,
     Reason,
     ResourceExhausted,
 )
-from finegrain.rpc.access import TASK_EXECUTOR_ACCESS, Access
-from finegrain.rpc.channels import AUTHORIZATION, JOB_SECRET
+from finegrain.identity import Role
+from finegrain.rpc.access import TASK_EXECUTOR_ACCESS
+from finegrain.rpc.channels import open_channel
+from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.v1 import task_executor_pb2_grpc
 from task_executor.service import task_table
 from tests.support.every_method import Method, methods_of, status_of_call
+from tests.support.identities import authority, credentials, identity, own
 from tests.support.patience import PATIENCE_S
 from tests.task_executor.service.conftest import TOTAL, Executor
 from tests.task_executor.service.executor_process import ExecutorProcess
 from tests.task_executor.service.scripted_rm import (
-    CLUSTER_TOKEN,
-    USER_TOKEN,
+    EXECUTOR_ID,
+    OPERATOR,
+    OTHER_OWNER,
+    OWNER,
     JobMaster,
     ScriptedRM,
     allocation,
@@ -39,61 +44,62 @@ from tests.task_executor.service.scripted_rm import (
 
 METHODS = list(methods_of(te, TASK_EXECUTOR_ACCESS))
 OF_TASKS = [
-    method for method in METHODS if method.need is Access.USER and "ListTasks" not in method.path
+    method for method in METHODS if Role.USER in method.roles and "ListTasks" not in method.path
 ]
 OK, DENIED = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED
-UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+UNAUTHENTICATED, UNREACHED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE
+EVERYBODY = (OWNER, OPERATOR, "viewer/v", "executor/host-a", "executor/other", "rm", "metrics")
 
 
 def name_of(method: Method) -> str:
     return method.path.rpartition("/")[2]
 
 
-async def ask(executor: Executor, method: Method, *metadata: tuple[str, str], data: bytes) -> Any:
-    async with grpc.aio.insecure_channel(executor.front.address) as channel:
-        return await status_of_call(channel, method, metadata, data)
+async def ask(executor: Executor, method: Method, who: OwnCertificate, data: bytes = b"") -> Any:
+    server = identity(f"executor/{EXECUTOR_ID}")
+    async with open_channel(executor.front.address, who, server) as channel:
+        return await status_of_call(channel, method, data)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=name_of)
-@pytest.mark.parametrize(
-    "shown",
-    [
-        pytest.param([], id="no token"),
-        pytest.param([(AUTHORIZATION, "")], id="an empty header"),
-        pytest.param([(AUTHORIZATION, "Bearer ")], id="an empty token"),
-        pytest.param([(AUTHORIZATION, CLUSTER_TOKEN)], id="a token without its scheme"),
-        pytest.param([(AUTHORIZATION, f"Bearer {USER_TOKEN}x")], id="nearly the user token"),
-        pytest.param([(AUTHORIZATION, f"Bearer {CLUSTER_TOKEN[:-1]}")], id="a part of a token"),
-        pytest.param([(AUTHORIZATION, f"Basic {CLUSTER_TOKEN}")], id="another scheme"),
-        pytest.param([(JOB_SECRET, CLUSTER_TOKEN)], id="the token in the wrong place"),
-    ],
-)
-async def test_nobody_gets_in_without_a_token(
-    executor: Executor, method: Method, shown: list[tuple[str, str]]
+@pytest.mark.parametrize("who", EVERYBODY)
+async def test_a_role_may_call_what_the_table_says_and_nothing_else(
+    executor: Executor, method: Method, who: str
 ) -> None:
-    code, _ = await ask(executor, method, *shown, data=b"")
-    assert code is UNAUTHENTICATED
-
-
-@pytest.mark.parametrize("method", METHODS, ids=name_of)
-async def test_the_user_token_opens_what_is_for_users_only(
-    executor: Executor, method: Method
-) -> None:
-    code, text = await ask(executor, method, (AUTHORIZATION, f"Bearer {USER_TOKEN}"), data=b"")
-    denied = code is DENIED and "cluster token" in text
-    assert denied is (method.need is Access.CLUSTER)
+    code, text = await ask(executor, method, own(who))
+    denied = code is DENIED and "needs the role" in text
+    assert denied is (identity(who).role not in method.roles)
     assert code is not UNAUTHENTICATED
 
 
-@pytest.mark.parametrize("known", [None, ""], ids=["not known yet", "no user token"])
-async def test_without_a_hash_from_the_rm_no_user_gets_in(
-    executor: Executor, known: str | None
+async def test_a_caller_without_a_certificate_of_the_cluster_gets_no_connection(
+    executor: Executor,
 ) -> None:
-    executor.front.tokens.user_sha256 = known
-    for method in METHODS:
-        code, _ = await ask(executor, method, (AUTHORIZATION, "Bearer anything-at-all"), data=b"")
-        may_be_right = known is None and method.need is Access.USER
-        assert code is (grpc.StatusCode.UNAVAILABLE if may_be_right else UNAUTHENTICATED)
+    stranger = OwnCertificate(credentials("rm", cluster="other"))
+    no_certificate = grpc.ssl_channel_credentials(authority().certificate_pem)
+    server = identity(f"executor/{EXECUTOR_ID}").dns_name
+    options = (("grpc.ssl_target_name_override", server),)
+    method, address = METHODS[0], executor.front.address  # the handshake knows no method
+    assert (await ask(executor, method, stranger))[0] is UNREACHED
+    async with grpc.aio.secure_channel(address, no_certificate, options) as channel:
+        assert (await status_of_call(channel, method, b""))[0] is UNREACHED
+    async with grpc.aio.insecure_channel(address) as channel:
+        assert (await status_of_call(channel, method, b""))[0] is UNREACHED
+
+
+async def test_a_certificate_that_expires_on_an_open_connection_ends_the_calls(
+    executor: Executor,
+) -> None:
+    method = next(each for each in METHODS if name_of(each) == "ListTasks")
+    server = identity(f"executor/{EXECUTOR_ID}")
+    async with open_channel(executor.front.address, own(OWNER), server) as channel:
+        request = te.ListTasksRequest(job_id="job").SerializeToString()
+        assert (await status_of_call(channel, method, request))[0] is OK
+        later = time.time() + 90 * 24 * 3600
+        executor.front._trust._now = lambda: later
+        code, text = await status_of_call(channel, method, request)
+    assert code is UNAUTHENTICATED
+    assert "the clock of this server says" in text
 
 
 def request_for(method: Method) -> bytes:
@@ -108,49 +114,40 @@ def request_for(method: Method) -> bytes:
 
 
 @pytest.mark.parametrize("method", OF_TASKS, ids=name_of)
-@pytest.mark.parametrize("token", [USER_TOKEN, CLUSTER_TOKEN], ids=["user token", "cluster token"])
-@pytest.mark.parametrize(
-    "secret", [None, "", "another-jobs-secret"], ids=["no secret", "empty", "another job's"]
-)
-async def test_a_task_is_for_its_job_alone(
-    rm: ScriptedRM, executor: Executor, method: Method, token: str, secret: str | None
+@pytest.mark.parametrize("who", [OTHER_OWNER, OPERATOR, "operator/alice"])
+async def test_a_task_is_for_the_owner_of_its_job_alone(
+    rm: ScriptedRM, executor: Executor, method: Method, who: str
 ) -> None:
-    await rm.allocate(
-        allocation(), allocation("theirs", job_id="job-b", secret="another-jobs-secret")
-    )
+    await rm.allocate(allocation(), allocation("theirs", job_id="job-b", owner=OTHER_OWNER))
     await executor.job_master.submit("sleep", "1000")
-    shown = [(AUTHORIZATION, f"Bearer {token}")]
-    if secret is not None:
-        shown.append((JOB_SECRET, secret))
-    code, _ = await ask(executor, method, *shown, data=request_for(method))
-    for_operators = name_of(method) in ("CancelTask", "WatchTask") and token == CLUSTER_TOKEN
+    code, _ = await ask(executor, method, own(who), request_for(method))
+    for_operators = name_of(method) in ("CancelTask", "WatchTask") and "operator" in who
     expected = {OK} if for_operators else {DENIED, grpc.StatusCode.ALREADY_EXISTS}
     assert code in expected
 
 
-async def test_a_slot_without_an_owner_belongs_to_nobody(
+async def test_a_slot_without_an_owner_is_for_operators_alone(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    orphan = allocation()
-    orphan.job_secret_sha256 = ""
-    await rm.allocate(orphan)
-    for secret in ("", "anything"):
-        master = JobMaster(executor.front.address, secret=secret)
-        with pytest.raises(FinegrainError) as caught:
-            await master.submit("true")
-        assert caught.value.reason in (Reason.JOB_SECRET_WRONG, Reason.ALLOCATION_UNKNOWN)
+    """As the slots are that an earlier version has left."""
+    await rm.allocate(allocation(owner=""))
+    for who in (OWNER, OPERATOR):
+        with pytest.raises(PermissionDenied) as caught:
+            await JobMaster(executor.front.address, who).submit("true")
+        assert caught.value.reason is Reason.NOT_OWNER
 
 
 async def test_another_jobs_task_id_tells_nothing(rm: ScriptedRM, executor: Executor) -> None:
-    await rm.allocate(allocation(), allocation("theirs", job_id="job-b", secret="b"))
+    await rm.allocate(allocation(), allocation("theirs", job_id="job-b", owner=OTHER_OWNER))
     await executor.job_master.submit("sleep", "1000", env={"SECRET": "hidden-value"})
-    stranger = JobMaster(executor.front.address, secret="b")
+    stranger = JobMaster(executor.front.address, OTHER_OWNER)
     with pytest.raises(AlreadyExists) as caught:
         await stranger.submit("sleep", "1000", allocation_id="theirs")
     assert "hidden-value" not in str(caught.value)
     assert caught.value.details == {"task_id": "task"}
-    with pytest.raises(PermissionDenied):
+    with pytest.raises(PermissionDenied) as refused:
         await stranger.tasks("job")
+    assert OWNER not in refused.value.message
 
 
 @pytest.mark.parametrize("user", ["root", "0", "00", "4294967295", "4294967296", "no-such-user"])
@@ -220,12 +217,13 @@ async def test_watchers_that_never_read_cost_little(
     assert process.process is not None
     before = resident_bytes(process.process.pid)
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0))
-    channels = [grpc.aio.insecure_channel(real.address, options) for _ in range(watchers)]
-    metadata = ((JOB_SECRET, real.secret), (AUTHORIZATION, f"Bearer {USER_TOKEN}"))
-    stubs: list[Any] = [task_executor_pb2_grpc.TaskExecutorServiceStub(c) for c in channels]
-    calls = [
-        stub.WatchTask(te.WatchTaskRequest(task_id="task"), metadata=metadata) for stub in stubs
+    shown = own(real.who).channel_credentials()
+    server = ("grpc.ssl_target_name_override", identity(f"executor/{real.executor_id}").dns_name)
+    channels = [
+        grpc.aio.secure_channel(real.address, shown, (*options, server)) for _ in range(watchers)
     ]
+    stubs: list[Any] = [task_executor_pb2_grpc.TaskExecutorServiceStub(c) for c in channels]
+    calls = [stub.WatchTask(te.WatchTaskRequest(task_id="task")) for stub in stubs]
     async with asyncio.timeout(PATIENCE_S):
         for call in calls:
             await call.read()

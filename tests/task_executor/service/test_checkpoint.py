@@ -22,7 +22,6 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.errors import ConfigurationError, InvalidArgument, Reason
 from finegrain.resources import ResourceProfile
-from finegrain.rpc.tokens import sha256_hex
 from finegrain.values.isolation import Isolation
 from finegrain.values.states import TaskState
 from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
@@ -35,10 +34,12 @@ from task_executor.service.checkpoint import (
     state_content,
     write_document,
 )
+from task_executor.service.denials import Denials
 from task_executor.service.task_table import Task
 from tests.support.disk_calls import DiskCalls
 
-HASH = sha256_hex("a-user-token-of-this-cluster")
+OWNER = "user/alice"
+HASH = "ab" * 32  # of a secret, in documents of earlier versions
 KEY = SlotKey("a", 1)
 PROFILE = ResourceProfile(500, 1 << 20, extended=(("license-x", 1),))
 ASSIGNMENT = CpuAssignment(
@@ -51,7 +52,7 @@ ASSIGNMENT = CpuAssignment(
     (PoolName(0, 0), PoolName(1, 1)),
     ("one node would have been better",),
 )
-SPEC = SlotSpec(*KEY, "job", PROFILE, 600, 512, "2-3", HASH, "host-b:1", 3, ASSIGNMENT)
+SPEC = SlotSpec(*KEY, "job", PROFILE, 600, 512, "2-3", OWNER, "host-b:1", 3, ASSIGNMENT)
 PLAIN = SlotSpec("b", 2, "job", ResourceProfile(100), 100, 0)
 STATE = SavedState(
     "host-a",
@@ -68,7 +69,7 @@ STATE = SavedState(
     2,
     HostPolicy(bind=HostBindPolicy.NONE, reserved_cpus=CpuSet.parse("0-1"), reserved_strict=True),
     9,
-    user_token_sha256=HASH,
+    denials=Denials(3, ("1f", "user/bob")),
 )
 
 
@@ -89,13 +90,18 @@ def test_what_was_saved_is_read_again(directory: StateDirectory) -> None:
     assert not directory.damage
 
 
-def test_a_document_from_before_the_hash_of_the_user_token_is_read(
-    directory: StateDirectory,
-) -> None:
+def test_a_document_from_before_certificates_is_read(directory: StateDirectory) -> None:
+    """Format 3 has secrets of jobs instead of owners, and no denials."""
     content = state_content(STATE)
-    del content["user_token_sha256"]
+    del content["denials"]
+    content["user_token_sha256"] = HASH
+    for slot in content["slots"]:
+        del slot["spec"]["owner"]
+        slot["spec"]["job_secret_sha256"] = HASH
+    del content["slots"][0]["becoming"]["owner"]
     write_document(directory.path / "state.json", content)
-    assert directory.load("host-a") == replace(STATE, user_token_sha256="")
+    saved = directory.load("host-a")
+    assert (saved.denials, [slot.spec.owner for slot in saved.slots]) == (Denials(), ["", ""])
     assert not directory.damage
 
 
@@ -123,7 +129,7 @@ def test_the_document_is_spelled_as_ever() -> None:
             "cpu_limit_milli": 100,
             "pids_max": 0,
             "cpus": "",
-            "job_secret_sha256": "",
+            "owner": "",
             "target_address": "",
             "resize_number": 0,
             "assignment": None,
@@ -167,13 +173,12 @@ def test_a_document_without_identity_is_damaged(directory: StateDirectory) -> No
 
 
 def test_a_task_is_spelled_as_ever_and_comes_back() -> None:
-    task = Task("t", KEY, "job", HASH, "digest", ("sh", "-c", "true"), 5, 6, cancelled=True)
+    task = Task("t", KEY, "job", "digest", ("sh", "-c", "true"), 5, 6, cancelled=True, owner=OWNER)
     document = {
         "task_id": "t",
         "allocation_id": "a",
         "generation": 1,
         "job_id": "job",
-        "job_secret_sha256": HASH,
         "digest": "digest",
         "argv": ["sh", "-c", "true"],
         "submit_time_ms": 5,
@@ -185,12 +190,15 @@ def test_a_task_is_spelled_as_ever_and_comes_back() -> None:
         "registered": [],
         "memory_limit_bytes": 0,
         "first_quota_bytes": 0,
+        "owner": OWNER,
     }
     assert task.to_dict() == document
     assert Task.from_dict(document).to_dict() == document
     assert Task.from_dict(document).key == KEY
     earlier = {name: value for name, value in document.items() if name != "ended_for"}
     assert Task.from_dict(earlier).to_dict() == document
+    with_secret = {name: value for name, value in document.items() if name != "owner"}
+    assert Task.from_dict(with_secret | {"job_secret_sha256": HASH}).owner == ""
     failed = Task.from_dict(document | {"fault": ["COMMAND_NOT_FOUND", "no sh", {"path": "sh"}]})
     assert failed.fault == TaskFault("COMMAND_NOT_FOUND", "no sh", {"path": "sh"})
     assert (failed.state, failed.settled.is_set()) == (TaskState.FAILED, True)

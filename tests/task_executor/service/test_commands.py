@@ -14,9 +14,7 @@ from finegrain.errors import (
     FailedPrecondition,
     FinegrainError,
     InvalidArgument,
-    PermissionDenied,
     Reason,
-    Unauthenticated,
 )
 from finegrain.v1 import slots_pb2
 from finegrain.v1 import task_executor_pb2 as te
@@ -25,9 +23,7 @@ from task_executor.service import checkpoint
 from tests.task_executor.service.conftest import Executor
 from tests.task_executor.service.fake_helper import ENFORCED
 from tests.task_executor.service.scripted_rm import (
-    CLUSTER_TOKEN,
     MIB,
-    JobMaster,
     ScriptedRM,
     allocation,
     eventually,
@@ -263,13 +259,14 @@ async def test_orders_for_another_executor_change_nothing(
     assert reasons(await rm.allocate(allocation(), number=1, executor_id=own)) == [""]
 
 
-async def test_orders_need_the_cluster_token(rm: ScriptedRM, executor: Executor) -> None:
-    request = te.AllocateSlotsRequest(allocations=[allocation()])
-    with pytest.raises(PermissionDenied):
-        await executor.job_master.call("AllocateSlots", request)
-    with pytest.raises(Unauthenticated):
-        await JobMaster(executor.front.address, token="wrong" * 5).call("AllocateSlots", request)
-    assert CLUSTER_TOKEN not in repr(executor.front.tokens)
+@pytest.mark.parametrize("owner", ["alice", "user/", "nobody/alice", "user/a b", "rm/x"])
+async def test_an_owner_that_is_no_identity_is_refused(
+    rm: ScriptedRM, executor: Executor, owner: str
+) -> None:
+    (result,) = (await rm.allocate(allocation(owner=owner))).results
+    assert result.error.reason == "INVALID_ARGUMENT"
+    assert "owner" in result.error.message
+    assert not executor.helper.slots
 
 
 async def test_the_state_of_very_many_slots_still_fits_into_a_message(

@@ -16,15 +16,15 @@ from finegrain.errors import (
     StoreError,
     Unavailable,
 )
-from finegrain.rpc.access import Caller
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1.task_executor_pb2 import AllocateSlotsRequest, SubmitTaskRequest, TaskSpec
 from task_executor.host.helper_messages import Reconnected, Usage
 from task_executor.service import agent as agent_module
 from task_executor.service import usage as usage_module
 from task_executor.service.manager_link import ManagerLink
+from tests.support.identities import caller
 from tests.task_executor.service.conftest import TOTAL, Executor, executor_at
-from tests.task_executor.service.scripted_rm import SECRET, ScriptedRM, allocation, eventually, free
+from tests.task_executor.service.scripted_rm import OWNER, ScriptedRM, allocation, eventually, free
 
 
 async def test_a_registration_tells_everything(rm: ScriptedRM, executor: Executor) -> None:
@@ -272,7 +272,7 @@ async def test_an_executor_that_stops_takes_nothing_new(rm: ScriptedRM, executor
         task_id="t", allocation_id="slot", generation=1, spec=TaskSpec(argv=["true"])
     )
     with pytest.raises(Unavailable, match="stopping"):
-        await executor.front.runner.submit(task, Caller("user", SECRET))
+        await executor.front.runner.submit(task, caller(OWNER))
 
 
 async def test_a_helper_that_is_away_does_not_hold_up_the_heartbeat(

@@ -102,7 +102,7 @@ async def registered(process: ExecutorProcess, rm: ScriptedRM) -> JobMaster:
         lambda: len(rm.registrations) > before or process.exit_code is not None, "it registers"
     )
     assert process.exit_code is None, process.log
-    return JobMaster(rm.executor_address)
+    return rm.job_master()
 
 
 @pytest.mark.slow
@@ -121,13 +121,11 @@ async def test_both_are_killed_and_started_in_any_order_and_nothing_is_lost(
     assert len(rm.registrations) == before
     assert unit.start() == "READY=1"
     await eventually(lambda: len(rm.registrations) > before, "it registers")
-    again = await JobMaster(rm.executor_address).submit(
-        "sh", "-c", "echo begun; sleep 2; echo ended; exit 7"
-    )
+    again = await rm.job_master().submit("sh", "-c", "echo begun; sleep 2; echo ended; exit 7")
     assert again.pid == task.pid
     unit.end(signal.SIGTERM)  # a planned restart, under a front that lives on
     assert unit.start() == "READY=1"
-    seen = await JobMaster(rm.executor_address).watch()
+    seen = await rm.job_master().watch()
     assert (seen.stdout, seen.exit.exit_code) == (b"begun\nended\n", 7)
     assert process.exit_code is None
 

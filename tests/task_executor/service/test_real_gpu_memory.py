@@ -90,7 +90,7 @@ async def test_the_tasks_of_a_slot_above_its_share_end_and_its_neighbour_goes_on
     process.kill()
     process.start(kubelet_dir=str(host.kubelet))
     await eventually(lambda: len(rm.registrations) > 1, "it registers again")
-    job_master = JobMaster(rm.executor_address)
+    job_master = rm.job_master()
     assert (await job_master.watch("large")).exit.end_reason == "GPU_MEMORY_EXCEEDED"
     host.plays(A + B + other + f"process 0 {again} {HALF_MIB + 1}\n")
     assert (await job_master.watch("again")).exit.end_reason == "GPU_MEMORY_EXCEEDED"

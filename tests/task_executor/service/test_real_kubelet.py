@@ -17,7 +17,6 @@ from finegrain.rpc.wire_cpus import assignment_to_proto
 from finegrain.v1 import task_executor_pb2 as te
 from tests.task_executor.service.executor_process import ExecutorProcess
 from tests.task_executor.service.scripted_rm import (
-    JobMaster,
     ScriptedRM,
     allocation,
     eventually,
@@ -61,7 +60,7 @@ async def test_spinning_tasks_leave_what_a_kubelet_gives_away(
     write_state(kubelet, CpuSet())
     process.start(kubelet_dir=str(kubelet))
     await eventually(lambda: rm.reports or process.exit_code is not None, "it reports")
-    job_master = JobMaster(rm.executor_address)
+    job_master = rm.job_master()
     await rm.allocate(allocation("plain", cpu_milli=100))
     spin = [sys.executable, "-I", "-S", "-c", "while True: pass"]
     pid = (await job_master.submit(*spin, task_id="spin", allocation_id="plain")).pid

@@ -89,7 +89,7 @@ class LimitsHost(GpuHost):
         known = len(self.rm.registrations)
         self.process.start(kubelet_dir=str(self.kubelet))
         await eventually(lambda: len(self.rm.registrations) > known, "it registers again")
-        return JobMaster(self.rm.executor_address)
+        return self.rm.job_master()
 
     def announced(self, uuid: str) -> str:
         devices = {each.uuid: each for each in self.rm.registrations[-1].topology.devices}

@@ -82,7 +82,7 @@ class MpsHost:
         known = len(self.rm.registrations)
         self.process.start(mps=True)
         await eventually(lambda: len(self.rm.registrations) > known, "it registers")
-        return JobMaster(self.rm.executor_address)
+        return self.rm.job_master()
 
     def levels(self, uuid: str) -> dict[str, str]:
         """Levels of a GPU as it was announced last."""

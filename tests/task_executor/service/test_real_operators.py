@@ -210,7 +210,7 @@ async def test_only_the_user_of_the_slot_may_open_its_socket_and_only_its_tasks_
 ) -> None:
     process.start(task_user="nobody", allow_root_tasks=False)
     await eventually(lambda: rm.reports or process.exit_code is not None, "it reports")
-    master = JobMaster(rm.executor_address)
+    master = rm.job_master()
     await rm.allocate(managed(16))
     code = "while ! test -S $FINEGRAIN_SLOT_SOCKET; do sleep 0.1; done; echo seen; sleep 600"
     await submit(master, "task", code, argv=("sh", "-c"), sort="1/2")

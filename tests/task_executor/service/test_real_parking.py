@@ -43,7 +43,7 @@ class Host:
         known = len(self.rm.registrations)
         self.process.start(gpu_parking="any-gpu")
         await eventually(lambda: len(self.rm.registrations) > known, "it registers")
-        return JobMaster(self.rm.executor_address)
+        return self.rm.job_master()
 
     async def begins_work(self, job_master: JobMaster, used_mib: int = 50) -> int:
         await self.rm.allocate(gpu_slot("slot", "GPU-a", 0, WHOLE))

@@ -36,7 +36,7 @@ async def restarted(process: ExecutorProcess, rm: ScriptedRM) -> JobMaster:
         lambda: len(rm.registrations) > before or process.exit_code is not None, "it registers"
     )
     assert process.exit_code is None, process.log
-    return JobMaster(rm.executor_address)
+    return rm.job_master()
 
 
 async def test_killing_the_front_loses_neither_task_nor_output_nor_exit_status(
@@ -145,7 +145,7 @@ async def test_a_stop_that_is_to_leave_nothing_behind(
     process.start(stop_tasks_on_exit=True)
     await eventually(lambda: rm.reports, "it reports")
     await rm.allocate(allocation())
-    status = await JobMaster(rm.executor_address).submit("sleep", "1000")
+    status = await rm.job_master().submit("sleep", "1000")
     assert await process.stop() == 0
     assert rm.ended() == {"slot": "TERMINATED"}
     with pytest.raises(ProcessLookupError):
@@ -161,7 +161,7 @@ async def test_a_stop_that_is_to_leave_nothing_behind_while_the_rm_is_gone(
     process.start(stop_tasks_on_exit=True)
     await eventually(lambda: rm.reports, "it reports")
     await rm.allocate(allocation())
-    status = await JobMaster(rm.executor_address).submit("sleep", "1000")
+    status = await rm.job_master().submit("sleep", "1000")
     await rm.stop()
     assert await process.stop() == 0, process.log[-3000:]
     with pytest.raises(ProcessLookupError):
@@ -243,7 +243,7 @@ async def test_two_executors_side_by_side(rm: ScriptedRM, real: JobMaster, tmp_p
         await eventually(lambda: other_rm.reports, "the other one reports")
         for manager in (rm, other_rm):
             await manager.allocate(allocation())
-            job_master = JobMaster(manager.executor_address)
+            job_master = manager.job_master()
             await job_master.submit("sh", "-c", "echo $FINEGRAIN_EXECUTOR_ID")
             seen = await job_master.watch()
             assert seen.stdout.decode().strip() == manager.registered.executor_id

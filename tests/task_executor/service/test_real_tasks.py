@@ -184,7 +184,7 @@ async def test_tasks_of_another_user_see_nothing_of_the_executor(
     process.start(task_user="nobody", allow_root_tasks=False)
     await eventually(lambda: rm.reports, "it reports")
     await rm.allocate(allocation())
-    job_master = JobMaster(rm.executor_address)
+    job_master = rm.job_master()
     look = f"id -un; touch made && ls; cat {process.state_dir}/state.json; kill -9 $PPID"
     await job_master.submit("/bin/sh", "-c", look, task_id="looker")
     seen = await job_master.watch("looker")

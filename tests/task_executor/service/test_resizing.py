@@ -445,14 +445,14 @@ async def test_a_state_directory_of_a_version_before_is_read(
         if version == 1:
             del slot["becoming"], slot["spec"]["resize_number"]
     document = json.loads(checkpoint.encode_document(content))
-    assert document["version"] == 3
+    assert document["version"] == checkpoint.FORMAT_VERSION
     path.write_text(json.dumps(document | {"version": version}))
     await again(rm, executor)
     assert [slot.allocation_id for slot in rm.registered.report.slots] == ["slot"]
     assert reason(await rm.resize(1, cpu_milli=900)) == ""
 
 
-async def test_resizing_needs_the_cluster_token_and_the_right_executor(
+async def test_resizing_needs_the_role_rm_and_the_right_executor(
     rm: ScriptedRM, executor: Executor
 ) -> None:
     await rm.allocate(allocation())

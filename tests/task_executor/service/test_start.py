@@ -244,7 +244,11 @@ def test_what_is_not_enforced_is_said_with_the_fix() -> None:
     [
         pytest.param({"isolation": "full"}, "isolation", id="an unknown isolation"),
         pytest.param({"executor_id": "a/b"}, "executor_id", id="an id with a slash"),
-        pytest.param({"cluster_token_file": Path("/no/token")}, "no token file", id="no token"),
+        pytest.param(
+            {"executor_id": "host-a"},
+            "finegrain token create --executor host-a",
+            id="no certificate",
+        ),
     ],
 )
 def test_what_cannot_start_says_why_and_leaves_the_directory_free(

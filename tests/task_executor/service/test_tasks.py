@@ -23,7 +23,8 @@ from task_executor.host.helper_messages import Reconnected, TaskFault
 from task_executor.service import checkpoint, task_runner, task_table, task_watch
 from tests.task_executor.service.conftest import Executor
 from tests.task_executor.service.scripted_rm import (
-    CLUSTER_TOKEN,
+    OPERATOR,
+    OTHER_OWNER,
     JobMaster,
     ScriptedRM,
     allocation,
@@ -56,17 +57,18 @@ async def test_the_same_id_with_other_content_or_another_owner_is_a_conflict(
     with pytest.raises(AlreadyExists):
         await job_master.submit("false")
     with pytest.raises(AlreadyExists):
-        await replace(job_master, secret="guessed").submit("true")
+        await replace(job_master, who=OTHER_OWNER).submit("true")
 
 
-@pytest.mark.parametrize("token", [None, CLUSTER_TOKEN], ids=["user token", "cluster token"])
-async def test_a_task_needs_the_secret_of_its_job(
-    executor: Executor, job_master: JobMaster, token: str | None
+@pytest.mark.parametrize("who", [OTHER_OWNER, OPERATOR])
+async def test_a_task_needs_the_identity_of_its_owner(
+    executor: Executor, job_master: JobMaster, who: str
 ) -> None:
-    stranger = JobMaster(job_master.address, "guessed", token or job_master.token)
+    stranger = replace(job_master, who=who)
     with pytest.raises(PermissionDenied) as refused:
         await stranger.submit("true")
-    assert refused.value.reason is Reason.JOB_SECRET_WRONG
+    assert refused.value.reason is Reason.NOT_OWNER
+    assert who in refused.value.message
     assert not executor.helper.specs
     await job_master.submit("true")
     for call in (stranger.signal(9), stranger.write((0, b"", True))):
@@ -78,11 +80,11 @@ async def test_a_stranger_cannot_watch_list_or_cancel_but_an_operator_can(
     executor: Executor, job_master: JobMaster
 ) -> None:
     await job_master.submit("true")
-    stranger = replace(job_master, secret="guessed")
+    stranger = replace(job_master, who=OTHER_OWNER)
     for call in (stranger.watch(), stranger.tasks(), stranger.cancel()):
         with pytest.raises(PermissionDenied):
             await call
-    operator = JobMaster(job_master.address, "", CLUSTER_TOKEN)
+    operator = replace(job_master, who=OPERATOR)
     assert [task.task_id for task in await operator.tasks()] == ["task"]
     await operator.cancel()
     assert (await operator.watch()).exit.cancelled

@@ -1,0 +1,55 @@
+"""TLS of servers that are not gRPC servers: an `ssl.SSLContext` with the certificate of a process.
+
+The module `ssl` reads keys from files only. So the key goes into a file that exists in memory alone
+and has no name.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from typing import Any
+
+from finegrain.rpc.own_certificate import OwnCertificate
+
+
+def presenting_context(own: OwnCertificate) -> ssl.SSLContext:
+    """Returns a context that always shows the present certificate of this process.
+
+    It asks clients for a certificate. A client may show none, but not one of another authority.
+
+    Args:
+        own: the certificate; after it was replaced, new connections use the new one.
+    """
+    return _Presenter(own).context
+
+
+class _Presenter:
+    def __init__(self, own: OwnCertificate) -> None:
+        self._own = own
+        self._version = own.version
+        self._present = _context_of(own)
+        self.context = _context_of(own)
+        # OpenSSL calls this at the start of every handshake, also if the client names no server.
+        self.context.sni_callback = self._choose
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _outer: Any) -> None:
+        if self._version != self._own.version:
+            self._version = self._own.version
+            self._present = _context_of(self._own)
+        connection.context = self._present
+
+
+def _context_of(own: OwnCertificate) -> ssl.SSLContext:
+    credentials = own.credentials
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_OPTIONAL
+    context.load_verify_locations(cadata=credentials.authorities)
+    file = os.memfd_create("finegrain-certificate", os.MFD_CLOEXEC)
+    try:
+        os.write(file, (credentials.key + credentials.certificate).encode())
+        context.load_cert_chain(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
+    return context

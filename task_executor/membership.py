@@ -1,0 +1,153 @@
+"""The certificate of this executor: read from its state directory, or obtained with a join token.
+
+    executor.credentials  the certificate with its key, and the addresses of resource managers
+    executor.join         the addresses at which to join, and the id of the token that was used
+
+The name in the certificate is the executor's id. A token works once, so its file is deleted after
+it was used. This module must not import grpc at module level, see `task_executor/main.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from finegrain.credentials import (
+    Credentials,
+    read_credentials,
+    write_credentials,
+    write_private_file,
+)
+from finegrain.errors import ConfigurationError, FinegrainError, Unavailable
+from finegrain.identity import Role
+from finegrain.join_token import JoinToken, read_join_token, sha256_hex, token_id
+from finegrain.logs import get_logger
+
+CREDENTIALS_FILE = "executor.credentials"
+JOIN_FILE = "executor.join"
+TOKEN_FILE = "join.token"
+PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 10.0
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRecord:
+    """How this executor has joined.
+
+    Attributes:
+        addresses: "host:port" of the resource managers' join ports.
+        token: id of the token that was used.
+    """
+
+    addresses: tuple[str, ...] = ()
+    token: str = ""
+
+
+def read_join_record(state_dir: Path) -> JoinRecord:
+    """Reads how this executor has joined; an empty record if that is not known."""
+    try:
+        data = json.loads((state_dir / JOIN_FILE).read_text())
+        return JoinRecord(tuple(str(each) for each in data["addresses"]), str(data["token"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return JoinRecord()
+
+
+def executor_credentials(
+    state_dir: Path, token_file: Path | None, executor_id: str, stopping: threading.Event
+) -> Credentials:
+    """Returns the credentials of this executor, and joins the cluster if there is a new token.
+
+    The first join waits until a resource manager can be reached. An executor that has credentials
+    starts in any case, because it must adopt its tasks. If its certificate has expired, it is
+    renewed later, see `task_executor/service/renewal.py`.
+
+    Args:
+        state_dir: the state directory of the executor.
+        token_file: the file with a join token; None: join.token in the state directory.
+        executor_id: the configured or saved id of the executor; empty: any id.
+        stopping: when it is set, a first join gives up.
+
+    Raises:
+        ConfigurationError: there are neither credentials nor a token, a file cannot be used, or the
+            certificate is of another executor.
+        Unauthenticated: the token cannot be used.
+        Unavailable: the executor stops before it could join.
+    """
+    path = state_dir / CREDENTIALS_FILE
+    token_file = token_file or state_dir / TOKEN_FILE
+    present = read_credentials(path) if path.exists() else None
+    if present is not None:
+        _check_own(present, executor_id, str(path))
+    if not token_file.exists():
+        if present is not None:
+            return present
+        raise ConfigurationError(
+            "this executor has no certificate yet; run finegrain token create --executor"
+            f" {executor_id or 'ID'} where the resource manager runs, and write the token to"
+            f" {token_file} (mode 0600), or name another file with --join-token-file",
+            details={"state_dir": state_dir},
+        )
+    try:
+        token = read_join_token(token_file)
+        if present is not None and _id_of(token) == read_join_record(state_dir).token:
+            return present  # the file of a token that was used could not be deleted
+        joined = _join(token, stopping, patient=present is None)
+        _check_own(joined, executor_id, f"the token in {token_file}")
+    except FinegrainError as error:
+        if present is None:
+            raise
+        log.error("join_failed", token_file=str(token_file), error=error.message)
+        return present
+    record = {"addresses": token.addresses, "token": _id_of(token)}
+    write_private_file(state_dir / JOIN_FILE, json.dumps(record).encode())
+    write_credentials(path, joined)
+    log.info("joined", cluster=joined.who.cluster, executor_id=joined.who.name)
+    _delete(token_file)
+    return joined
+
+
+def _join(token: JoinToken, stopping: threading.Event, *, patient: bool) -> Credentials:
+    # Imported only now, because it imports grpc. At the first start, the helper is then started by
+    # a process that has imported grpc. This is safe: the process executes the helper at once.
+    from finegrain.certificates.joining import join
+
+    pause_s = PAUSE_S_MIN
+    while True:
+        try:
+            return join(token)
+        except Unavailable as error:
+            if not patient:
+                raise
+            log.warning("join_failed", error=error.message, retry_s=pause_s)
+            if stopping.wait(pause_s):
+                raise
+        pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+
+def _check_own(credentials: Credentials, executor_id: str, source: str) -> None:
+    who = credentials.who
+    if who.role is not Role.EXECUTOR:
+        raise ConfigurationError(
+            f"{source} is for {who}, not for an executor; use a token from finegrain token create"
+            " --executor ID"
+        )
+    if executor_id and who.name != executor_id:
+        raise ConfigurationError(
+            f"{source} is for executor {who.name}, but this executor is {executor_id}; make a"
+            f" token with finegrain token create --executor {executor_id}, or correct executor_id",
+            details={"executor_id": executor_id},
+        )
+
+
+def _id_of(token: JoinToken) -> str:
+    return token_id(sha256_hex(token.secret))
+
+
+def _delete(token_file: Path) -> None:
+    try:
+        token_file.unlink()
+    except OSError as error:
+        log.warning("token_file_not_deleted", path=str(token_file), error=str(error))

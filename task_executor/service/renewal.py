@@ -1,0 +1,98 @@
+"""Renews the certificate of this executor while it runs.
+
+A valid certificate is renewed every day by a call to the resource manager. An expired one is
+renewed at the join port, by a signature of its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from finegrain.certificates.authority import BACKDATED
+from finegrain.certificates.joining import renew_expired
+from finegrain.credentials import Credentials, write_credentials
+from finegrain.errors import FinegrainError
+from finegrain.logs import get_logger
+from finegrain.rpc.own_certificate import OwnCertificate
+from task_executor.membership import CREDENTIALS_FILE, read_join_record
+from task_executor.service.manager_link import ManagerLink
+
+RENEW_EVERY_S = 24 * 3600.0
+CHECK_S = 300.0  # the clock may be set at any time
+RETRY_S = 60.0
+RETRY_EXPIRED_S = 10.0  # nobody accepts the certificate, so this is urgent
+
+Clock = Callable[[], float]
+
+log = get_logger(__name__)
+
+
+class Renewal:
+    """Renews the certificate until it is cancelled.
+
+    Args:
+        own: the certificate, which is replaced.
+        link: the connection to the resource manager.
+        state_dir: the state directory, whose credentials file is replaced, too.
+        now: returns the time in seconds since 1970 (UTC).
+    """
+
+    def __init__(
+        self, own: OwnCertificate, link: ManagerLink, state_dir: Path, now: Clock = time.time
+    ) -> None:
+        self._own = own
+        self._link = link
+        self._state_dir = state_dir
+        self._now = now
+
+    async def run(self) -> None:
+        """Renews until cancelled."""
+        while True:
+            wait_s = renewal_time(self._own.credentials) - self._now()
+            if wait_s > 0:
+                await asyncio.sleep(min(wait_s, CHECK_S))
+                continue
+            try:
+                await self.renew()
+            except FinegrainError as error:
+                log.error("certificate_not_renewed", reason=error.reason.value, error=error.message)
+                await asyncio.sleep(RETRY_EXPIRED_S if self._is_expired() else RETRY_S)
+
+    async def renew(self) -> None:
+        """Renews once.
+
+        Raises:
+            Unavailable: no resource manager can be reached.
+            Unauthenticated: the certificate was denied, or has expired too long ago.
+        """
+        present = self._own.credentials
+        if self._is_expired():
+            addresses = read_join_record(self._state_dir).addresses
+            fresh = await asyncio.to_thread(renew_expired, present, addresses)
+        else:
+            fresh = await self._link.renew()
+        self._own.replace(fresh)
+        log.info("certificate_renewed", not_after=fresh.not_after)
+        try:
+            await asyncio.to_thread(write_credentials, self._state_dir / CREDENTIALS_FILE, fresh)
+        except FinegrainError as error:  # until the next start, the one in memory is enough
+            log.error("credentials_not_written", error=error.message)
+
+    def _is_expired(self) -> bool:
+        return self._now() > self._own.credentials.not_after
+
+
+def renewal_time(credentials: Credentials) -> float:
+    """Returns when to renew a certificate: after a day, or after half of its life if this is less.
+
+    Args:
+        credentials: the credentials with the certificate.
+
+    Returns:
+        The time in seconds since 1970 (UTC).
+    """
+    issued_s = credentials.not_before + BACKDATED.total_seconds()
+    return issued_s + min(RENEW_EVERY_S, (credentials.not_after - issued_s) / 2)
