@@ -28,16 +28,17 @@ ManagerOption = Annotated[
         envvar="FINEGRAIN_MANAGER",
         metavar="HOST:PORT[,...]",
         help="Addresses of resource managers, tried one after another; default: client.manager, "
-        "else yours on this host, else 127.0.0.1:7170.",
+        "else yours on this host, else those in the credentials.",
     ),
 ]
-TokenFileOption = Annotated[
+CredentialsOption = Annotated[
     str,
     typer.Option(
-        "--token-file",
-        envvar="FINEGRAIN_TOKEN_FILE",
+        "--credentials",
+        envvar="FINEGRAIN_CREDENTIALS",
         metavar="FILE",
-        help="File with the token; default: the token in the resource manager's state directory.",
+        help="Credentials file, which says who you are; default: client.credentials, else that of "
+        "your cluster on this host, else that of `finegrain login`.",
     ),
 ]
 ConfigOption = Annotated[
@@ -58,11 +59,15 @@ HINTS: dict[Reason, str] = {
     Reason.UNREACHABLE: (
         "is the resource manager running? `finegrain up` starts one; --manager names another"
     ),
-    Reason.TOKEN_MISSING: "name the token file with --token-file or FINEGRAIN_TOKEN_FILE",
-    Reason.TOKEN_WRONG: "the token does not belong to this resource manager; see --token-file",
-    Reason.CLUSTER_TOKEN_NEEDED: (
-        "this needs the cluster token: --token-file STATE_DIR/cluster.token"
+    Reason.CERTIFICATE_MISSING: (
+        "`finegrain up` starts a cluster; `finegrain login` makes credentials for one; "
+        "--credentials names a file"
     ),
+    Reason.CERTIFICATE_WRONG: "`finegrain whoami` shows who you are; --credentials names another",
+    Reason.CERTIFICATE_DENIED: "ask an operator of the cluster",
+    Reason.TOKEN_WRONG: "ask an operator for a new token (`finegrain token create`)",
+    Reason.ROLE_MISSING: "--credentials or FINEGRAIN_CREDENTIALS names credentials of that role",
+    Reason.NOT_OWNER: "`finegrain whoami` shows who you are; --credentials names another identity",
     Reason.INFEASIBLE_NEVER: (
         "request less, or make required cpu and NUMA policies preferred; `finegrain executors -o "
         "wide` shows the resources of the hosts, `finegrain providers` the executors that could be "
@@ -74,18 +79,18 @@ HINTS: dict[Reason, str] = {
 
 
 def enter_command(
-    output: OutputFormat, manager: str = "", token_file: str = "", config_file: str = ""
+    output: OutputFormat, manager: str = "", credentials: str = "", config_file: str = ""
 ) -> None:
     """Stores these common options, so that `current()` returns them.
 
     Args:
         output: form of the output.
         manager: addresses of resource managers, separated by commas; empty: not given.
-        token_file: file with the token; empty: not given.
+        credentials: credentials file; empty: not given.
         config_file: configuration file; empty: not given.
     """
     enter(
-        Invocation(output=output, manager=manager, token_file=token_file, config_file=config_file)
+        Invocation(output=output, manager=manager, credentials=credentials, config_file=config_file)
     )
 
 
@@ -102,6 +107,19 @@ def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(exit_code_of(error)) from None
 
     return run
+
+
+def need_modules(extra: str, *modules: str) -> None:
+    """Raises an error that names the extra to install if a module is missing; imports none."""
+    from importlib.util import find_spec
+
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise ConfigurationError(
+            f"this needs {', '.join(missing)}: pip install 'finegrain[{extra}]' (everything: "
+            "'finegrain[all]')",
+            details={"extra": extra},
+        )
 
 
 def write_file(name: str, text: str) -> None:

@@ -1,24 +1,20 @@
-"""Finds the resource manager and the token for a command, and opens a client.
+"""Finds the resource manager and the credentials for a command, and opens a client.
 
-The address is taken from, in this order: flag or environment variable, the configuration, the
-resource manager that this user runs on this host (`finegrain up`, `finegrain rm serve`), the
-default. To start fast, this module imports gRPC and the configuration's model only when needed.
+`finegrain/targets.py` has the rules, which are those of the client library. Here, flags and the
+configuration are added. To start fast, this module imports gRPC and the configuration's model only
+when needed.
 """
 
 from __future__ import annotations
 
-import os
 import socket
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finegrain.errors import ConfigurationError, Reason, Unavailable
-from finegrain.options import TlsOptions
+from finegrain import targets
+from finegrain.errors import Reason, Unavailable
 from finegrain.rpc.addresses import is_loopback, parse_address
+from finegrain.targets import Target
 from finegrain_cli.context import Invocation, current
-from finegrain_cli.local.published import LocalManager, endpoint_in, find_local_managers
-from resource_manager.options import DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
     import finegrain_client
@@ -27,51 +23,28 @@ if TYPE_CHECKING:
 PATIENCE_S = 5.0
 DIAL_S = 1.0
 """Time limit of one attempt to find out whether anything listens at a loopback address."""
-TOKEN_FILES = ("cluster.token", "user.token")
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Addresses of the resource manager, and credentials. `token_file` None: no token was found."""
-
-    addresses: tuple[str, ...]
-    token_file: Path | None
-    tls: TlsOptions | None = None
-    insecure: bool = False
-    is_noted: bool = False  # a note of this host says that one of the addresses is served
 
 
 def resolve_target(invocation: Invocation | None = None) -> Target:
-    """Determines the target of this invocation.
+    """Determines addresses and credentials of this invocation.
 
     Args:
         invocation: None: the current one.
 
     Raises:
-        ConfigurationError: the configuration is invalid, or no address was given although several
-            resource managers run on this host.
+        FinegrainError: see `finegrain.targets.resolve_target`.
+        ConfigurationError: the configuration is invalid.
     """
-    from finegrain_cli.config.daemon_options import rm_state_dir, tls_options
+    from finegrain_cli.config.daemon_options import rm_state_dir
 
     invocation = invocation or current()
     settings = invocation.configuration().settings
     client = settings.client
-    own_rm = rm_state_dir(settings.rm)
-    addresses = _split(invocation.manager) or tuple(client.manager)
-    found = find_local_managers()
-    configured = endpoint_in(own_rm)
-    if configured and configured not in found:
-        found.append(configured)
-    if addresses:
-        state_dirs = [each.state_dir for each in found if each.address in addresses]
-    else:
-        chosen = _only(found)
-        addresses = (chosen.address if chosen else DEFAULT_ADDRESS,)
-        state_dirs = [chosen.state_dir] if chosen else []
-    token = invocation.token_file or client.token_file
-    token_file = Path(token) if token else _token_in(state_dirs or [own_rm])
-    tls = tls_options(client.tls_ca, client.tls_certificate, client.tls_key)
-    return Target(addresses, token_file, tls, client.insecure, is_noted=bool(state_dirs))
+    return targets.resolve_target(
+        invocation.manager or tuple(client.manager),
+        invocation.credentials or client.credentials,
+        state_dir=rm_state_dir(settings.rm),
+    )
 
 
 def open_cluster(budget_s: float = PATIENCE_S) -> blocking.Cluster:
@@ -87,9 +60,7 @@ def open_cluster(budget_s: float = PATIENCE_S) -> blocking.Cluster:
     _check_listens(target)
     return blocking.connect(
         target.addresses,
-        token_file=target.token_file,
-        tls=target.tls,
-        insecure=target.insecure,
+        credentials=target.file or target.credentials,
         budget_s=budget_s,
     )
 
@@ -106,9 +77,7 @@ def open_cluster_async(budget_s: float) -> finegrain_client.Cluster:
     _check_listens(target)
     return finegrain_client.connect(
         target.addresses,
-        token_file=target.token_file,
-        tls=target.tls,
-        insecure=target.insecure,
+        credentials=target.file or target.credentials,
         budget_s=budget_s,
     )
 
@@ -133,27 +102,3 @@ def _check_listens(target: Target) -> None:
     raise Unavailable(
         f"no resource manager runs at {', '.join(target.addresses)}", reason=Reason.UNREACHABLE
     )
-
-
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _only(found: list[LocalManager]) -> LocalManager | None:
-    addresses = list(dict.fromkeys(each.address for each in found))
-    if len(addresses) > 1:
-        raise ConfigurationError(
-            f"{len(addresses)} resource managers run on this host ({', '.join(addresses)}); "
-            "choose one with --manager",
-            details={"addresses": ",".join(addresses)},
-        )
-    return found[0] if found else None
-
-
-def _token_in(state_dirs: list[Path]) -> Path | None:
-    for state_dir in state_dirs:
-        for name in TOKEN_FILES:
-            path = state_dir / name
-            if os.access(path, os.R_OK):
-                return path
-    return None

@@ -22,7 +22,7 @@ class Invocation:
 
     config_file: str = ""
     manager: str = ""
-    token_file: str = ""
+    credentials: str = ""
     output: OutputFormat = OutputFormat.TABLE
     _configuration: Configuration | None = None
 

@@ -94,6 +94,7 @@ from finegrain_client.types.fairness import (
 )
 from finegrain_client.types.groups import Groups, GroupStatus
 from finegrain_client.types.host_policy import HostPolicyStatus
+from finegrain_client.types.identities import Denial, NewToken, TokenStatus
 from finegrain_client.types.providers import ExecutorShape, ProvidedExecutor, Providers
 from finegrain_client.types.status import (
     ClusterEvent,
@@ -161,6 +162,7 @@ __all__ = [
     "CpuPolicy",
     "CpuVerdict",
     "Credentials",
+    "Denial",
     "DeviceHint",
     "Dimension",
     "ExclusivePolicy",
@@ -200,6 +202,7 @@ __all__ = [
     "JobGraph",
     "JobOptions",
     "JobStatus",
+    "NewToken",
     "NodeShare",
     "NotFound",
     "NumaPolicy",
@@ -245,6 +248,7 @@ __all__ = [
     "ThreadAdvice",
     "ThreadResult",
     "ThreadState",
+    "TokenStatus",
     "TopologyReport",
     "Unauthenticated",
     "Unavailable",

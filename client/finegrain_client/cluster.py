@@ -19,6 +19,7 @@ from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
 from finegrain.values.states import RequestState
+from finegrain_client.admin.identities import Identities
 from finegrain_client.admin.operations import Operations
 from finegrain_client.connection import Connection
 from finegrain_client.decoding import read
@@ -72,7 +73,7 @@ def connect(
     )
 
 
-class Cluster(Operations):
+class Cluster(Operations, Identities):
     """A client of one cluster. Use it as an async context manager, on one event loop."""
 
     def __init__(self, connection: Connection) -> None:

@@ -23,7 +23,14 @@ from finegrain.rpc.wire_cpus import (
     host_policy_from_proto,
 )
 from finegrain.rpc.wire_devices import condition_from_proto, device_from_proto
-from finegrain.v1 import cluster_pb2, cpus_pb2, devices_pb2, resources_pb2, slots_pb2
+from finegrain.v1 import (
+    cluster_pb2,
+    cpus_pb2,
+    devices_pb2,
+    identity_pb2,
+    resources_pb2,
+    slots_pb2,
+)
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.values.isolation import Isolation
@@ -32,6 +39,7 @@ from finegrain.values.usage import Usage, Zone
 from finegrain_client.types import (
     advice,
     host_policy,
+    identities,
     status,
     topology,
 )
@@ -215,6 +223,17 @@ read = Reader(
                 "settings": "policy",
             },
         ),
+        Reading(
+            identities.NewToken,
+            identity_pb2.CreateTokenResponse,
+            {"token_id": "id", "expire_time": "expires_at"},
+        ),
+        Reading(
+            identities.TokenStatus,
+            identity_pb2.TokenInfo,
+            {"token_id": "id", "expire_time": "expires_at"},
+        ),
+        Reading(identities.Denial, identity_pb2.Denial, {"deny_time": "denied_at"}),
         Reading(Usage, slots_pb2.UsageReport, unread="devices"),
         Reading(Zone, cluster_pb2.ZoneStatus, NODE),
         Reading(

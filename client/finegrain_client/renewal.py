@@ -74,9 +74,9 @@ class Renewal:
         task, self._task = self._task, None
         if task is None:
             return
-        if self._renewing is not None:
-            await asyncio.wait({self._renewing}, timeout=STOPPING_S)
-            self._renewing.cancel()
+        if (renewing := self._renewing) is not None:
+            await asyncio.wait({renewing}, timeout=STOPPING_S)
+            renewing.cancel()
         task.cancel()
         await asyncio.wait({task})
 

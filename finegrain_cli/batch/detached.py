@@ -113,8 +113,8 @@ def _start(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     # The runner gets none of this command's flags, so they become environment variables.
     target = resolve_target()
     environment = dict(os.environ) | {"FINEGRAIN_MANAGER": ",".join(target.addresses)}
-    if target.token_file is not None:
-        environment["FINEGRAIN_TOKEN_FILE"] = str(target.token_file.absolute())
+    if target.file is not None:
+        environment["FINEGRAIN_CREDENTIALS"] = str(target.file.absolute())
     if config_file := current().config_file:
         environment["FINEGRAIN_CONFIG"] = str(Path(config_file).absolute())
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -10,9 +10,9 @@ from finegrain.errors import InvalidArgument
 from finegrain.units import format_duration, parse_duration_ms
 from finegrain_cli.common import (
     ConfigOption,
+    CredentialsOption,
     ManagerOption,
     OutputOption,
-    TokenFileOption,
     enter_command,
     reporting_errors,
 )
@@ -44,7 +44,7 @@ def advise(
     json_: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Recommend a number of threads for a job's work.
@@ -59,7 +59,7 @@ def advise(
       finegrain advise nightly --target 60s --quantile 0.9
     """
     output = OutputFormat.JSON if json_ else output
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     target_s = parse_duration_ms("--target", target) / 1000
     if not 0 < quantile < 1:
         raise InvalidArgument("--quantile", quantile, "above 0 and below 1, such as 0.95")

@@ -15,9 +15,9 @@ from finegrain.errors import InvalidArgument, NotFound
 from finegrain.units import parse_bytes
 from finegrain_cli.common import (
     ConfigOption,
+    CredentialsOption,
     ManagerOption,
     OutputOption,
-    TokenFileOption,
     enter_command,
     reporting_errors,
 )
@@ -226,7 +226,7 @@ def batch(
     json_: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Run a command many times: once for each thread of work.
@@ -248,7 +248,7 @@ def batch(
     """
     # Stage 1: choose between a new batch, --attach, --stop and the hidden --runner.
     form = OutputFormat.JSON if json_ else output
-    enter_command(form, manager, token_file, config)
+    enter_command(form, manager, credentials, config)
     is_new = bool(command) or threads is not None
     if [is_new, bool(attach), bool(stop), bool(runner)].count(True) != 1:
         raise InvalidArgument("batch", " ".join(command or ()), ONE_OF)

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
-from finegrain.errors import ConfigurationError, InvalidArgument
+from finegrain.errors import InvalidArgument
 from finegrain.units import parse_bytes, parse_duration_ms
-from finegrain_cli.common import ConfigOption, OutputOption, enter_command, reporting_errors
+from finegrain_cli.common import (
+    ConfigOption,
+    OutputOption,
+    enter_command,
+    need_modules,
+    reporting_errors,
+)
 from finegrain_cli.context import current, warn_of
 from finegrain_cli.text.output import OutputFormat
 
@@ -69,7 +75,7 @@ def up(
         typer.Option(
             "--state-dir",
             metavar="DIR",
-            help="Directory that keeps state, tokens and logs; default: a temporary one.",
+            help="Directory that keeps state, certificates and logs; default: a temporary one.",
         ),
     ] = "",
     listen: Annotated[
@@ -205,7 +211,7 @@ def serve_resource_manager(config: ConfigOption = "", **given: Any) -> None:
     loaded = load_configuration(config, flags=flags_given(RM_SECTIONS, given))
     warn_of(loaded)
     options = resource_manager_options(loaded.settings)
-    _need("resource-manager", "sqlalchemy", "structlog", "grpc")
+    need_modules("resource-manager", "cryptography", "sqlalchemy", "structlog", "grpc")
     from resource_manager.main import run
 
     raise typer.Exit(run(options))
@@ -228,7 +234,7 @@ def serve_executor(config: ConfigOption = "", **given: Any) -> None:
     loaded = load_configuration(config, flags=flags_given(EXECUTOR_SECTIONS, given))
     warn_of(loaded)
     options = task_executor_options(loaded.settings)
-    _need("task-executor", "structlog", "grpc")
+    need_modules("task-executor", "cryptography", "structlog", "grpc")
     from task_executor.main import run
 
     raise typer.Exit(run(options))
@@ -249,19 +255,6 @@ def serve_helper(config: ConfigOption = "", **given: Any) -> None:
     from task_executor.helper_main import run
 
     raise typer.Exit(run(task_executor_options(loaded.settings)))
-
-
-def _need(extra: str, *modules: str) -> None:
-    """Raises an error that names the extra to install if a module is missing; imports none."""
-    from importlib.util import find_spec
-
-    missing = [module for module in modules if find_spec(module) is None]
-    if missing:
-        raise ConfigurationError(
-            f"this needs {', '.join(missing)}: pip install 'finegrain[{extra}]' (everything: "
-            "'finegrain[all]')",
-            details={"extra": extra},
-        )
 
 
 class _LateGroup(TyperGroup):

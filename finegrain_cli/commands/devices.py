@@ -9,9 +9,9 @@ import typer
 from finegrain.errors import InvalidArgument
 from finegrain_cli.common import (
     ConfigOption,
+    CredentialsOption,
     ManagerOption,
     OutputOption,
-    TokenFileOption,
     enter_command,
     reporting_errors,
 )
@@ -39,7 +39,7 @@ def devices(
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """List devices with their health, allocated amounts and slots.
@@ -51,7 +51,7 @@ def devices(
       finegrain devices
       finegrain devices host-a -o wide
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     from finegrain_cli.text.devices import DEVICE_COLUMNS, device_rows
 
     with open_cluster() as cluster:
@@ -64,7 +64,7 @@ def cordon(
     reason: Annotated[str, typer.Option("--reason", help="Reason, shown to all users.")] = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Give a device no new work; existing slots on it stay.
@@ -75,7 +75,7 @@ def cordon(
     Examples:
       finegrain cordon host-a/gpu3 --reason 'memory errors'
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     executor_id, name = _parts(device)
     with open_cluster() as cluster:
         uuid = cluster.cordon(executor_id, name, reason=reason)
@@ -87,7 +87,7 @@ def uncordon(
     device: DeviceArgument,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Give a cordoned device new work again.
@@ -96,7 +96,7 @@ def uncordon(
     Examples:
       finegrain uncordon host-a/gpu3
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     executor_id, name = _parts(device)
     with open_cluster() as cluster:
         cluster.uncordon(executor_id, name)

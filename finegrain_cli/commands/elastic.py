@@ -14,9 +14,9 @@ from finegrain.errors import FinegrainError, InvalidArgument
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms, parse_pair
 from finegrain_cli.common import (
     ConfigOption,
+    CredentialsOption,
     ManagerOption,
     OutputOption,
-    TokenFileOption,
     WatchOption,
     enter_command,
     reporting_errors,
@@ -86,7 +86,7 @@ def resize(
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Change the size of a slot while its tasks run.
@@ -100,7 +100,7 @@ def resize(
       finegrain resize 01a20a21 --cpu 2 --memory 1G
       finegrain resize 01a20a21 --withdraw
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     timeout_s = parse_duration_ms("--timeout", timeout) / 1000 if timeout else None
     cpu_milli = parse_cpu_milli("--cpu", cpu) if cpu else None
     memory_bytes = parse_bytes("--memory", memory) if memory else None
@@ -158,7 +158,7 @@ def providers(
     output: OutputOption = OutputFormat.TABLE,
     watch: WatchOption = False,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Show executors that providers can start or have started.
@@ -170,7 +170,7 @@ def providers(
       finegrain providers
       finegrain providers --watch
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     if watch and output is OutputFormat.JSON:
         raise InvalidArgument("--output", "json", "jsonl or table together with --watch")
     from finegrain_cli.text.providers import providers_text

@@ -13,9 +13,9 @@ from typer.core import TyperGroup
 from finegrain.errors import InvalidArgument
 from finegrain_cli.common import (
     ConfigOption,
+    CredentialsOption,
     ManagerOption,
     OutputOption,
-    TokenFileOption,
     enter_command,
     reporting_errors,
 )
@@ -70,7 +70,7 @@ def policy(
     defaults: DefaultsOption = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Show how an executor's host assigns cpus to slots.
@@ -83,7 +83,7 @@ def policy(
       finegrain executors policy host-a
       finegrain executors policy --defaults
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     name = _subject(executor, defaults=defaults)
     with open_cluster() as cluster:
         found = cluster.host_policy(name)
@@ -160,7 +160,7 @@ def set_(
     ] = [],  # noqa: B006 - typer wants the default as a list
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Set how an executor's host assigns cpus to slots.
@@ -174,7 +174,7 @@ def set_(
       finegrain executors set host-a --clear bind-policy
       finegrain executors set --defaults --alignment BestEffort
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     name = _subject(executor, defaults=defaults)
     words = {
         "bind": _word("bind-policy", bind_policy),

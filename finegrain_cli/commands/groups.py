@@ -15,9 +15,9 @@ from finegrain.units import parse_bytes, parse_cpu_milli, parse_pair
 from finegrain.values.bounds import AMOUNT_MAX
 from finegrain_cli.common import (
     ConfigOption,
+    CredentialsOption,
     ManagerOption,
     OutputOption,
-    TokenFileOption,
     WatchOption,
     YesOption,
     confirm,
@@ -60,7 +60,7 @@ def show(
     output: OutputOption = OutputFormat.TABLE,
     watch: WatchOption = False,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Show resource groups as a tree: weight, shares, usage, backlog and limits.
@@ -73,7 +73,7 @@ def show(
     if context.invoked_subcommand is not None:
         return
     output = OutputFormat.JSON if json_ else output
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     if watch and output is OutputFormat.JSON:
         raise InvalidArgument("--output", "json", "jsonl or table together with --watch")
     before: dict[str, Any] = {}
@@ -155,7 +155,7 @@ def set_(
     ] = [],  # noqa: B006
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Create a resource group, or change an existing one.
@@ -169,7 +169,7 @@ def set_(
       finegrain groups set nightly --max-cpu 64 --max gpu=4
       finegrain groups set nightly --max-cpu none
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     if name == NONE:
         raise InvalidArgument(
             "NAME", name, f"another name: --parent {NONE} means that there is no parent"
@@ -193,7 +193,7 @@ def delete(
     yes: YesOption = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Delete a resource group that has no live jobs.
@@ -202,7 +202,7 @@ def delete(
     Examples:
       finegrain groups delete nightly --yes
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     confirm(f"group {name} will be deleted, with its weight and its limits", yes=yes)
     with open_cluster() as cluster:
         cluster.delete_group(name)

@@ -13,9 +13,9 @@ import typer
 from finegrain.errors import InvalidArgument, NotFound, Reason
 from finegrain_cli.common import (
     ConfigOption,
+    CredentialsOption,
     ManagerOption,
     OutputOption,
-    TokenFileOption,
     enter_command,
     reporting_errors,
 )
@@ -121,7 +121,7 @@ def topo(
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Draw the cpus of an executor's host, with their slots.
@@ -133,7 +133,7 @@ def topo(
       finegrain topo
       finegrain topo host-a
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     from finegrain_cli.text.devices import link_matrix
     from finegrain_cli.text.executor_map import executor_text
 
@@ -153,7 +153,7 @@ def topo(
 def doctor(
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Check this host, and print the fix for each problem.
@@ -166,7 +166,7 @@ def doctor(
       finegrain doctor
       finegrain doctor -o json
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     from finegrain_cli.doctor.findings import Grade, examine
 
     findings = list(examine(_examinations()))
@@ -191,7 +191,7 @@ def _examinations() -> Sequence[tuple[str, Examination]]:
         ("kubelet", partial(kubelet.examine_kubelet, settings)),
         ("clock", software.examine_clock),
         ("directories", partial(storage.examine_directories, settings)),
-        ("tokens", partial(storage.examine_tokens, settings)),
+        ("credentials", partial(storage.examine_credentials, settings)),
         ("database", partial(storage.examine_database, settings)),
         ("ports", partial(network.examine_ports, settings)),
         ("resource manager", partial(network.examine_manager, named=named)),

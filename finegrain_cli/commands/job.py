@@ -16,9 +16,9 @@ import typer
 from finegrain.errors import InvalidArgument
 from finegrain_cli.common import (
     ConfigOption,
+    CredentialsOption,
     ManagerOption,
     OutputOption,
-    TokenFileOption,
     enter_command,
     reporting_errors,
     write_file,
@@ -150,7 +150,7 @@ def run(
     runner: Annotated[str, typer.Option("--runner", hidden=True)] = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Run a job graph in the slots of a cluster.
@@ -167,7 +167,7 @@ def run(
       finegrain job run report.toml --detach
       finegrain job run --attach report
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     if [bool(graph), bool(attach), bool(stop), bool(runner)].count(True) != 1:
         raise InvalidArgument("GRAPH", graph, "GRAPH, or else --attach JOB, or --stop JOB")
     from finegrain_cli.job import running
@@ -203,7 +203,7 @@ def status(
     ],
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Show the regions, tasks and slots of a job.
@@ -216,7 +216,7 @@ def status(
     Examples:
       finegrain job status report
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     from finegrain_cli.job.naming import state_file_of
     from finegrain_cli.job.showing import show_status
 

@@ -13,9 +13,9 @@ from finegrain.errors import InvalidArgument, NotFound, Reason
 from finegrain.units import format_bytes, format_cpu
 from finegrain_cli.common import (
     ConfigOption,
+    CredentialsOption,
     ManagerOption,
     OutputOption,
-    TokenFileOption,
     WatchOption,
     enter_command,
     reporting_errors,
@@ -59,11 +59,11 @@ def register(app: typer.Typer) -> None:
 def status(
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Show capacity, slots, and how many requests wait, by reason."""
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     with open_cluster() as cluster:
         info = cluster.info().to_dict()
     print_object("Cluster", info, output, _status_text(info))
@@ -74,7 +74,7 @@ def executors(
     output: OutputOption = OutputFormat.TABLE,
     watch: WatchOption = False,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """List executors with total, allocated and available resources.
@@ -86,7 +86,7 @@ def executors(
       finegrain executors
       finegrain executors -o wide --watch
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     with open_cluster() as cluster:
 
         def read() -> Rows:
@@ -110,7 +110,7 @@ def slots(
     output: OutputOption = OutputFormat.TABLE,
     watch: WatchOption = False,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """List slots.
@@ -122,7 +122,7 @@ def slots(
       finegrain slots
       finegrain slots --executor host-a -o wide
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     with open_cluster() as cluster:
 
         def read() -> Rows:
@@ -155,7 +155,7 @@ def requests(
     output: OutputOption = OutputFormat.TABLE,
     watch: WatchOption = False,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """List slot requests in queue order, with the reasons why they wait.
@@ -165,7 +165,7 @@ def requests(
       finegrain requests
       finegrain requests --all -o wide
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     with open_cluster() as cluster:
 
         def read() -> Rows:
@@ -190,7 +190,7 @@ def jobs(
     output: OutputOption = OutputFormat.TABLE,
     watch: WatchOption = False,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """List jobs.
@@ -200,7 +200,7 @@ def jobs(
       finegrain jobs
       finegrain jobs --all -o json
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     with open_cluster() as cluster:
 
         def read() -> Rows:
@@ -224,7 +224,7 @@ def events(
     output: OutputOption = OutputFormat.TABLE,
     watch: WatchOption = False,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """List events, the oldest first.
@@ -234,7 +234,7 @@ def events(
       finegrain events --newest 20
       finegrain events --watch -o jsonl
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     if watch and output is OutputFormat.JSON:
         raise InvalidArgument("--output", "json", "jsonl or table together with --watch")
     with open_cluster() as cluster:

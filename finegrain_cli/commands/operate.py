@@ -11,9 +11,9 @@ from finegrain.units import parse_duration_ms
 from finegrain.values.states import RequestState
 from finegrain_cli.common import (
     ConfigOption,
+    CredentialsOption,
     ManagerOption,
     OutputOption,
-    TokenFileOption,
     YesOption,
     confirm,
     enter_command,
@@ -59,7 +59,7 @@ def explain(
     ] = 20,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Say why a request waits, and which change would make it fit.
@@ -73,7 +73,7 @@ def explain(
       finegrain explain 01a20a21 --executor host-a
       finegrain explain report
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     if job := find_state_file(request):
         from finegrain_cli.job.showing import explain_job
 
@@ -100,7 +100,7 @@ def drain(
     dry_run: DryRunOption = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Place no new slots on an executor.
@@ -113,7 +113,7 @@ def drain(
       finegrain drain host-a --reason 'new kernel'
       finegrain drain host-a --deadline 10m --yes
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     deadline_s = parse_duration_ms("--deadline", deadline) / 1000 if deadline else None
     with open_cluster() as cluster:
         status = cluster.executor(executor)
@@ -130,7 +130,7 @@ def undrain(
     executor: ExecutorArgument,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Allow new slots on a drained executor again.
@@ -139,7 +139,7 @@ def undrain(
     Examples:
       finegrain undrain host-a
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     with open_cluster() as cluster:
         status = cluster.undrain(executor)
     print_object("Executor", status.to_dict(), output, f"{executor} accepts new slots")
@@ -150,7 +150,7 @@ def forget(
     yes: YesOption = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Delete a lost executor from the resource manager's state.
@@ -159,7 +159,7 @@ def forget(
     Examples:
       finegrain forget host-a --yes
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     confirm(f"{executor} will be deleted from the resource manager's state", yes=yes)
     with open_cluster() as cluster:
         cluster.forget(executor)
@@ -173,7 +173,7 @@ def release(
     dry_run: DryRunOption = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Release slots, or cancel requests, of any job.
@@ -183,7 +183,7 @@ def release(
       finegrain release 01a20a21
       finegrain release 01a20a21 01a20a22 --grace 10s
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     grace_s = parse_duration_ms("--grace", grace) / 1000 if grace else None
     with open_cluster() as cluster:
         full = [full_allocation_id(cluster, each) for each in ids]
@@ -222,7 +222,7 @@ def terminate(
     yes: YesOption = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """End a job: cancel its requests, free its slots, kill its tasks.
@@ -231,7 +231,7 @@ def terminate(
     Examples:
       finegrain terminate nightly --yes
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     grace_s = parse_duration_ms("--grace", grace) / 1000 if grace else None
     with open_cluster() as cluster:
         chosen = full_job_id(cluster, job)

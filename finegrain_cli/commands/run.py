@@ -10,8 +10,8 @@ from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from finegrain_cli.common import (
     HINTS,
     ConfigOption,
+    CredentialsOption,
     ManagerOption,
-    TokenFileOption,
     enter_command,
 )
 from finegrain_cli.device_options import DeviceOptions
@@ -161,7 +161,7 @@ def run(
         ),
     ] = False,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Run a command in a slot, as if it ran in this terminal.
@@ -182,7 +182,7 @@ def run(
       finegrain run --gang 2 --cpu 0.5 -- hostname
       finegrain run --gpu 1 --timeout 1h -- nvidia-smi
     """
-    enter_command(OutputFormat.TABLE, manager, token_file, config)
+    enter_command(OutputFormat.TABLE, manager, credentials, config)
     try:
         from finegrain_cli.run.options import RunOptions
         from finegrain_cli.run.running import run_command

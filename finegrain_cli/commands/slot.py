@@ -10,9 +10,9 @@ from finegrain.units import parse_duration_ms
 from finegrain_cli.commands.elastic import explaining_wait
 from finegrain_cli.common import (
     ConfigOption,
+    CredentialsOption,
     ManagerOption,
     OutputOption,
-    TokenFileOption,
     enter_command,
     reporting_errors,
 )
@@ -49,7 +49,7 @@ def park(
     timeout: TimeoutOption = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Free the GPUs of a slot while its processes stay.
@@ -63,7 +63,7 @@ def park(
       finegrain slot park 01a20a21
       finegrain slots  # shows PARKED
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     _change(slot, park=True, no_wait=no_wait, timeout=timeout, output=output)
 
 
@@ -73,7 +73,7 @@ def unpark(
     timeout: TimeoutOption = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
-    token_file: TokenFileOption = "",
+    credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
     """Give a parked slot its GPUs again, so that its processes go on.
@@ -85,7 +85,7 @@ def unpark(
       finegrain slot unpark 01a20a21
       finegrain slot unpark 01a20a21 --no-wait
     """
-    enter_command(output, manager, token_file, config)
+    enter_command(output, manager, credentials, config)
     _change(slot, park=False, no_wait=no_wait, timeout=timeout, output=output)
 
 

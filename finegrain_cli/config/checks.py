@@ -10,22 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from finegrain.errors import FinegrainError
-from finegrain_cli.config.daemon_options import NO_METRICS
-from finegrain_cli.config.model import ListenSection, Settings
+from finegrain_cli.config.daemon_options import NOT_SERVED
+from finegrain_cli.config.model import Settings
 
+MAY_BE_NONE = ("rm.metrics_listen", "rm.join_listen", "executor.metrics_listen")
 FILES = (
-    ("client", ("token_file", "tls_ca", "tls_certificate", "tls_key")),
-    ("rm", ("tls_ca", "tls_certificate", "tls_key", "cluster_token_file", "user_token_file")),
-    ("rm", ("executor_tls_ca", "executor_tls_certificate", "executor_tls_key", "providers_file")),
-    ("executor", ("tls_ca", "tls_certificate", "tls_key", "cluster_token_file", "kubelet_config")),
-    ("executor", ("manager_tls_ca", "manager_tls_certificate", "manager_tls_key")),
-)
-PAIRS = (
-    ("client", "tls_"),
-    ("rm", "tls_"),
-    ("rm", "executor_tls_"),
-    ("executor", "tls_"),
-    ("executor", "manager_tls_"),
+    ("client", ("credentials",)),
+    ("rm", ("providers_file",)),
+    ("executor", ("join_token_file", "kubelet_config")),
 )
 
 
@@ -33,7 +25,6 @@ def find_problems(settings: Settings) -> list[str]:
     """Returns one line per problem, each with the key and what to do."""
     return [
         *_addresses(settings),
-        *_beyond_loopback(settings),
         *_files(settings),
         *_numbers(settings),
         *_cpus(settings),
@@ -48,6 +39,8 @@ def _addresses(settings: Settings) -> Iterator[str]:
     named = [
         ("rm.listen", settings.rm.listen),
         ("rm.metrics_listen", settings.rm.metrics_listen),
+        ("rm.join_listen", settings.rm.join_listen),
+        ("rm.join_advertise", settings.rm.join_advertise),
         ("executor.listen", settings.executor.listen),
         ("executor.metrics_listen", settings.executor.metrics_listen),
         ("executor.advertise", settings.executor.advertise),
@@ -55,31 +48,11 @@ def _addresses(settings: Settings) -> Iterator[str]:
         *(("executor.manager", each) for each in settings.executor.manager),
     ]
     for name, address in named:
-        if address and not (name.endswith("metrics_listen") and address == NO_METRICS):
+        if address and not (name in MAY_BE_NONE and address == NOT_SERVED):
             try:
                 parse_address(address, name)
             except FinegrainError as error:
                 yield error.message
-
-
-def _beyond_loopback(settings: Settings) -> Iterator[str]:
-    from finegrain.rpc.addresses import is_loopback
-
-    sections: tuple[tuple[str, ListenSection], ...] = (
-        ("rm", settings.rm),
-        ("executor", settings.executor),
-    )
-    for name, section in sections:
-        open_ = section.listen and not section.insecure and not section.tls_certificate
-        try:
-            if open_ and not is_loopback(section.listen):
-                yield (
-                    f"{name}.listen is {section.listen}, which is not a loopback address: set "
-                    f"{name}.tls_certificate and {name}.tls_key, or {name}.insecure if only "
-                    "trusted hosts can reach it"
-                )
-        except FinegrainError:
-            continue  # not an address; `_addresses` reports it
 
 
 def _files(settings: Settings) -> Iterator[str]:
@@ -90,11 +63,6 @@ def _files(settings: Settings) -> Iterator[str]:
                 yield f"{section}.{name} is {text}; there is no such file"
             elif text and not os.access(text, os.R_OK):
                 yield f"{section}.{name} is {text}; this user (uid {os.geteuid()}) may not read it"
-    for section, prefix in PAIRS:
-        values = getattr(settings, section)
-        certificate, key = (getattr(values, prefix + each) for each in ("certificate", "key"))
-        if bool(certificate) != bool(key):
-            yield f"{section}.{prefix}certificate and {section}.{prefix}key are needed together"
 
 
 def _numbers(settings: Settings) -> Iterator[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from finegrain.options import ListenOptions, LogOptions, TlsOptions
 from finegrain.directories import run_directory, state_directory
+from finegrain.options import ListenOptions, LogOptions
 from finegrain_cli.config.model import (
     ListenSection,
     LogSection,
@@ -14,10 +14,10 @@ from finegrain_cli.config.model import (
     Settings,
 )
 from resource_manager.engine.model.settings import Fairness, Measure, Order
-from resource_manager.options import DEFAULT_ADDRESS, ResourceManagerOptions
+from resource_manager.options import ResourceManagerOptions
 from task_executor.options import DeviceType, TaskExecutorOptions
 
-NO_METRICS = "none"
+NOT_SERVED = "none"
 NO_KUBELET = "none"
 DATABASE_FILE = "finegrain.db"
 
@@ -31,11 +31,9 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         listen=_listen(rm),
         advertise_address=rm.advertise,
         standby=rm.standby,
-        executor_tls=_executor_tls(rm),
+        join_listen="" if rm.join_listen == NOT_SERVED else rm.join_listen,
+        join_advertise=rm.join_advertise,
         log=_log(settings.log),
-        cluster_token_file=_path(rm.cluster_token_file),
-        user_token_file=_path(rm.user_token_file),
-        user_token_group=rm.user_token_group,
         strategy=rm.strategy,
         report_interval_ms=rm.report_interval,
         lost_timeout_ms=rm.lost_timeout,
@@ -81,16 +79,11 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
     return TaskExecutorOptions(
         state_dir=Path(own.state_dir) if own.state_dir else state_directory("executor"),
         run_dir=Path(own.run_dir) if own.run_dir else run_directory(name),
-        managers=tuple(own.manager) or (DEFAULT_ADDRESS,),
+        managers=tuple(own.manager),
         executor_id=own.executor_id,
         listen=_listen(own),
         advertise_address=own.advertise,
-        manager_tls=tls_options(
-            own.manager_tls_ca, own.manager_tls_certificate, own.manager_tls_key
-        ),
-        manager_insecure=own.manager_insecure,
-        cluster_token_file=_path(own.cluster_token_file),
-        usual_token_file=rm_state_dir(settings.rm) / "cluster.token",
+        join_token_file=_path(own.join_token_file),
         provided_as=own.provided_as,
         log=_log(settings.log),
         labels=tuple(sorted(own.labels.items())),
@@ -137,6 +130,7 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         task_kill_grace_ms=own.task_kill_grace,
         output_limit_bytes=own.output_limit,
         offer_timeout_ms=own.offer_timeout,
+        offer_targets=tuple(own.offer_targets),
         orphan_timeout_ms=own.orphan_timeout,
         helper_socket=_path(own.helper_socket),
         helper_state_dir=_path(own.helper_state_dir),
@@ -176,35 +170,9 @@ def _listen(section: ListenSection) -> ListenOptions:
     metrics = section.metrics_listen
     return ListenOptions(
         address=section.listen,
-        metrics_address="" if metrics == NO_METRICS else metrics,
-        tls=tls_options(section.tls_ca, section.tls_certificate, section.tls_key),
-        insecure=section.insecure,
+        metrics_address="" if metrics == NOT_SERVED else metrics,
         reflection=section.reflection,
     )
-
-
-def tls_options(ca: str, certificate: str, key: str) -> TlsOptions | None:
-    """Returns TLS options with these files; None if all are empty."""
-    if not (ca or certificate or key):
-        return None
-    return TlsOptions(ca=_path(ca), certificate=_path(certificate), key=_path(key))
-
-
-def _executor_tls(rm: RmSection) -> TlsOptions | None:
-    """Returns the resource manager's TLS options as a client of executors.
-
-    If one of certificate and key is set for this, both are taken from there: a key fits only its
-    own certificate.
-    """
-    # If only one of them is set, the other stays empty, and an error reports that. It is not
-    # silently replaced by that of the server.
-    own = rm.executor_tls_certificate or rm.executor_tls_key
-    certificate, key = (
-        (rm.executor_tls_certificate, rm.executor_tls_key)
-        if own
-        else (rm.tls_certificate, rm.tls_key)
-    )
-    return tls_options(rm.executor_tls_ca or rm.tls_ca, certificate, key)
 
 
 def _log(section: LogSection) -> LogOptions:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from finegrain.errors import ConfigurationError
 from finegrain_cli.config.model import DeviceTypeSection, Kind, Settings
-from finegrain_cli.config.renamed import RENAMED, renaming_warning
+from finegrain_cli.config.renamed import REMOVED, RENAMED, renaming_warning
 from finegrain_cli.config.values import DEVICES, amount_text, keys_of
 
 HOST_FILE = Path("/etc/finegrain/finegrain.toml")
@@ -254,6 +254,8 @@ def _key_problem(section: str, key: str) -> str:
     known = list(model.model_fields)
     if key in known:
         return ""
+    if instead := REMOVED.get((section, key)):
+        return f"{section}.{key} does not exist any more; {instead}"
     nearest = _nearest(key, known)
     return f"unknown key {section}.{key}{nearest}; `finegrain config show` lists all"
 

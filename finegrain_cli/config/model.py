@@ -122,11 +122,9 @@ class ClientSection(Section):
     manager: Words = Field(
         [], description="addresses of resource managers, HOST:PORT, tried one after another"
     )
-    token_file: str = Field("", description="file with the token to send")
-    tls_ca: str = Field("", description="CA certificate to verify the server with")
-    tls_certificate: str = Field("", description="client certificate to present")
-    tls_key: str = Field("", description="private key of the client certificate")
-    insecure: bool = Field(False, description="send the token without TLS, also beyond loopback")
+    credentials: str = Field(
+        "", description="credentials file, with the certificate to show to the cluster"
+    )
 
 
 class LogSection(Section):
@@ -149,14 +147,7 @@ class ListenSection(Section):
 
     listen: str = Field("", description=LISTEN)
     metrics_listen: str = Field("", description=METRICS_LISTEN)
-    tls_ca: str = Field("", description="require client certificates signed by this CA")
-    tls_certificate: str = Field("", description="server certificate")
-    tls_key: str = Field("", description="private key of the server certificate")
-    insecure: bool = Field(False, description="listen without TLS, also beyond loopback")
     reflection: bool = Field(False, description="serve gRPC reflection")
-    cluster_token_file: str = Field(
-        "", description="file with the cluster token; default: cluster.token of the RM's state_dir"
-    )
 
 
 class RmSection(ListenSection):
@@ -164,7 +155,17 @@ class RmSection(ListenSection):
 
     listen: str = Field(rm.DEFAULT_ADDRESS, description=LISTEN)
     metrics_listen: str = Field(rm.DEFAULT_METRICS_ADDRESS, description=METRICS_LISTEN)
-    state_dir: str = Field("", description="directory for tokens, lock and SQLite database")
+    join_listen: str = Field(
+        rm.DEFAULT_JOIN_ADDRESS,
+        description='address at which new members join with a token, HOST:PORT; "none": no such '
+        "port",
+    )
+    join_advertise: str = Field(
+        "",
+        description="address at which others reach the join port; default: the host of advertise "
+        "with its port",
+    )
+    state_dir: str = Field("", description="directory for certificates, lock and SQLite database")
     database: str = Field("", description="URL of the database; default: SQLite in state_dir")
     standby: bool = Field(
         False,
@@ -173,19 +174,6 @@ class RmSection(ListenSection):
     advertise: str = Field(
         "", description="address at which others reach this daemon; default: the bound address"
     )
-    user_token_file: str = Field(
-        "", description="file with the user token; default: user.token in state_dir"
-    )
-    executor_tls_ca: str = Field(
-        "", description="CA certificate to verify executors with; default: tls_ca"
-    )
-    executor_tls_certificate: str = Field(
-        "", description="client certificate to present to executors; default: tls_certificate"
-    )
-    executor_tls_key: str = Field(
-        "", description="private key of that certificate; default: tls_key"
-    )
-    user_token_group: str = Field("", description="Unix group that may read user.token")
     strategy: str = Field(
         "pack",
         pattern="^(pack|spread|balanced)$",
@@ -306,16 +294,18 @@ class ExecutorSection(ListenSection):
     state_dir: str = Field("", description="directory for identity, checkpoint and task logs")
     run_dir: str = Field("", description="directory for sockets; must be a short path")
     manager: Words = Field(
-        [], description="addresses of resource managers, HOST:PORT, tried one after another"
+        [],
+        description="addresses of resource managers, HOST:PORT, tried one after another; default: "
+        "those in the executor's credentials",
     )
-    manager_tls_ca: str = Field("", description="CA certificate to verify the RM with")
-    manager_tls_certificate: str = Field("", description="client certificate to present to the RM")
-    manager_tls_key: str = Field("", description="private key of that certificate")
-    manager_insecure: bool = Field(
-        False, description="send the token without TLS, also beyond loopback"
+    join_token_file: str = Field(
+        "",
+        description="file with the token for the first start; default: join.token in state_dir",
     )
     executor_id: str = Field(
-        "", description="name of the executor in the cluster; default: the host name"
+        "",
+        description="name of the executor in the cluster, which its token must name, too; default: "
+        "the name in the token",
     )
     advertise: str = Field(
         "", description="address at which others reach this daemon; default: the bound address"
@@ -502,6 +492,11 @@ class ExecutorSection(ListenSection):
     )
     offer_timeout: Duration = Field(
         10_000, ge=100, description="timeout of a slot offer to a target address"
+    )
+    offer_targets: Words = Field(
+        [],
+        description="host names and networks (10.0.0.0/8) to which slots may be offered; default: "
+        "all",
     )
     orphan_timeout: DurationOrNever = Field(
         600_000, description='free all slots after this time without a resource manager; or "never"'

@@ -1,4 +1,8 @@
-"""Keys that were renamed. The old name is accepted for one minor version, with a warning."""
+"""Keys that were renamed or removed.
+
+A renamed key is accepted for one minor version, with a warning. A removed key is an error that says
+what replaces it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,29 @@ RENAMED: Mapping[tuple[str, str], str] = {
     ("fairness", "tally_interval"): "usage_interval",
 }
 """New name by section and old name; deprecated since 0.2, to be removed in 0.3."""
+
+_TLS = "TLS is always on and needs no files: remove the key"
+_TOKEN = "certificates have replaced tokens: remove the key, and see docs/operations.md"
+
+REMOVED: Mapping[tuple[str, str], str] = {
+    **{
+        (section, key): _TLS
+        for section, keys in {
+            "client": "tls_ca tls_certificate tls_key insecure",
+            "rm": "tls_ca tls_certificate tls_key insecure"
+            " executor_tls_ca executor_tls_certificate executor_tls_key",
+            "executor": "tls_ca tls_certificate tls_key insecure"
+            " manager_tls_ca manager_tls_certificate manager_tls_key manager_insecure",
+        }.items()
+        for key in keys.split()
+    },
+    ("client", "token_file"): "client.credentials replaces it; `finegrain login` makes the file",
+    ("rm", "cluster_token_file"): _TOKEN,
+    ("rm", "user_token_file"): _TOKEN,
+    ("rm", "user_token_group"): _TOKEN,
+    ("executor", "cluster_token_file"): "executor.join_token_file replaces it",
+}
+"""What to do instead, by section and name."""
 
 
 def old_names(section: str, key: str) -> list[str]:

@@ -69,7 +69,7 @@ def main() -> int:
 
 
 async def _run(local: LocalCluster, plan: DemoPlan, log: DemoLog) -> Counter[str]:
-    async with fg.connect(local.address, token_file=local.token_file) as cluster:
+    async with fg.connect(local.address, credentials=local.credentials_file) as cluster:
         for executor in await cluster.executors():
             total = executor.total
             isolation = executor.isolation

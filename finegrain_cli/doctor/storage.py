@@ -1,9 +1,10 @@
-"""Checks what the daemons need on disk: state directories, tokens, the database."""
+"""Checks what the daemons need on disk: state directories, certificates, the database."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +14,6 @@ from finegrain_cli.doctor.findings import Finding, fail, ok, warn
 
 if TYPE_CHECKING:
     from finegrain_cli.config.model import Settings
-
-TOKEN_MODES = {"cluster.token": 0o600, "user.token": 0o640}
 
 
 def examine_directories(settings: Settings) -> Iterator[Finding]:
@@ -39,40 +38,35 @@ def examine_directories(settings: Settings) -> Iterator[Finding]:
             yield ok(name, f"{path}; will be created")
 
 
-def examine_tokens(settings: Settings) -> Iterator[Finding]:
-    """Checks whether the tokens exist, and whether more users than necessary can read them."""
-    from finegrain.rpc.tokens import read_token
+def examine_credentials(settings: Settings) -> Iterator[Finding]:
+    """Checks who can read the files with private keys, and whether the certificates are valid."""
+    from finegrain.credentials import read_credentials
+    from finegrain.directories import default_credentials_file
 
-    named = {
-        "cluster.token": settings.rm.cluster_token_file,
-        "user.token": settings.rm.user_token_file,
-    }
-    for name, text in named.items():
-        path = Path(text) if text else _rm_dir(settings) / name
-        if not path.exists():
-            if text:
-                fix = (
-                    "correct the path in the configuration, or remove it, so that the file is "
-                    "created in the state directory"
-                )
-                yield fail(name, f"{path}: there is no such file", fix)
-            else:
-                yield ok(name, f"{path}: created at the first start of the resource manager")
+    authority = _rm_dir(settings) / "certificates" / "ca.key"
+    if not authority.exists():
+        yield ok("authority", f"{authority}: created at the first start of the resource manager")
+    elif authority.stat().st_mode & 0o077:
+        fix = f"chmod 0600 {authority}"
+        yield fail("authority", f"{authority}: other users can read the cluster's key", fix)
+    else:
+        yield ok("authority", str(authority))
+    named = settings.client.credentials
+    for name, path in (
+        ("operator", _rm_dir(settings) / "operator.credentials"),
+        ("credentials", Path(named).expanduser() if named else default_credentials_file()),
+    ):
+        if not (path.exists() or (named and name == "credentials")):
             continue
-        # Permission bits beyond those that this token file needs.
-        excess = path.stat().st_mode & 0o777 & ~TOKEN_MODES[name]
         try:
-            read_token(path)
+            found = read_credentials(path)
         except FinegrainError as error:
-            mode = f"{TOKEN_MODES[name]:04o}"
-            fix = f"chmod {mode} {path}" if excess else "see the message"
-            yield fail(name, error.message, fix)
+            yield fail(name, error.message, "see the message")
+            continue
+        if problem := found.problem_at(time.time()):
+            yield fail(name, f"{path}: {problem}", "finegrain login")
         else:
-            if excess:
-                fix = f"chmod {TOKEN_MODES[name]:04o} {path}"
-                yield warn(name, f"{path}: more users can read it than necessary", fix)
-            else:
-                yield ok(name, str(path))
+            yield ok(name, f"{path}: {found.who} of cluster {found.who.cluster}")
 
 
 def examine_database(settings: Settings) -> Iterator[Finding]:

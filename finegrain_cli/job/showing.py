@@ -33,7 +33,7 @@ def _operators_of(job: GraphJobStatus) -> OperatorsInUse:
 
     try:
         return asyncio.run(ask())
-    except FinegrainError as error:  # for example, no token: the job is shown without
+    except FinegrainError as error:  # for example, no role for it: the job is shown without
         hosts = {each.executor_id for each in job.tasks if each.running}
         return OperatorsInUse(missing=dict.fromkeys(sorted(hosts), error.message))
 

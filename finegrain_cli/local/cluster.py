@@ -4,8 +4,8 @@ This module determines the order in which daemons start and stop. Nothing is lef
 one process ends by itself, all others are stopped.
 
 Tasks run as the user who starts the cluster. All files are in one directory: `rm/` (database,
-tokens), `executors/ID/`, `logs/`. Only sockets are in a temporary directory, because their path
-must be short.
+certificates), `executors/ID/`, `logs/`. Only sockets are in a temporary directory, because their
+path must be short.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from typing import Self, TypedDict
 
 from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument
 from finegrain.ids import check_id
+from finegrain.local_managers import OPERATOR_FILE
 from finegrain.options import ListenOptions, LogOptions
 from finegrain_cli.local.address import previous_address, write_address
 from finegrain_cli.local.daemon_process import DaemonProcess
+from finegrain_cli.local.joining import join_token_file, write_join_tokens
 from finegrain_cli.local.leftovers import find_leftovers
 from finegrain_cli.local.lock import take_lock
 from finegrain_cli.local.scale import Scale, ScaledExecutors, check_unscaled
@@ -74,7 +76,7 @@ class LocalCluster:
     """One resource manager and some task executors on this host.
 
     Use it in `with`, or call `start` and `stop`. After `start` these are set: `address`,
-    `metrics_address`, `state_dir`, `token_file` (the cluster token), `user_token_file`, `notes`;
+    `metrics_address`, `state_dir`, `credentials_file` (of the operator who started it), `notes`;
     with `scale` also `scaled`.
 
     Args:
@@ -139,8 +141,7 @@ class LocalCluster:
         self.state_dir = state_dir or Path()
         self.address = ""
         self.metrics_address = ""
-        self.token_file = Path()
-        self.user_token_file = Path()
+        self.credentials_file = Path()
         self.notes: list[ExecutorNote] = []
         self.scaled: ScaledExecutors | None = None
 
@@ -253,13 +254,13 @@ class LocalCluster:
             self.shares = self.shares or _equal_shares(
                 self.state_dir, self._executors_wanted, **self._part
             )
-        self.token_file = self.state_dir / "rm" / "cluster.token"
-        self.user_token_file = self.state_dir / "rm" / "user.token"
+        self.credentials_file = self.state_dir / "rm" / OPERATOR_FILE
 
     def _start_manager(self) -> None:
         options = ResourceManagerOptions(
             state_dir=self.state_dir / "rm",
             listen=previous_address(self.state_dir, self._listen),
+            join_listen=ANY_PORT,
             log=self._log,
             report_interval_ms=REPORT_INTERVAL_MS,
             lost_timeout_ms=LOST_TIMEOUT_MS,
@@ -280,6 +281,12 @@ class LocalCluster:
         self.metrics_address = str(note.get("metrics_address") or "")
 
     def _start_executors(self) -> None:
+        write_join_tokens(
+            self.state_dir,
+            [share.executor_id for share in self.shares],
+            self.address,
+            self.credentials_file,
+        )
         for share in self.shares:
             options = self._executor_options(share)
             name = f"executor {share.executor_id}"
@@ -306,7 +313,7 @@ class LocalCluster:
             managers=(self.address,),
             executor_id=share.executor_id,
             listen=ListenOptions(ANY_PORT, ANY_PORT),
-            cluster_token_file=self.token_file,
+            join_token_file=join_token_file(self.state_dir, share.executor_id),
             log=self._log,
             labels=share.labels,
             cpus=share.cpus,

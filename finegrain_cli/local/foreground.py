@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import FinegrainError
+from finegrain.identity import Role
 from finegrain.resources import CPU_MILLI, MEMORY_BYTES, MIB
 from finegrain.units import format_cpu, format_duration
 from finegrain_cli.local.published import published
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from finegrain_cli.local.cluster import LocalCluster
     from finegrain_client.types.status import ExecutorStatus
 
+GUEST = "guest"
+"""Name of the user who logs in with the token that `up` prints."""
+GUEST_TTL_S = 24 * 3600
+JSON = (OutputFormat.JSON, OutputFormat.JSONL)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -68,16 +73,22 @@ def _note(cluster: LocalCluster) -> dict[str, Any]:
         "metrics_address": cluster.metrics_address,
         "pid": os.getpid(),
         "state_dir": str(cluster.state_dir),
-        "rm_state_dir": str(cluster.token_file.parent),
-        "token_file": str(cluster.token_file),
-        "user_token_file": str(cluster.user_token_file),
+        "rm_state_dir": str(cluster.credentials_file.parent),
+        "credentials_file": str(cluster.credentials_file),
     }
 
 
 def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
-    # With `--scale` no executor runs at the start.
-    executors = [] if cluster.scaled else _executors(cluster)
-    if output in (OutputFormat.JSON, OutputFormat.JSONL):
+    from finegrain_client import blocking
+
+    with blocking.connect((cluster.address,), credentials=cluster.credentials_file) as client:
+        # With `--scale` no executor runs at the start.
+        executors = [] if cluster.scaled else client.executors()
+        # JSON is often logged, so there the token is left out.
+        guest = (
+            client.create_token(Role.USER, GUEST, ttl_s=GUEST_TTL_S) if output not in JSON else None
+        )
+    if guest is None:
         metrics = {each.executor_id: each for each in cluster.notes}
         rows = [
             {
@@ -113,8 +124,10 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
     say(f"  finegrain run {_example_size(cluster)} -- python3 -c 'print(42)'")
     say("  finegrain providers" if cluster.scaled else "  finegrain executors -o wide")
     say("  finegrain status")
-    say(f"from elsewhere on this host: export FINEGRAIN_MANAGER={cluster.address}")
-    say(f"                             export FINEGRAIN_TOKEN_FILE={cluster.token_file}")
+    say("from elsewhere as the same user:")
+    say(f"  export FINEGRAIN_CREDENTIALS={cluster.credentials_file}")
+    say(f"as another user of this host, once, within {GUEST_TTL_S // 3600} hours:")
+    say(f"  finegrain login --token {guest.token}")
     say("Ctrl-C stops everything.")
 
 
@@ -137,13 +150,6 @@ def _scale(cluster: LocalCluster) -> dict[str, Any] | None:
         "total": cluster.scaled.total,
         "idle_timeout_s": scale.idle_timeout_ms / 1000,
     }
-
-
-def _executors(cluster: LocalCluster) -> list[ExecutorStatus]:
-    from finegrain_client import blocking
-
-    with blocking.connect((cluster.address,), token_file=cluster.token_file) as client:
-        return client.executors()
 
 
 def _not_enforced(executors: list[ExecutorStatus]) -> list[str]:

@@ -71,9 +71,7 @@ async def test_a_server_that_closes_the_connection() -> None:
 async def test_an_expired_certificate_is_not_even_shown(servant: Scripted) -> None:
     expired = credentials("user/alice", life_s=-60)
     async with fg.connect(servant.address, credentials=expired) as cluster:
-        with pytest.raises(
-            fg.Unauthenticated, match=r"user/alice expired at .* finegrain login"
-        ):
+        with pytest.raises(fg.Unauthenticated, match=r"user/alice expired at .* finegrain login"):
             await cluster.info()
 
 

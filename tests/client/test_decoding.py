@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 import finegrain_client.types
 from finegrain.mapping.value import Value
-from finegrain.v1 import cluster_pb2, slots_pb2
+from finegrain.v1 import cluster_pb2, identity_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.values.outcomes import ItemOutcome
@@ -23,6 +23,7 @@ from finegrain_client.types import (
     explain,
     groups,
     host_policy,
+    identities,
     providers,
     status,
     topology,
@@ -35,6 +36,9 @@ ANSWERS: dict[type, type[Message]] = {
     devices.ExecutorDevices: cluster_pb2.ExecutorDevices,
     groups.Groups: cluster_pb2.ListGroupsResponse,
     host_policy.HostPolicyStatus: cluster_pb2.GetHostPolicyResponse,
+    identities.Denial: identity_pb2.Denial,
+    identities.NewToken: identity_pb2.CreateTokenResponse,
+    identities.TokenStatus: identity_pb2.TokenInfo,
     providers.Providers: cluster_pb2.ListProvidersResponse,
     status.ClusterEvent: cluster_pb2.ClusterEvent,
     status.ClusterInfo: cluster_pb2.GetClusterResponse,

@@ -39,6 +39,7 @@ from finegrain_client.types.devices import ExecutorDevices
 from finegrain_client.types.explain import Explanation
 from finegrain_client.types.groups import Groups, GroupStatus
 from finegrain_client.types.host_policy import HostPolicyStatus
+from finegrain_client.types.identities import Denial, NewToken, TokenStatus
 from finegrain_client.types.providers import Providers
 from finegrain_client.types.status import (
     ClusterEvent,
@@ -1328,3 +1329,60 @@ class Cluster(LoopOwner[AsyncCluster]):
             FailedPrecondition: SLOT_NOT_READY: it has no slot.
         """
         return self.loop.run(self.inner.withdraw_resize(allocation_id))
+
+    @property
+    def identity(self) -> str:
+        """The identity that this client shows, such as "user/alice"."""
+        return self.inner.identity
+
+    def create_token(
+        self, role: str, name: str = "", *, ttl_s: int = 900, certificate_life_s: int = 0
+    ) -> NewToken:
+        """Creates a token with which one new member gets its first certificate.
+
+        Args:
+            role: "executor", "operator", "viewer", "user", "metrics" or "rm".
+            name: executor id, or login name; empty for the roles "metrics" and "rm".
+            ttl_s: time in seconds in which the token can be used.
+            certificate_life_s: life of the certificate in seconds; 0: that of the role.
+
+        Raises:
+            InvalidArgument: role, name or a time is not allowed.
+            FailedPrecondition: the resource manager has no join port.
+        """
+        return self.loop.run(
+            self.inner.create_token(role, name, ttl_s=ttl_s, certificate_life_s=certificate_life_s)
+        )
+
+    def tokens(self) -> list[TokenStatus]:
+        """Returns the tokens that were not used and have not expired."""
+        return self.loop.run(self.inner.tokens())
+
+    def revoke_token(self, token_id: str) -> None:
+        """Makes a token useless.
+
+        Raises:
+            NotFound: there is no such token.
+        """
+        self.loop.run(self.inner.revoke_token(token_id))
+
+    def deny_identity(self, subject: str, *, reason: str = "") -> None:
+        """Rejects an identity from now on, and ends its streams.
+
+        Args:
+            subject: "ROLE/NAME", or the serial number of one certificate in hexadecimal.
+            reason: why, for other operators.
+        """
+        self.loop.run(self.inner.deny_identity(subject, reason=reason))
+
+    def allow_identity(self, subject: str) -> None:
+        """Withdraws the denial of an identity or a certificate.
+
+        Raises:
+            NotFound: it was not denied.
+        """
+        self.loop.run(self.inner.allow_identity(subject))
+
+    def denied_identities(self) -> list[Denial]:
+        """Returns all denials."""
+        return self.loop.run(self.inner.denied_identities())

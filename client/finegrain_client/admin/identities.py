@@ -1,0 +1,91 @@
+"""The calls of `Cluster` about join tokens and identities. All of them need the role operator."""
+
+from __future__ import annotations
+
+from finegrain.v1 import identity_pb2 as pb
+from finegrain_client.connection import Connection
+from finegrain_client.decoding import read
+from finegrain_client.types.identities import Denial, NewToken, TokenStatus
+
+
+class Identities:
+    """The part of `Cluster` that lets members join, and rejects them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def identity(self) -> str:
+        """The identity that this client shows, such as "user/alice"."""
+        return str(self._connection.own.credentials.who)
+
+    async def create_token(
+        self, role: str, name: str = "", *, ttl_s: int = 900, certificate_life_s: int = 0
+    ) -> NewToken:
+        """Creates a token with which one new member gets its first certificate.
+
+        Args:
+            role: "executor", "operator", "viewer", "user", "metrics" or "rm".
+            name: executor id, or login name; empty for the roles "metrics" and "rm".
+            ttl_s: time in seconds in which the token can be used.
+            certificate_life_s: life of the certificate in seconds; 0: that of the role.
+
+        Raises:
+            InvalidArgument: role, name or a time is not allowed.
+            FailedPrecondition: the resource manager has no join port.
+        """
+        message = pb.CreateTokenRequest(
+            role=role, name=name, ttl_s=ttl_s, certificate_life_s=certificate_life_s
+        )
+        answer = await self._connection.call_identities(
+            lambda service, timeout_s: service.CreateToken(message, timeout=timeout_s)
+        )
+        return read(NewToken, answer)
+
+    async def tokens(self) -> list[TokenStatus]:
+        """Returns the tokens that were not used and have not expired."""
+        answer = await self._connection.call_identities(
+            lambda service, timeout_s: service.ListTokens(pb.ListTokensRequest(), timeout=timeout_s)
+        )
+        return read.each(TokenStatus, answer.tokens)
+
+    async def revoke_token(self, token_id: str) -> None:
+        """Makes a token useless.
+
+        Raises:
+            NotFound: there is no such token.
+        """
+        message = pb.RevokeTokenRequest(id=token_id)
+        await self._connection.call_identities(
+            lambda service, timeout_s: service.RevokeToken(message, timeout=timeout_s)
+        )
+
+    async def deny_identity(self, subject: str, *, reason: str = "") -> None:
+        """Rejects an identity from now on, and ends its streams.
+
+        Args:
+            subject: "ROLE/NAME", or the serial number of one certificate in hexadecimal.
+            reason: why, for other operators.
+        """
+        message = pb.DenyIdentityRequest(subject=subject, reason=reason)
+        await self._connection.call_identities(
+            lambda service, timeout_s: service.DenyIdentity(message, timeout=timeout_s)
+        )
+
+    async def allow_identity(self, subject: str) -> None:
+        """Withdraws the denial of an identity or a certificate.
+
+        Raises:
+            NotFound: it was not denied.
+        """
+        message = pb.AllowIdentityRequest(subject=subject)
+        await self._connection.call_identities(
+            lambda service, timeout_s: service.AllowIdentity(message, timeout=timeout_s)
+        )
+
+    async def denied_identities(self) -> list[Denial]:
+        """Returns all denials."""
+        answer = await self._connection.call_identities(
+            lambda service, timeout_s: service.ListDenied(pb.ListDeniedRequest(), timeout=timeout_s)
+        )
+        return read.each(Denial, answer.denials)

@@ -1,0 +1,37 @@
+"""Values about join tokens and denied identities; see `status.py` for the form of all values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from finegrain.mapping.value import Value
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken(Value):
+    """A token that was just created. Only this answer has the token itself."""
+
+    token: str = field(repr=False)
+    token_id: str
+    expire_time: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStatus(Value):
+    """A token that can still be used."""
+
+    token_id: str
+    identity: str  # "executor/web-1"
+    expire_time: datetime | None
+    made_by: str  # "operator/root"
+
+
+@dataclass(frozen=True, slots=True)
+class Denial(Value):
+    """An identity, or one certificate, that is rejected."""
+
+    subject: str  # "user/mallory", or the serial number of a certificate in hexadecimal
+    reason: str
+    deny_time: datetime | None
+    denied_by: str
