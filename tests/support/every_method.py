@@ -36,7 +36,7 @@ def methods_of(module: Any, table: AccessTable) -> Iterator[Method]:
 
 
 async def status_of_call(
-    channel: grpc.aio.Channel, method: Method, data: bytes
+    channel: grpc.aio.Channel, method: Method, data: bytes = b""
 ) -> tuple[grpc.StatusCode, str]:
     """Calls a method with one raw message; returns the status code and details.
 
