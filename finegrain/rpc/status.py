@@ -85,6 +85,7 @@ _CLASS_BY_REASON: dict[Reason, type[FinegrainError]] = {
     Reason.CERTIFICATE_EXPIRED: errors.Unauthenticated,
     Reason.CERTIFICATE_DENIED: errors.Unauthenticated,
     Reason.TOKEN_WRONG: errors.Unauthenticated,
+    Reason.IDENTITY_UNKNOWN: errors.NotFound,
     Reason.ROLE_MISSING: errors.PermissionDenied,
     Reason.NOT_OWNER: errors.PermissionDenied,
     Reason.OVER_LIMIT: errors.ResourceExhausted,

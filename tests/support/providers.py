@@ -11,19 +11,24 @@ from resource_manager.providers.process_tree import Process, command_lines
 from resource_manager.providers.provider import ProviderContext
 from resource_manager.providers.registry import find_kind
 
-TOKEN = "t" * 32
+TOKEN = "fgjoin-" + "t" * 32
 NOBODY_LISTENS = "127.0.0.1:9"
 CPU = min(os.sched_getaffinity(0))
 
 
 def provider_context(state_dir: Path, manager: str = NOBODY_LISTENS) -> ProviderContext:
-    """Returns the context of a resource manager with this state directory and a cluster token."""
+    """Returns the context of a resource manager with this state directory."""
     state_dir.mkdir(mode=0o700, exist_ok=True)
-    token_file = state_dir / "cluster.token"
-    if not token_file.exists():
-        token_file.write_text(TOKEN)
-        token_file.chmod(0o600)
-    return ProviderContext(state_dir, (manager,), token_file, token_file.read_text().strip())
+    return ProviderContext(state_dir, (manager,))
+
+
+def give_token(context: ProviderContext, executor_id: str) -> Path:
+    """Writes a join token for an executor, as the resource manager does before a start."""
+    path = context.token_file(executor_id)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.write_text(TOKEN)
+    path.chmod(0o600)
+    return path
 
 
 def configuration(folder: Path, text: str) -> ProvidersConfiguration:

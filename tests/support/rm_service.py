@@ -58,6 +58,16 @@ _LIVES = count(0, 1_000_000)
 """First report numbers of executors: report numbers must increase even across restarts."""
 
 
+def channel_as(own: OwnCertificate, address: str) -> grpc.aio.Channel:
+    """Returns a channel to a resource manager of the certificate's cluster."""
+    return open_channel(address, own, Identity(own.credentials.who.cluster, Role.RM))
+
+
+def own_of(state_dir: Path, who: str) -> OwnCertificate:
+    """Returns a certificate of an identity, signed by the authority in a state directory."""
+    return OwnCertificate(signed_by(open_own_files(state_dir).authority, who))
+
+
 @dataclass
 class RunningRm:
     """Addresses of a running resource manager, and stubs for any identity."""
@@ -83,9 +93,7 @@ class RunningRm:
     def channel(self, who: str) -> grpc.aio.Channel:
         """Returns a channel to the resource manager, with which `who` makes calls."""
         if who not in self._channels:
-            own = self.own(who)
-            server = Identity(own.credentials.who.cluster, Role.RM)
-            self._channels[who] = open_channel(self.address, own, server)
+            self._channels[who] = channel_as(self.own(who), self.address)
         return self._channels[who]
 
     def rm_as(self, who: str) -> Any:

@@ -172,7 +172,9 @@ class Members:
                 if token_id(key.removeprefix(TOKEN_PREFIX)) == wanted:
                     await self._delete(key)
                     return
-        raise NotFound(f"there is no join token with the id {wanted}", reason=Reason.TOKEN_WRONG)
+        raise NotFound(
+            f"there is no join token with the id {wanted}", reason=Reason.IDENTITY_UNKNOWN
+        )
 
     async def _tokens(self) -> dict[str, Token]:
         """Returns all stored tokens by key, without those that have expired; these are deleted."""
@@ -221,7 +223,7 @@ class Members:
             NotFound: the subject is not denied.
         """
         if subject not in self._denials:
-            raise NotFound(f"{subject} is not denied", reason=Reason.CERTIFICATE_WRONG)
+            raise NotFound(f"{subject} is not denied", reason=Reason.IDENTITY_UNKNOWN)
         await self._delete(DENIAL_PREFIX + subject)
         del self._denials[subject]
 

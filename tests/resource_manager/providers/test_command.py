@@ -21,7 +21,13 @@ from resource_manager.providers.process_tree import Process, boot_id, this_proce
 from resource_manager.providers.provider import Presence, ProviderFailed
 from tests.support.components import REPOSITORY
 from tests.support.patience import PATIENCE_S
-from tests.support.providers import TOKEN, configuration, make_provider, provider_context
+from tests.support.providers import (
+    TOKEN,
+    configuration,
+    give_token,
+    make_provider,
+    provider_context,
+)
 from tests.support.rm_service import eventually
 
 SAY_STOPPED = 'echo "stopped $1" >> "$LOG"'
@@ -148,12 +154,13 @@ async def test_a_failure_tells_exit_status_and_last_words_and_keeps_the_rest(sit
     assert "quota exceeded" in kept
 
 
-async def test_the_cluster_token_is_kept_nowhere(site: Site) -> None:
-    """Messages are shown to everyone who may list providers, for which the user token is enough."""
+async def test_the_join_token_is_kept_nowhere(site: Site) -> None:
+    """Messages are shown to all users, because they may list providers."""
+    file = give_token(provider_context(site.folder / "rm"), "far-1-1")
     provider = site.provider(
-        'set -x; echo "token=$FINEGRAIN_JOIN_TOKEN"; : "$FINEGRAIN_JOIN_TOKEN"; exit 3',
-        "env",
-        status="env; exit 9",
+        'set -x; cat "$FINEGRAIN_JOIN_TOKEN_FILE"; : "$(cat "$FINEGRAIN_JOIN_TOKEN_FILE")"; exit 3',
+        f"env; cat {file}",
+        status=f"env; cat {file}; exit 9",
     )
 
     with pytest.raises(ProviderFailed) as failure:
@@ -161,7 +168,7 @@ async def test_the_cluster_token_is_kept_nowhere(site: Site) -> None:
     observation = await provider.status("far-1-1", "far", "")
     said = await provider.stop("far-1-1", "far", "")
 
-    assert "(the cluster token)" in failure.value.message
+    assert "(the join token)" in failure.value.message
     told = [failure.value.message, observation.message, said]
     written = [each.read_text() for each in site.output.iterdir()]
     assert len(written) == 3

@@ -125,7 +125,7 @@ async def test_a_certificate_that_expires_on_an_open_connection_is_refused(rm: R
         rm.authority.certificate_pem, short.key.encode(), short.certificate.encode()
     )
     async with plain(rm, shown) as channel:
-        stub = cluster_pb2_grpc.ClusterServiceStub(channel)
+        stub: Any = cluster_pb2_grpc.ClusterServiceStub(channel)
         await stub.GetCluster(cluster_pb2.GetClusterRequest())
 
         async def is_refused() -> bool:

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from finegrain.errors import FinegrainError, InvalidArgument, Reason
-from finegrain.rpc.channels import JOB_SECRET, open_channel
+from finegrain.errors import InvalidArgument, Reason
 from finegrain.v1 import cluster_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
 from finegrain.values.bounds import AMOUNT_MAX, CPU_MILLI_MAX
 from tests.support.rm_service import (
     RunningRm,
@@ -421,7 +419,7 @@ async def test_a_malformed_executor_is_not_taken_in(
 ) -> None:
     message = ScriptedExecutor(rm, address="127.0.0.1:1").registration()
     change(message)
-    error = await refusal(rm.rm_as_cluster.RegisterExecutor(message))
+    error = await refusal(rm.rm_as("executor/host-a").RegisterExecutor(message))
     assert isinstance(error, InvalidArgument)
     assert error.field == field
     listed = await rm.cluster.ListExecutors(cluster_pb2.ListExecutorsRequest())
@@ -433,19 +431,19 @@ async def test_versions_interoperate_within_one_minor(rm: RunningRm) -> None:
     for near in ("1.0", "1.2"):
         message.protocol_version = near
         message.report.report_number += 1
-        await rm.rm_as_cluster.RegisterExecutor(message)
+        await rm.rm_as("executor/host-a").RegisterExecutor(message)
     for far in ("1.3", "2.0", "0.9"):
         message.protocol_version = far
-        error = await refusal(rm.rm_as_cluster.RegisterExecutor(message))
+        error = await refusal(rm.rm_as("executor/host-a").RegisterExecutor(message))
         assert error.reason is Reason.VERSION_MISMATCH
 
 
 async def test_another_instance_under_the_same_name_is_refused(rm: RunningRm) -> None:
-    await rm.rm_as_cluster.RegisterExecutor(
+    await rm.rm_as("executor/host-a").RegisterExecutor(
         ScriptedExecutor(rm, address="127.0.0.1:1").registration()
     )
     error = await refusal(
-        rm.rm_as_cluster.RegisterExecutor(
+        rm.rm_as("executor/host-a").RegisterExecutor(
             ScriptedExecutor(rm, address="127.0.0.1:2").registration()
         )
     )
@@ -499,23 +497,16 @@ async def test_an_unknown_slot_in_a_batch_is_refused_alone(rm: RunningRm) -> Non
 
 
 async def test_a_job_is_its_owners(rm: RunningRm) -> None:
-    job, stranger = await ScriptedJob(rm).register(), await ScriptedJob(rm).register()
-
-    async def error_of(secret: str | None) -> FinegrainError:
-        metadata = ((JOB_SECRET, secret),) if secret is not None else ()
-        return await refusal(
-            rm.rm.EndJob(rm_pb2.EndJobRequest(job_id=job.job_id), metadata=metadata)
-        )
-
-    for secret in (None, "", "guess", stranger.secret):
-        error = await error_of(secret)
-        assert error.reason is Reason.JOB_SECRET_WRONG
-        assert job.secret not in error.message
-    watched = await refusal(rm.rm.WatchJob(rm_pb2.WatchJobRequest(job_id=job.job_id)).read())
-    assert watched.reason is Reason.JOB_SECRET_WRONG
+    job = await ScriptedJob(rm).register()
+    stranger = rm.rm_as("user/bob")
+    error = await refusal(stranger.EndJob(rm_pb2.EndJobRequest(job_id=job.job_id)))
+    assert error.reason is Reason.NOT_OWNER
+    assert "choose the credentials of the owner" in error.message
+    watched = await refusal(stranger.WatchJob(rm_pb2.WatchJobRequest(job_id=job.job_id)).read())
+    assert watched.reason is Reason.NOT_OWNER
 
 
-async def test_who_registers_the_same_id_with_another_secret_or_content_learns_nothing(
+async def test_a_registration_of_a_known_id_with_another_request_or_content_learns_nothing(
     rm: RunningRm,
 ) -> None:
     job = await ScriptedJob(rm).register()
@@ -528,35 +519,6 @@ async def test_who_registers_the_same_id_with_another_secret_or_content_learns_n
         assert job.request_id not in error.message
 
 
-async def test_operators_levers_need_the_cluster_token(rm: RunningRm) -> None:
-    user = rm.cluster_as_user
-    for call in (
-        user.DrainExecutor(cluster_pb2.DrainExecutorRequest(executor_id="host-a")),
-        user.TerminateJob(cluster_pb2.TerminateJobRequest(job_id="job-1")),
-        rm.rm.ReportSlots(rm_pb2.ReportSlotsRequest(executor_id="host-a")),
-    ):
-        assert (await refusal(call)).reason is Reason.CLUSTER_TOKEN_NEEDED
-    await user.GetCluster(cluster_pb2.GetClusterRequest())
-
-
-@pytest.mark.parametrize(
-    ("token", "reason"),
-    [
-        pytest.param(None, Reason.TOKEN_MISSING, id="none"),
-        pytest.param("x" * 43, Reason.TOKEN_WRONG, id="a wrong one"),
-    ],
-)
-async def test_nothing_happens_for_a_caller_without_a_token(
-    rm: RunningRm, token: str | None, reason: Reason
-) -> None:
-    async with open_channel(rm.address, token=token) as channel:
-        stub = ResourceManagerServiceStub(channel)
-        error = await refusal(stub.RegisterJob(job_request()))
-    assert error.reason is reason
-    jobs = await rm.cluster.ListJobs(cluster_pb2.ListJobsRequest(include_ended=True))
-    assert not jobs.jobs
-
-
 @pytest.mark.full
 async def test_a_batch_of_the_largest_size_is_served(rm: RunningRm) -> None:
     job = await ScriptedJob(rm).register()
@@ -566,6 +528,5 @@ async def test_a_batch_of_the_largest_size_is_served(rm: RunningRm) -> None:
 
 
 async def test_a_message_above_the_limit_is_refused_with_the_limit(rm: RunningRm) -> None:
-    job = await ScriptedJob(rm).register()
     error = await refusal(rm.rm.EndJob(rm_pb2.EndJobRequest(job_id="x" * 70_000)))
     assert (error.reason, error.details["limit_bytes"]) == (Reason.MESSAGE_TOO_LARGE, "65536")

@@ -119,7 +119,7 @@ async def test_what_is_refused_names_field_value_and_way_out(tmp_path: Path) -> 
         ask = pb.GetHostPolicyRequest(executor_id="host-z")
         assert (await refused(rm.cluster.GetHostPolicy(ask))).reason is Reason.EXECUTOR_UNKNOWN
         user = await refused(rm.cluster_as_user.SetHostPolicy(nobody))
-        assert user.reason is Reason.CLUSTER_TOKEN_NEEDED
+        assert user.reason is Reason.ROLE_MISSING
 
 
 class Carving(Seeing):

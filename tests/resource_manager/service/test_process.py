@@ -1,4 +1,4 @@
-"""Tests of the daemon as a process: signals, kill -9, configuration errors, TLS."""
+"""Tests of the daemon as a process: signals, kill -9, configuration errors."""
 
 from __future__ import annotations
 
@@ -16,28 +16,23 @@ from typing import Any
 
 import pytest
 
-from finegrain.options import TlsOptions
-from finegrain.rpc.channels import open_channel
 from finegrain.v1 import cluster_pb2
 from finegrain.v1.cluster_pb2_grpc import ClusterServiceStub
 from tests.support.patience import PATIENCE_S
-from tests.support.rm_service import refusal
+from tests.support.rm_service import channel_as, own_of
 
 pytestmark = pytest.mark.full
 
 DAEMON = """
 import json, sys
 from pathlib import Path
-from finegrain.options import ListenOptions, TlsOptions
+from finegrain.options import ListenOptions
 from resource_manager.main import run
 from resource_manager.options import ResourceManagerOptions
 
 given = json.loads(sys.argv[1])
-tls = given.pop("tls", None)
-listen = ListenOptions(
-    "127.0.0.1:0", tls=TlsOptions(**{k: Path(v) for k, v in tls.items()}) if tls else None
-)
-sys.exit(run(ResourceManagerOptions(Path(given.pop("state_dir")), listen=listen, **given)))
+listen, state_dir = ListenOptions("127.0.0.1:0"), Path(given.pop("state_dir"))
+sys.exit(run(ResourceManagerOptions(state_dir, listen=listen, **{"join_listen": "", **given})))
 """
 
 
@@ -82,9 +77,8 @@ def daemon(state_dir: Path, **options: Any) -> Iterator[Daemon]:
         started.process.communicate()
 
 
-async def epoch_at(address: str, state_dir: Path, **channel: Any) -> int:
-    token = (state_dir / "user.token").read_text().strip()
-    async with open_channel(address, token=token, **channel) as opened:
+async def epoch_at(address: str, state_dir: Path) -> int:
+    async with channel_as(own_of(state_dir, "user/alice"), address) as opened:
         cluster: Any = ClusterServiceStub(opened)
         answer = await cluster.GetCluster(cluster_pb2.GetClusterRequest())
     epoch: int = answer.rm_epoch
@@ -115,9 +109,8 @@ async def test_after_kill_9_the_next_one_leads_with_a_higher_epoch(tmp_path: Pat
     [
         pytest.param({"strategy": "best"}, "pack, spread or balanced", id="an unknown strategy"),
         pytest.param({"lost_timeout_ms": 10}, "lost_timeout_ms", id="a time-out that is too short"),
-        pytest.param({"user_token_group": "no-such-group"}, "groupadd", id="an unknown group"),
         pytest.param({"database_url": "mysql://x/y"}, "mysql", id="an unknown database"),
-        pytest.param({"tls": {"ca": "/missing.pem"}}, "certificate", id="TLS without a key"),
+        pytest.param({"join_listen": "nowhere"}, "join_listen", id="no address to join at"),
     ],
 )
 def test_what_cannot_work_ends_with_one_clear_line(
@@ -130,36 +123,3 @@ def test_what_cannot_work_ends_with_one_clear_line(
     entry = json.loads(line)
     assert entry["event"] == "cannot_serve"
     assert word in entry["error"]
-
-
-def certificates(folder: Path) -> dict[str, str]:
-    """Creates a certificate authority and a certificate for 127.0.0.1, with openssl."""
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder)
-
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
-    openssl("req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=rm")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
-    openssl(
-        *("x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
-        *("-CAcreateserial", "-extfile", "names", "-out", "server.pem"),
-    )
-    names = {"ca": "ca.pem", "certificate": "server.pem", "key": "server.key"}
-    return {name: str(folder / file) for name, file in names.items()}
-
-
-@pytest.mark.needs("openssl")
-async def test_with_tls_both_sides_show_certificates(tmp_path: Path) -> None:
-    folder = tmp_path / "tls"
-    folder.mkdir()
-    files = certificates(folder)
-    with daemon(tmp_path / "state", tls=files) as started:
-        address = await asyncio.to_thread(started.ready)
-        ca, certificate, key = (Path(files[name]) for name in ("ca", "certificate", "key"))
-        shown = TlsOptions(ca=ca, certificate=certificate, key=key)
-        assert await epoch_at(address, tmp_path / "state", tls=shown) == 1
-        for wrong in (None, TlsOptions(ca=ca)):
-            error = await refusal(epoch_at(address, tmp_path / "state", tls=wrong))
-            assert "cannot be reached" in error.message

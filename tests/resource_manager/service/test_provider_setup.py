@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from finegrain.errors import ConfigurationError
-from finegrain.options import ListenOptions, TlsOptions
+from finegrain.options import ListenOptions
 from resource_manager.main import EXIT_FAILED, serve
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service.provider_setup import read_providers, set_up_providers
 from resource_manager.service.provisioning import Providers
-from tests.support.providers import TOKEN, halves
+from tests.support.providers import halves
 
 COMMANDS = """
 [[shape]]
@@ -38,7 +37,6 @@ def set_up(
         options,
         read_providers(options),
         state_dir=folder,
-        cluster_token=TOKEN,
         address=address,
     )
 
@@ -95,30 +93,3 @@ async def test_a_resource_manager_does_not_start_with_a_file_that_cannot_work(
     assert await serve(options) == EXIT_FAILED
 
     assert f"{file}: shape far.total.memory is 'much'; expected a size" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("ca", "more", "refused"),
-    [
-        (None, "", True),
-        (None, 'manager_tls_ca = "/etc/ca.pem", ', False),
-        (Path("ca.pem"), "", False),
-    ],
-)
-async def test_executors_can_check_a_resource_manager_that_serves_tls(
-    tmp_path: Path, ca: Path | None, more: str, refused: bool
-) -> None:
-    file = tmp_path / "providers.toml"
-    file.write_text(halves(1).replace("executor = {", f"executor = {{ {more}"))
-    tls = TlsOptions(ca=ca, certificate=Path("rm.pem"), key=Path("rm.key"))
-    listen = ListenOptions("127.0.0.1:7170", tls=tls)
-    options = ResourceManagerOptions(state_dir=tmp_path, providers_file=file, listen=listen)
-    read = read_providers(options)
-    outcome = (
-        pytest.raises(ConfigurationError, match="manager_tls_ca") if refused else nullcontext()
-    )
-    with outcome:
-        made = set_up_providers(
-            options, read, state_dir=tmp_path, cluster_token=TOKEN, address="127.0.0.1:7170"
-        )
-        await close(made)

@@ -322,10 +322,10 @@ async def test_a_range_runs_to_its_end_through_restarts_and_a_lost_table(tmp_pat
     count = 300
     done: Counter[int] = Counter()
     async with running_rm(tmp_path) as rm:
-        address, token = rm.address, rm.user_token
+        address, credentials = rm.address, rm.own("user/alice").credentials
         executor = ScriptedExecutor(rm, cpu_milli=10_000, memory_bytes=64 * GIB)
         await executor.__aenter__()
-        cluster = fg.connect(address, token=token)
+        cluster = fg.connect(address, credentials=credentials)
         await cluster.__aenter__()
         job = cluster.job("through restarts", lease_s=60.0)
         await job.__aenter__()

@@ -174,7 +174,7 @@ async def test_operators_resize_anybodys_slot(tmp_path: Path) -> None:
             allocation_id="slot-1", profile=profile(1000)
         )
         denied = await refusal(rm.cluster_as_user.ResizeSlot(call))
-        assert denied.reason is Reason.CLUSTER_TOKEN_NEEDED
+        assert denied.reason is Reason.ROLE_MISSING
         answer = await rm.cluster.ResizeSlot(call)
         assert answer.slot.resize_number == 1
         (told,) = await next_events(stream, 1)

@@ -19,7 +19,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from finegrain.errors import Reason, Unavailable
 from finegrain.logs import configure_logging
 from finegrain.options import ListenOptions, LogOptions
-from finegrain.rpc.channels import open_channel
 from finegrain.v1 import cluster_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.model.settings import EngineSettings
@@ -27,6 +26,7 @@ from resource_manager.main import EXIT_FAILED, EXIT_OK, EXIT_REPLACED, serve
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service.engine_driver import EngineDriver
 from resource_manager.service.executor_link import ExecutorLinks
+from resource_manager.service.identities.own import FOLDER
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Listener, Runner
 from resource_manager.service.standby import Leadership
@@ -66,17 +66,15 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def another(tmp_path: Path, url: str, name: str = "b", **options: Any) -> Any:
-    """Runs a resource manager on the same database, with the tokens of the first."""
+    """Runs a resource manager on the same database, with the authority of the first."""
     (tmp_path / name).mkdir(mode=0o700)
-    for token in ("cluster.token", "user.token"):
-        shutil.copy2(tmp_path / "a" / token, tmp_path / name / token)
+    shutil.copytree(tmp_path / "a" / FOLDER, tmp_path / name / FOLDER)
     return running_rm(tmp_path / name, database_url=url, **options)
 
 
 async def health(rm: RunningRm) -> int:
-    async with open_channel(rm.address) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest())
+    stub: Any = health_pb2_grpc.HealthStub(rm.channel("metrics"))
+    answer = await stub.Check(health_pb2.HealthCheckRequest())
     return int(answer.status)
 
 
@@ -89,7 +87,7 @@ async def test_a_standby_says_who_leads_and_does_nothing(tmp_path: Path, url: st
         for call in (
             standby.rm.RegisterJob(rm_pb2.RegisterJobRequest()),
             standby.cluster.GetCluster(cluster_pb2.GetClusterRequest()),
-            standby.rm_as_cluster.ReportSlots(rm_pb2.ReportSlotsRequest()),
+            standby.rm_as("executor/a").ReportSlots(rm_pb2.ReportSlotsRequest()),
             anext(aiter(standby.rm.WatchJob(rm_pb2.WatchJobRequest()))),
         ):
             error = await refusal(call)
@@ -122,18 +120,14 @@ async def test_it_tells_when_to_come_back_and_that_here_is_not_the_place(
     assert error_details_pb2.RetryInfo.DESCRIPTOR.full_name in kinds
 
 
-async def test_strangers_do_not_learn_who_leads(tmp_path: Path) -> None:
+async def test_callers_without_the_role_do_not_learn_who_leads(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/books.db"
     async with (
         running_rm(tmp_path / "a", database_url=url) as leader,
         another(tmp_path, url, standby=True) as standby,
-        open_channel(standby.address, token="x" * 43) as channel,
     ):
-        from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
-
-        stub: Any = ResourceManagerServiceStub(channel)
-        error = await refusal(stub.RegisterJob(rm_pb2.RegisterJobRequest()))
-        assert error.reason is Reason.TOKEN_WRONG
+        error = await refusal(standby.rm_as("metrics").RegisterJob(rm_pb2.RegisterJobRequest()))
+        assert error.reason is Reason.ROLE_MISSING
         assert leader.address not in str(error.details) + error.message
 
 
@@ -148,7 +142,7 @@ async def test_it_takes_over_when_the_leader_leaves(tmp_path: Path, url: str) ->
 
         await eventually(serves)
         stream = job.watch(rm=second)
-        await stream.read()  # the job is known, and its secret is valid
+        await stream.read()  # the job is known, and so is its owner
         stream.cancel()
         answer = await second.cluster.GetCluster(cluster_pb2.GetClusterRequest())
         assert answer.rm_epoch == 2
@@ -191,7 +185,7 @@ async def test_one_that_was_replaced_does_not_call_itself_the_next_leader() -> N
     assert replaced.details == {}
 
 
-async def test_a_standby_without_the_tokens_of_the_leader_is_refused(
+async def test_a_standby_without_the_authority_of_the_leader_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would take over one day, and no client could authenticate."""
@@ -200,9 +194,9 @@ async def test_a_standby_without_the_tokens_of_the_leader_is_refused(
         listen = ListenOptions("127.0.0.1:0", metrics_address="")
         given = ResourceManagerOptions(tmp_path / "b", url, listen, standby=True)
         configure_logging(LogOptions(format="json"))
-        for _ in range(2):  # tokens that it made are not left behind
+        for _ in range(2):  # files that it made are not left behind
             assert await serve(given) == EXIT_FAILED
-            assert "copy cluster.token and user.token there" in capsys.readouterr().err
+            assert "a standby needs the certificates of its leader" in capsys.readouterr().err
 
 
 async def test_the_address_that_is_told_can_be_another_than_the_bound_one(tmp_path: Path) -> None:
@@ -229,7 +223,7 @@ async def test_a_standby_needs_an_address_that_others_can_use(
     word: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    listen = ListenOptions(address, metrics_address="", insecure=True)
+    listen = ListenOptions(address, metrics_address="")
     configure_logging(LogOptions(format="json"))
     given = ResourceManagerOptions(
         tmp_path / "a", listen=listen, standby=True, advertise_address=advertised

@@ -83,7 +83,8 @@ async def two_nodes(
 ) -> AsyncIterator[tuple[RunningRm, TwoNodes, ScriptedJob, fg.Cluster]]:
     async with running_rm(state_dir) as rm:
         executor = TwoNodes(rm)
-        async with executor, fg.connect(rm.address, token=rm.user_token) as cluster:
+        user = rm.own("user/alice").credentials
+        async with executor, fg.connect(rm.address, credentials=user) as cluster:
             yield rm, executor, await ScriptedJob(rm).register(), cluster
 
 
