@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from finegrain.options import ListenOptions, LogOptions
+from finegrain.rpc.addresses import format_address, parse_address
 from resource_manager.engine.model.settings import Fairness
 
 DEFAULT_ADDRESS = "127.0.0.1:7170"
-DEFAULT_JOIN_ADDRESS = "127.0.0.1:7173"
+JOIN_PORT_DISTANCE = 3
+"""If nothing is configured, the join port is this much above the main port: 7170 and 7173."""
 DEFAULT_METRICS_ADDRESS = "127.0.0.1:7171"
 
 
@@ -29,7 +31,7 @@ class ResourceManagerOptions:
     )
     advertise_address: str = ""  # address for other processes; empty: the bound address
     standby: bool = False  # True: wait while another process leads; False: end
-    join_listen: str = DEFAULT_JOIN_ADDRESS  # port for new members; empty: none
+    join_listen: str | None = None  # address of the join port; None: see below; empty: no port
     join_advertise: str = ""  # its address for other processes; empty: the advertised host
     log: LogOptions = field(default_factory=LogOptions)
     strategy: str = "pack"  # pack, spread, balanced
@@ -53,3 +55,11 @@ class ResourceManagerOptions:
     database_lease_ms: int = 1_000  # PostgreSQL: leadership ends after this time without renewal
     providers_file: Path | None = None  # file of providers and executor shapes; None: no providers
     fairness: Fairness = field(default_factory=Fairness)
+
+    @property
+    def join_address(self) -> str:
+        """Address at which the join port listens; empty: there is none."""
+        if self.join_listen is not None:
+            return self.join_listen
+        host, port = parse_address(self.listen.address, "listen.address")
+        return format_address(host, port + JOIN_PORT_DISTANCE if port else 0)

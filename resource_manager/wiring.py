@@ -89,7 +89,9 @@ class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
             components.metrics,
             limits=limits,
         )
-        ExecutorCalls.__init__(self, components.runner, terms, components.metrics)
+        ExecutorCalls.__init__(
+            self, components.runner, terms, components.members, components.metrics
+        )
 
 
 def advertised(options: ResourceManagerOptions, bound: str) -> str:
@@ -208,6 +210,7 @@ def make_server(
     server.add(add_ResourceManagerServiceServicer_to_server, Servicer(components, hub, terms))
     server.add(add_ClusterServiceServicer_to_server, ClusterServicer(components.runner, hub, about))
     server.add(add_IdentityServiceServicer_to_server, identity_calls)
+    components.members.on_denied = server.end_denied_streams
     return server
 
 
@@ -238,10 +241,10 @@ class Identities:
             ConfigurationError: the address cannot be bound.
         """
         options, components = self._components.options, self._components
-        if not options.join_listen:
+        if not options.join_address:
             return
         server = JoinServer(
-            options.join_listen,
+            options.join_address,
             components.own,
             self.issuer,
             components.members,
@@ -293,6 +296,8 @@ async def serve_metrics(components: Components, stack: AsyncExitStack) -> str:
         health=lambda: components.leadership.healthy,
         unready=lambda: components.leadership.unready,
         refresh=refresh,
+        own=components.own,
+        trust=Trust(components.own_files.cluster, is_denied=components.members.is_denied),
     )
     address = await http.start()
     stack.push_async_callback(http.stop)

@@ -60,6 +60,7 @@ _WORDS = (
     ("Connection refused", Obstacle.REFUSED),
     ("errors resolving", Obstacle.UNKNOWN_NAME),
     ("DNS resolution failed", Obstacle.UNKNOWN_NAME),
+    ("Endpoint closing", Obstacle.NO_ANSWER),  # the handshake took too long
     ("Socket closed", Obstacle.CLOSED),
     ("Connection reset", Obstacle.CLOSED),
     ("handshake failed", Obstacle.CLOSED),

@@ -17,6 +17,7 @@ from resource_manager.engine.model.events import (
     ReportAnswer,
     SlotsReported,
 )
+from resource_manager.service.identities.members import Members
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire import decoding, encoding
@@ -51,9 +52,14 @@ class ExecutorCalls:
     """The calls of ResourceManagerService that executors use; see resource_manager.proto."""
 
     def __init__(
-        self, runner: Runner, terms: ExecutorTerms, metrics: ResourceManagerMetrics
+        self,
+        runner: Runner,
+        terms: ExecutorTerms,
+        members: Members,
+        metrics: ResourceManagerMetrics,
     ) -> None:
         self._runner = runner
+        self._members = members
         self._terms = terms
         self._metrics = metrics
 
@@ -97,14 +103,27 @@ class ExecutorCalls:
             taken = answer.acknowledged_report_number == report.report_number
             result = "applied" if taken else "stale"
         self._metrics.slot_reports.labels(result).inc()
-        return encoding.write(rm_pb2.ReportSlotsResponse, answer, rm_epoch=self._runner.rm_epoch)
+        response = encoding.write(
+            rm_pb2.ReportSlotsResponse, answer, rm_epoch=self._runner.rm_epoch
+        )
+        if request.denied_number != self._members.denials_number:
+            response.denied.CopyFrom(self._denied())
+        return response
 
     def _registered(self, answer: RegistrationAnswer) -> rm_pb2.RegisterExecutorResponse:
-        return encoding.write(
+        response = encoding.write(
             rm_pb2.RegisterExecutorResponse,
             answer,
             rm_epoch=self._runner.rm_epoch,
             report_interval=duration_ms_to_proto(self._terms.report_interval_ms),
             lost_timeout=duration_ms_to_proto(self._terms.lost_timeout_ms),
             protocol_version=decoding.PROTOCOL_VERSION,
+        )
+        response.denied.CopyFrom(self._denied())
+        return response
+
+    def _denied(self) -> rm_pb2.DeniedIdentities:
+        return rm_pb2.DeniedIdentities(
+            number=self._members.denials_number,
+            subjects=[each.subject for each in self._members.denials],
         )

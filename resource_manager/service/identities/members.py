@@ -7,6 +7,7 @@ hash is stored.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -67,6 +68,11 @@ class Denied:
 class Members:
     """Creates and redeems tokens, and keeps the denials.
 
+    Attributes:
+        denials_number: number of the present list of denials: different lists have different
+            numbers, and the empty list has 0.
+        on_denied: called after each new denial.
+
     Args:
         runner: gives access to the database.
         now_ms: returns the present time in milliseconds since 1970.
@@ -76,6 +82,8 @@ class Members:
         self._runner = runner
         self._now_ms = now_ms
         self._denials: dict[str, Denied] = {}
+        self.denials_number = 0
+        self.on_denied: Callable[[], None] = lambda: None
         # A token is read, checked and marked in three steps, which must not overlap.
         self._lock = asyncio.Lock()
 
@@ -85,6 +93,7 @@ class Members:
         self._denials = {
             each.subject: each for each in (Denied(**json.loads(text)) for text in stored.values())
         }
+        self._count_denials()
 
     # -- tokens --------------------------------------------------------------------------------
 
@@ -215,6 +224,8 @@ class Members:
         denied = Denied(subject, reason, self._now_ms(), denied_by)
         await self._put(DENIAL_PREFIX + subject, denied)
         self._denials[subject] = denied
+        self._count_denials()
+        self.on_denied()
 
     async def allow(self, subject: str) -> None:
         """Takes back a denial.
@@ -226,6 +237,12 @@ class Members:
             raise NotFound(f"{subject} is not denied", reason=Reason.IDENTITY_UNKNOWN)
         await self._delete(DENIAL_PREFIX + subject)
         del self._denials[subject]
+        self._count_denials()
+
+    def _count_denials(self) -> None:
+        # Computed from the list, so that it survives a restart and a takeover.
+        digest = hashlib.sha256("\n".join(sorted(self._denials)).encode()).digest()
+        self.denials_number = 1 + int.from_bytes(digest[:6], "big") if self._denials else 0
 
     async def _put(self, key: str, value: Token | Denied) -> None:
         text = json.dumps(asdict(value))

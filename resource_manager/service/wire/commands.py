@@ -35,13 +35,13 @@ WRITINGS = (
         RegistrationAnswer,
         rm_pb2.RegisterExecutorResponse,
         {"unowned_slots": As("unowned", _releases)},
-        given="rm_epoch report_interval lost_timeout user_token_sha256 protocol_version",
+        given="rm_epoch report_interval lost_timeout protocol_version denied",
     ),
     Writing(
         ReportAnswer,
         rm_pb2.ReportSlotsResponse,
         {"unowned_slots": As("unowned", _releases)},
-        given="rm_epoch",
+        given="rm_epoch denied",
     ),
     Writing(
         SendAllocate,

@@ -91,6 +91,7 @@ async def test_commands_are_told_what_they_need(
 ) -> None:
     monkeypatch.setenv("FINEGRAIN_RM__LISTEN", "127.0.0.1:1")
     monkeypatch.setenv("PGPASSWORD", "of the books")
+    give_token(provider_context(site.folder / "rm"), "far-1-1")
     provider = site.provider('echo "$@" >> "$LOG"; env > "$LOG.env"; echo there it is')
 
     started = await provider.start("far-1-1", "far", again=False)
@@ -104,8 +105,7 @@ async def test_commands_are_told_what_they_need(
     assert site.done == ["far-1-1 1.5 2048"]
     assert told["FINEGRAIN_EXECUTOR_ID"] == "far-1-1"
     assert told["FINEGRAIN_RESOURCE_MANAGER"] == "127.0.0.1:7170"
-    assert told["FINEGRAIN_JOIN_TOKEN"] == TOKEN
-    assert Path(told["FINEGRAIN_TOKEN_FILE"]).read_text() == TOKEN
+    assert Path(told["FINEGRAIN_JOIN_TOKEN_FILE"]).read_text() == TOKEN
     assert told["FINEGRAIN_PROVIDED_AS"] == "far"
     assert told["FINEGRAIN_LABELS"] == "zone=a"
     assert told["FINEGRAIN_EXECUTOR__EXTENDED"] == "licence=2"

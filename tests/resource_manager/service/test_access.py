@@ -96,7 +96,7 @@ async def test_every_method_takes_exactly_the_roles_of_its_table(rm: RunningRm) 
         for method in METHODS:
             code, text = await status_of_call(rm.channel(who), method)
             refused = code is DENIED and f"{who} may not call {name_of(method)}" in text
-            assert refused is (role not in method.allowed), (who, method.path, code, text)
+            assert refused is (role not in method.roles), (who, method.path, code, text)
 
 
 async def test_without_a_certificate_of_this_cluster_nothing_is_answered(rm: RunningRm) -> None:
@@ -175,5 +175,5 @@ async def test_an_executor_speaks_only_for_itself(rm: RunningRm) -> None:
 
 def test_no_method_of_a_job_is_forgotten_here() -> None:
     for_everybody = {"RegisterJob", "Explain"}
-    users = {name_of(m) for m in METHODS if Role.USER in m.allowed and "ResourceManager" in m.path}
+    users = {name_of(m) for m in METHODS if Role.USER in m.roles and "ResourceManager" in m.path}
     assert users - for_everybody == set(OF_JOBS)
