@@ -13,7 +13,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, Reason
+from finegrain.errors import (
+    FailedPrecondition,
+    FinegrainError,
+    InvalidArgument,
+    Reason,
+    Unavailable,
+)
 from finegrain.logs import get_logger
 from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.rpc.wire_cpus import host_policy_from_proto
@@ -333,8 +339,9 @@ class Agent:
         # The pause is at most one report interval, because a restarted RM marks this executor as
         # lost when its report is late.
         pause_s = min(pause_s, self.state.report_interval_ms / 1000)
-        # These errors remain until an operator acts, so the pause is long.
-        if error.reason in NEEDS_OPERATOR:
+        # These errors remain until an operator acts, so the pause is long. But if another process
+        # listens at the address of the RM, the RM may come back at any moment.
+        if error.reason in NEEDS_OPERATOR and not isinstance(error, Unavailable):
             log.error("registration_refused", reason=error.reason.value, error=error.message)
             pause_s = CONFLICT_PAUSE_S
         await self._free_orphans()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from finegrain.cpuset import CpuSet
+from finegrain.credentials import Credentials
 from finegrain.options import ListenOptions
 from task_executor.engine.cpu_ledger import HostCpus
 from task_executor.engine.slot_table import HostShare
@@ -58,6 +59,9 @@ class Executor:
     options: TaskExecutorOptions
     host_cpus: HostCpus | None = None
     nodes: DeviceNodes = NO_NODES
+    credentials: Credentials = field(
+        default_factory=lambda: identities.credentials(f"executor/{EXECUTOR_ID}")
+    )
     front: Front = field(init=False)
     directory: StateDirectory = field(init=False)
     running: asyncio.Task[None] = field(init=False)
@@ -79,7 +83,7 @@ class Executor:
             saved=saved,
             plan=replace(plan, share=share),
             users=user_policy(options),
-            credentials=identities.credentials(f"executor/{EXECUTOR_ID}"),
+            credentials=self.credentials,
             helper=HelperConfig(str(self.folder / "helper"), "", options.executor_id, 0, 0),
             find_nodes=lambda _devices: self.nodes,
         )

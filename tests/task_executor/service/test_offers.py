@@ -10,11 +10,18 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from finegrain.rpc.channels import AUTHORIZATION
-from finegrain.rpc.tokens import sha256_hex
+from finegrain.errors import InvalidArgument
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
+from task_executor.service.offers import OfferTargets
+from tests.support.identities import own
 from tests.task_executor.service.conftest import Executor, executor_at
-from tests.task_executor.service.scripted_rm import SECRET, ScriptedRM, allocation, eventually
+from tests.task_executor.service.scripted_rm import (
+    OTHER_OWNER,
+    OWNER,
+    ScriptedRM,
+    allocation,
+    eventually,
+)
 
 Verdict = Callable[[slots_pb2.SlotStatus], slots_pb2.ItemResult]
 
@@ -25,14 +32,15 @@ class Listener(job_master_pb2_grpc.JobMasterServiceServicer):
 
     verdict: Verdict
     offers: list[job_master_pb2.OfferSlotsRequest] = field(default_factory=list)
-    metadata: list[dict[str, Any]] = field(default_factory=list)
+    callers: list[bytes] = field(default_factory=list)
+    owner: str = OWNER
     address: str = ""
 
     async def OfferSlots(
         self, request: job_master_pb2.OfferSlotsRequest, context: Any
     ) -> job_master_pb2.OfferSlotsResponse:
         self.offers.append(request)
-        self.metadata.append(dict(context.invocation_metadata()))
+        self.callers += context.auth_context()["peer_spiffe_id"]
         return job_master_pb2.OfferSlotsResponse(results=[self.verdict(s) for s in request.slots])
 
 
@@ -48,17 +56,18 @@ def reject_b(slot: slots_pb2.SlotStatus) -> slots_pb2.ItemResult:
 
 
 @pytest.fixture
-async def listener() -> AsyncIterator[Listener]:
-    made = Listener(accept)
-    server = grpc.aio.server()
+async def listener(request: pytest.FixtureRequest) -> AsyncIterator[Listener]:
+    """Shows the certificate of the owner, unless the test has another parameter."""
+    made = Listener(accept, owner=getattr(request, "param", OWNER))
+    server, shown = grpc.aio.server(), own(made.owner).server_credentials()
     job_master_pb2_grpc.add_JobMasterServiceServicer_to_server(made, server)  # type: ignore[no-untyped-call, unused-ignore]
-    made.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    made.address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', shown)}"
     await server.start()
     yield made
     await server.stop(0)
 
 
-async def test_slots_are_offered_with_everything_needed_and_nothing_secret(
+async def test_slots_are_offered_to_the_owner_of_the_job(
     rm: ScriptedRM, executor: Executor, listener: Listener
 ) -> None:
     await rm.allocate(*(allocation(i, target_address=listener.address) for i in ("a", "b")))
@@ -66,8 +75,45 @@ async def test_slots_are_offered_with_everything_needed_and_nothing_secret(
     (offer,) = listener.offers
     assert [slot.allocation_id for slot in offer.slots] == ["a", "b"]
     assert (offer.executor_id, offer.executor_address) == ("host-a", executor.front.address)
-    assert listener.metadata[0]["finegrain-job-secret-sha256"] == sha256_hex(SECRET)
-    assert AUTHORIZATION not in listener.metadata[0]
+    assert listener.callers == [b"spiffe://test/executor/host-a"]
+
+
+@pytest.mark.parametrize("listener", [OTHER_OWNER, "executor/host-b", "rm"], indirect=True)
+async def test_nobody_else_receives_an_offer(
+    rm: ScriptedRM, tmp_path: Path, listener: Listener
+) -> None:
+    async with executor_at(tmp_path, rm.address) as executor:
+        await executor.start(offer_timeout_ms=500)
+        await eventually(lambda: rm.reports, "it reports")
+        await rm.allocate(allocation(target_address=listener.address))
+        await eventually(lambda: rm.ended() == {"slot": "OFFER_NOT_ACCEPTED"}, "it is told")
+    assert not listener.offers
+
+
+async def test_offers_go_to_the_allowed_hosts_only(
+    rm: ScriptedRM, tmp_path: Path, listener: Listener
+) -> None:
+    async with executor_at(tmp_path, rm.address) as executor:
+        await executor.start(offer_targets=("10.0.0.0/8", "jobs.example"))
+        await eventually(lambda: rm.reports, "it reports")
+        await rm.allocate(allocation(target_address=listener.address))
+        await eventually(lambda: rm.ended() == {"slot": "OFFER_NOT_ACCEPTED"}, "it is told")
+    assert not listener.offers
+
+
+def test_targets_are_hosts_and_networks() -> None:
+    targets = OfferTargets.parse(["10.0.0.0/8", "fd00::/8", "Jobs.example", "192.0.2.7"])
+    for address in ("10.9.9.9:1", "[fd00::1]:1", "jobs.EXAMPLE:1", "192.0.2.7:1"):
+        assert targets.allow(address)
+    for address in ("11.0.0.1:1", "[::1]:1", "jobs.example.org:1", "192.0.2.8:1"):
+        assert not targets.allow(address)
+    assert OfferTargets.parse([]).allow("192.0.2.8:1")
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1/8", "host:1", "", "a b"])
+def test_what_is_no_target_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="offer_targets"):
+        OfferTargets.parse([text])
 
 
 async def test_a_slot_that_is_rejected_is_taken_back(
