@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 
-from finegrain.errors import InvalidArgument, Unauthenticated, Unavailable
+from finegrain.errors import InvalidArgument, PermissionDenied, Unauthenticated, Unavailable
 from finegrain.rpc import guard
-from finegrain.rpc.channels import open_channel
 from finegrain.rpc.refusal_log import LINES_MAX, WINDOW_S, RefusalLog
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from tests.finegrain.rpc.test_server import CLUSTER, USER, Servicer, refusal, rm_stub, served
+from tests.finegrain.rpc.test_server import (
+    EXECUTOR,
+    Servicer,
+    calling,
+    refusal,
+    rm_stub,
+    served,
+)
 
 REQUEST_RESOURCE = "/finegrain.v1.ResourceManagerService/RequestResource"
 KIB = 1024
@@ -50,7 +56,7 @@ class Counter:
         writer.close()
 
 
-async def test_the_message_of_a_caller_without_token_stays_with_the_caller() -> None:
+async def test_the_message_of_a_caller_without_the_role_stays_with_the_caller() -> None:
     servicer, calls = Servicer(), 10
     # A message that would become two million objects if it was parsed.
     large = rm_pb2.ReportSlotsRequest.FromString(b"\x1a\x00" * 1_900_000)
@@ -58,18 +64,18 @@ async def test_the_message_of_a_caller_without_token_stays_with_the_caller() -> 
         counter = Counter(address)
         async with (
             counter.listening() as counted,
-            open_channel(counted, token="w" * 32) as channel,
+            calling(counted, "metrics") as channel,
         ):
             for _ in range(calls):
                 error = await refusal(rm_stub(channel).ReportSlots(large))
-                assert isinstance(error, Unauthenticated)
+                assert isinstance(error, PermissionDenied)
     assert servicer.calls == 0
     assert large.ByteSize() > 3_000 * KIB
     assert counter.sent_bytes / calls < 100 * KIB
 
 
 async def test_a_request_without_a_message_is_bad_input() -> None:
-    async with served(Servicer()) as (_, address), open_channel(address, token=USER) as channel:
+    async with served(Servicer()) as (_, address), calling(address) as channel:
         call: Any = channel.stream_unary(REQUEST_RESOURCE)()
         await call.done_writing()
         error = await refusal(call)
@@ -83,8 +89,8 @@ async def test_users_that_stall_while_they_send_large_requests_delay_no_executor
     monkeypatch.setattr(guard, "LARGE_READS_MAX", 2)
     async with (
         served(Servicer()) as (_, address),
-        open_channel(address, token=USER) as user,
-        open_channel(address, token=CLUSTER) as cluster,
+        calling(address) as user,
+        calling(address, EXECUTOR) as cluster,
     ):
         stalling: list[Any] = [user.stream_unary(REQUEST_RESOURCE)() for _ in range(2)]
         await asyncio.gather(*(each.wait_for_connection() for each in stalling))
@@ -102,7 +108,7 @@ async def test_a_message_that_does_not_arrive_in_time_ends_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(guard, "READ_TIME_MAX_S", 0.05)
-    async with served(Servicer()) as (_, address), open_channel(address, token=USER) as channel:
+    async with served(Servicer()) as (_, address), calling(address) as channel:
         error = await refusal(channel.stream_unary(REQUEST_RESOURCE)())
     assert isinstance(error, Unavailable)
     assert "did not arrive within 0.05 s" in error.message
@@ -113,9 +119,9 @@ def test_a_flood_of_refusals_writes_few_lines(caplog: pytest.LogCaptureFixture) 
     log = RefusalLog(logging.getLogger("finegrain.rpc"), lambda: now_s)
     with caplog.at_level(logging.INFO, "finegrain.rpc"):
         for _ in range(1_000):
-            log.add("/a.B/C", Unauthenticated("no token"), "ipv4:1")
-        log.add("/a.B/D", Unauthenticated("no token"), "ipv4:1")
+            log.add("/a.B/C", Unauthenticated("no certificate"), "ipv4:1")
+        log.add("/a.B/D", Unauthenticated("no certificate"), "ipv4:1")
         now_s = WINDOW_S
-        log.add("/a.B/C", Unauthenticated("no token"), "ipv4:1")
+        log.add("/a.B/C", Unauthenticated("no certificate"), "ipv4:1")
     assert len(caplog.records) == LINES_MAX + 2
     assert vars(caplog.records[-1])["left_out"] == 1_000 - LINES_MAX

@@ -14,6 +14,7 @@ from finegrain.rpc.channels import (
     PING_INTERVAL_MS_MIN,
     SERVER_OPTIONS,
 )
+from tests.support.identities import identity, own
 
 PING_INTERVAL_MS = 2 * PING_INTERVAL_MS_MIN  # of callers that want to leave a frozen server soon
 PINGS = 5  # a server that minds hangs up at the third
@@ -23,12 +24,14 @@ PINGS = 5  # a server that minds hangs up at the third
 @pytest.mark.full
 async def test_an_idle_connection_is_not_hung_up() -> None:
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_secure_port("127.0.0.1:0", own("rm").server_credentials())
     await server.start()
     others = [(name, value) for name, value in CHANNEL_OPTIONS if "keepalive_time" not in name]
-    options = [("grpc.keepalive_time_ms", PING_INTERVAL_MS), *others]
+    named = ("grpc.ssl_target_name_override", identity("rm").dns_name)
+    options = [("grpc.keepalive_time_ms", PING_INTERVAL_MS), named, *others]
+    shown = own("user/alice").channel_credentials()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", shown, options=options) as channel:
             await asyncio.wait_for(channel.channel_ready(), 30)
             changed = channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
             with pytest.raises(asyncio.TimeoutError):
