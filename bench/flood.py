@@ -35,13 +35,14 @@ from typing import Any
 import grpc.aio
 
 from bench.filled_books import TOO_LARGE, Size
+from bench.identities import authority_of, channel_as
 from bench.light_cluster import LightCluster, LightExecutor, LightJob
 from bench.restart import Place
 from bench.rm_process import RmProcess
+from finegrain.certificates.authority import Authority
 from finegrain.errors import ResourceExhausted
 from finegrain.ids import new_id
 from finegrain.resources import MIB
-from finegrain.rpc.channels import JOB_SECRET, open_channel
 from finegrain.rpc.status import error_from_rpc
 from finegrain.rpc.wire import profile_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
@@ -98,10 +99,9 @@ class Result:
 class Flooder:
     """A job master that sends too many requests."""
 
-    def __init__(self, rm: Any, job_id: str, secret: str, *, rude: bool) -> None:
+    def __init__(self, rm: Any, job_id: str, *, rude: bool) -> None:
         self._rm = rm
         self._job_id = job_id
-        self._metadata = ((JOB_SECRET, secret),)
         self._rude = rude
         self._calls: list[int] = []
         self.accepted = self.calls = self.told_to_wait = self.failed = 0
@@ -109,7 +109,7 @@ class Flooder:
     def neglect(self, streams: int) -> list[Any]:
         """Opens streams that it never reads."""
         request = rm_pb2.WatchJobRequest(job_id=self._job_id)
-        return [self._rm.WatchJob(request, metadata=self._metadata) for _ in range(streams)]
+        return [self._rm.WatchJob(request) for _ in range(streams)]
 
     async def send(self, requests: int, call_items: int, parallel: int) -> None:
         """Sends all requests."""
@@ -136,9 +136,7 @@ class Flooder:
     async def _sent(self, message: rm_pb2.RequestResourceRequest) -> bool:
         self.calls += 1
         try:
-            answer = await self._rm.RequestResource(
-                message, metadata=self._metadata, timeout=CALL_TIMEOUT_S
-            )
+            answer = await self._rm.RequestResource(message, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as failure:
             error = error_from_rpc(failure)
             if isinstance(error, ResourceExhausted) and error.retry_after_s:
@@ -151,31 +149,33 @@ class Flooder:
         return True
 
 
-async def _flood(address: str, token: str, arguments: argparse.Namespace) -> Flooded:
-    async with open_channel(address, token=token) as channel:
+async def _flood(
+    address: str, authority: tuple[bytes, bytes], arguments: argparse.Namespace
+) -> Flooded:
+    async with channel_as(Authority.from_pem(*authority), "user/flood", address) as channel:
         rm: Any = ResourceManagerServiceStub(channel)
         job_id = new_id()
-        job = await rm.RegisterJob(
+        await rm.RegisterJob(
             rm_pb2.RegisterJobRequest(
                 job_id=job_id, request_id=new_id(), name="flood", detached=True
             )
         )
-        flooder = Flooder(rm, job_id, job.job_secret, rude=arguments.rude)
+        flooder = Flooder(rm, job_id, rude=arguments.rude)
         streams = flooder.neglect(arguments.streams)
         began_s = time.monotonic()
         await flooder.send(arguments.requests, arguments.call_items, arguments.parallel)
         seconds = time.monotonic() - began_s
         for stream in streams:
             stream.cancel()
-        await rm.EndJob(
-            rm_pb2.EndJobRequest(job_id=job_id), metadata=((JOB_SECRET, job.job_secret),)
-        )
+        await rm.EndJob(rm_pb2.EndJobRequest(job_id=job_id))
     return Flooded(seconds, flooder.accepted, flooder.calls, flooder.told_to_wait, flooder.failed)
 
 
-def flood_in_process(address: str, token: str, arguments: argparse.Namespace) -> Flooded:
+def flood_in_process(
+    address: str, authority: tuple[bytes, bytes], arguments: argparse.Namespace
+) -> Flooded:
     """Runs the flooder; the entry point of its process."""
-    return asyncio.run(_flood(address, token, arguments))
+    return asyncio.run(_flood(address, authority, arguments))
 
 
 class Other:
@@ -231,8 +231,8 @@ async def measure(name: str, place: Place, arguments: argparse.Namespace) -> Res
     with place.filled(Size()) as (manager, _slots):
         manager.start()
         await manager.ready()
-        tokens = manager.token(cluster=True), manager.token()
-        async with LightCluster(manager.address, *tokens) as cluster:
+        authority = authority_of(manager.state_dir)
+        async with LightCluster(manager.address, authority) as cluster:
             await cluster.register(EXECUTORS)
             other, signs = Other(await cluster.job()), Signs(cluster)
             tasks = [asyncio.create_task(other.live()), asyncio.create_task(signs.live())]
@@ -252,10 +252,15 @@ async def _watched(
     manager: RmProcess, other: Other, signs: Signs, name: str, arguments: argparse.Namespace
 ) -> Result:
     await asyncio.sleep(QUIET_S)
+    authority = authority_of(manager.state_dir)
     before, rss_before, cpu_s = other.taken(), manager.memory_bytes(), manager.cpu_s()
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         flooded = await asyncio.get_running_loop().run_in_executor(
-            pool, flood_in_process, manager.address, manager.token(), arguments
+            pool,
+            flood_in_process,
+            manager.address,
+            (authority.certificate_pem, authority.private_key_pem),
+            arguments,
         )
     during, rss_after = other.taken(), manager.memory_bytes()
     await asyncio.sleep(QUIET_S)

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from bench.identities import AnyExecutor, channel_as
+from finegrain.certificates.authority import Authority
 from finegrain.devices.device import NO_DEVICES, HostDevices
 from finegrain.ids import new_id
 from finegrain.resources import DEVICE_PREFIX, GIB, MIB, total_of_devices
-from finegrain.rpc.channels import JOB_SECRET, SERVER_OPTIONS, open_channel
+from finegrain.rpc.channels import SERVER_OPTIONS
 from finegrain.rpc.wire_devices import devices_to_topology
 from finegrain.v1 import cluster_pb2, cpus_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
@@ -183,31 +185,27 @@ class LightCluster:
 
     Args:
         address: where the resource manager listens.
-        cluster_token: shown by executors.
-        user_token: shown by job masters.
+        authority: signs the certificates of executors and job masters.
     """
 
-    def __init__(self, address: str, cluster_token: str, user_token: str) -> None:
+    def __init__(self, address: str, authority: Authority) -> None:
         self._rm_address = address
-        self._cluster_token = cluster_token
-        self._user_token = user_token
+        self._authority = authority
         self._stack = AsyncExitStack()
         self.executors: dict[str, LightExecutor] = {}
         self.address = ""
-        self._as_cluster: Any = None
+        self._stubs: dict[str, Any] = {}
         self._cluster: Any = None
 
     async def __aenter__(self) -> LightCluster:
         server = grpc.aio.server(options=list(SERVER_OPTIONS))
         servicer: Any = _Servicer(self.executors)
         add_TaskExecutorServiceServicer_to_server(servicer, server)
-        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        shown = AnyExecutor(self._authority).server_credentials()
+        self.address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', shown)}"
         await server.start()
         self._stack.push_async_callback(server.stop, 0)
-        channel = open_channel(self._rm_address, token=self._cluster_token)
-        await self._stack.enter_async_context(channel)
-        self._as_cluster = ResourceManagerServiceStub(channel)
-        self._cluster = ClusterServiceStub(channel)
+        self._cluster = ClusterServiceStub(await self._channel("operator/root"))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -221,14 +219,17 @@ class LightCluster:
             await asyncio.gather(*(self._register(each) for each in named[start : start + 100]))
 
     async def _register(self, executor: LightExecutor) -> None:
-        answer = await self._as_cluster.RegisterExecutor(executor.registration(self.address))
+        channel = await self._channel(f"executor/{executor.executor_id}")
+        stub: Any = ResourceManagerServiceStub(channel)
+        self._stubs[executor.executor_id] = stub
+        answer = await stub.RegisterExecutor(executor.registration(self.address))
         executor.rm_epoch = answer.rm_epoch
         executor.registration_number = answer.registration_number
         executor.acknowledged = executor.report_number
 
     async def heartbeat(self, executor: LightExecutor) -> None:
         """Sends one report, as `unchanged` if nothing has changed since the last one."""
-        answer = await self._as_cluster.ReportSlots(
+        answer = await self._stubs[executor.executor_id].ReportSlots(
             rm_pb2.ReportSlotsRequest(
                 executor_id=executor.executor_id,
                 instance_id=executor.instance_id,
@@ -266,12 +267,14 @@ class LightCluster:
 
     async def job(self) -> LightJob:
         """Returns a job master with its own channel and watch stream."""
-        channel = open_channel(self._rm_address, token=self._user_token)
-        await self._stack.enter_async_context(channel)
-        job = LightJob(ResourceManagerServiceStub(channel))
+        job = LightJob(ResourceManagerServiceStub(await self._channel("user/alice")))
         await job.begin()
         self._stack.push_async_callback(job.end)
         return job
+
+    async def _channel(self, who: str) -> grpc.aio.Channel:
+        channel = channel_as(self._authority, who, self._rm_address)
+        return await self._stack.enter_async_context(channel)
 
     async def slots(self) -> int:
         """Returns how many slots the resource manager knows."""
@@ -296,7 +299,6 @@ class LightJob:
             slots_pb2.REQUEST_STATE_RELEASED: set(),
         }
         self._heard: dict[int, asyncio.Event] = {state: asyncio.Event() for state in self._waiting}
-        self._metadata: tuple[tuple[str, str], ...] = ()
         self._tasks: list[asyncio.Task[None]] = []
         self.job_id = new_id()
         self._failure: Exception | None = None
@@ -304,13 +306,10 @@ class LightJob:
 
     async def begin(self) -> None:
         """Registers the job and opens the watch stream."""
-        answer = await self._rm.RegisterJob(
+        await self._rm.RegisterJob(
             rm_pb2.RegisterJobRequest(job_id=self.job_id, request_id=new_id(), name="light")
         )
-        self._metadata = ((JOB_SECRET, answer.job_secret),)
-        stream = self._rm.WatchJob(
-            rm_pb2.WatchJobRequest(job_id=self.job_id), metadata=self._metadata
-        )
+        stream = self._rm.WatchJob(rm_pb2.WatchJobRequest(job_id=self.job_id))
         self._tasks = [
             asyncio.create_task(self._followed(self._watch(stream))),
             asyncio.create_task(self._followed(self._acknowledge())),
@@ -349,7 +348,6 @@ class LightJob:
             await asyncio.sleep(ACKNOWLEDGE_INTERVAL_S)
             await self._rm.KeepAlive(
                 rm_pb2.KeepAliveRequest(job_id=self.job_id, acknowledged_sequence=self.sequence),
-                metadata=self._metadata,
             )
 
     async def live(
@@ -376,7 +374,7 @@ class LightJob:
             gangs=[slots_pb2.Gang(gang_id=gang_id)] if gang_id else [],
         )
         begun = time.perf_counter()
-        answer = await self._rm.RequestResource(request, metadata=self._metadata)
+        answer = await self._rm.RequestResource(request)
         acknowledged = time.perf_counter()
         _all_done(answer.results)
         await self._until(heard)
@@ -390,7 +388,6 @@ class LightJob:
                 job_id=self.job_id,
                 slots=[rm_pb2.SlotRelease(allocation_id=each) for each in ids],
             ),
-            metadata=self._metadata,
         )
         _all_done(answer.results)
         await self._until(heard)

@@ -35,8 +35,6 @@ from typing import Any
 from bench.rm_process import RmProcess, free_port
 from finegrain.ids import new_id
 from finegrain.resources import GIB, MIB, ResourceProfile
-from finegrain.rpc.channels import JOB_SECRET, open_channel
-from finegrain.rpc.tokens import ensure_token_files
 from finegrain.rpc.wire import profile_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
@@ -284,7 +282,6 @@ async def process(members: int, calls: int) -> Process:
     folder = Path(tempfile.mkdtemp(prefix="finegrain-ranges-"))
     manager = RmProcess(folder / "rm", free_port())
     manager.state_dir.mkdir(mode=0o700)
-    ensure_token_files(manager.state_dir, "")
     try:
         manager.start()
         figures.ready_empty_s = await manager.ready()
@@ -304,10 +301,10 @@ async def process(members: int, calls: int) -> Process:
 
 
 async def _ask(manager: RmProcess, members: int, calls: int) -> float:
-    async with open_channel(manager.address, token=manager.token()) as channel:
+    async with manager.channel() as channel:
         rm: Any = ResourceManagerServiceStub(channel)
         job_id = new_id()
-        registered = await rm.RegisterJob(
+        await rm.RegisterJob(
             rm_pb2.RegisterJobRequest(
                 job_id=job_id, request_id=new_id(), name="bench", detached=True
             )
@@ -320,8 +317,7 @@ async def _ask(manager: RmProcess, members: int, calls: int) -> float:
                 range_id="r", first_index=first, count=each, request=request
             )
             answer = await rm.RequestResource(
-                rm_pb2.RequestResourceRequest(job_id=job_id, ranges=[part]),
-                metadata=((JOB_SECRET, registered.job_secret),),
+                rm_pb2.RequestResourceRequest(job_id=job_id, ranges=[part])
             )
             assert not answer.range_results[0].HasField("error"), answer
         return time.monotonic() - begun

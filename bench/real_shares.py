@@ -128,7 +128,7 @@ async def run(args: argparse.Namespace) -> None:
         tempfile.TemporaryDirectory(prefix="fg-shares-") as folder,
         LocalCluster(shares=[share], fairness=fairness) as here,
     ):
-        async with fg.connect(here.address, token_file=here.token_file) as cluster:
+        async with fg.connect(here.address, credentials=here.credentials_file) as cluster:
             phases = await measure(cluster, args, Path(folder))
         results = {
             name: list(BatchJob(cluster, state_file=Path(folder) / f"{name}.batch").results())

@@ -30,12 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.filled_books import TOO_LARGE, Size, fill
+from bench.identities import authority_of
 from bench.returning_cluster import LOST_TIMEOUT_S, Returned, come_back, registration
 from bench.rm_process import RmProcess, free_port
+from finegrain.certificates.authority import Authority
 from finegrain.ids import new_id
 from finegrain.resources import KIB, MIB
-from finegrain.rpc.channels import JOB_SECRET, open_channel
-from finegrain.rpc.tokens import ensure_token_files
 from finegrain.rpc.wire import profile_to_proto
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
@@ -89,7 +89,6 @@ class Place:
         folder = Path(tempfile.mkdtemp(prefix="finegrain-restart-"))
         state_dir = folder / "rm"
         state_dir.mkdir(mode=0o700)
-        ensure_token_files(state_dir, "")
         url = sqlite_url(state_dir / "finegrain.db")
         options: tuple[str, ...] = ()
         if self._postgresql is not None:
@@ -118,10 +117,10 @@ async def started(manager: RmProcess, size: Size) -> Started:
 
 async def ask(manager: RmProcess, count: int) -> None:
     """Submits requests that must wait, over the network."""
-    async with open_channel(manager.address, token=manager.token()) as channel:
+    async with manager.channel() as channel:
         rm: Any = ResourceManagerServiceStub(channel)
         job_id = new_id()
-        job = await rm.RegisterJob(
+        await rm.RegisterJob(
             rm_pb2.RegisterJobRequest(
                 job_id=job_id, request_id=new_id(), name="bench", detached=True
             )
@@ -134,15 +133,18 @@ async def ask(manager: RmProcess, count: int) -> None:
                 for _ in range(min(BATCH, count - first))
             ]
             answer = await rm.RequestResource(
-                rm_pb2.RequestResourceRequest(job_id=job_id, requests=requests),
-                metadata=((JOB_SECRET, job.job_secret),),
+                rm_pb2.RequestResourceRequest(job_id=job_id, requests=requests)
             )
             refused = [each.error.message for each in answer.results if each.HasField("error")]
             assert not refused, refused[0]
 
 
 def _return_in_process(
-    address: str, token: str, executors: int, slots: list[Slot], seconds: float
+    address: str,
+    authority: tuple[bytes, bytes],
+    executors: int,
+    slots: list[Slot],
+    seconds: float,
 ) -> Returned:
     of: dict[str, list[Slot]] = {}
     for slot in slots:
@@ -152,7 +154,7 @@ def _return_in_process(
     registrations = [
         registration(number, of.get(host_id(number), [])) for number in range(executors)
     ]
-    return asyncio.run(come_back(address, token, registrations, seconds))
+    return asyncio.run(come_back(address, Authority.from_pem(*authority), registrations, seconds))
 
 
 async def returned(
@@ -163,19 +165,19 @@ async def returned(
         figures.starts.append(await started(manager, size))
         if not min(returning, size.executors):
             return
-        before_s = manager.cpu_s()
+        before_s, authority = manager.cpu_s(), authority_of(manager.state_dir)
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             figures.returned = await asyncio.get_running_loop().run_in_executor(
                 pool,
                 _return_in_process,
                 manager.address,
-                manager.token(cluster=True),
+                (authority.certificate_pem, authority.private_key_pem),
                 min(returning, size.executors),
                 slots,
                 seconds,
             )
         figures.rm_cpu_s_of_return = manager.cpu_s() - before_s
-        async with open_channel(manager.address, token=manager.token()) as channel:
+        async with manager.channel() as channel:
             cluster: Any = ClusterServiceStub(channel)
             view = await cluster.GetCluster(cluster_pb2.GetClusterRequest())
             figures.executors_after = dict(view.executors)

@@ -19,8 +19,9 @@ import grpc
 
 from bench import filled_books
 from bench.filled_books import ISOLATION, PROFILES, TOTAL
+from bench.identities import channel_as
+from finegrain.certificates.authority import Authority
 from finegrain.resources import GIB
-from finegrain.rpc.channels import open_channel
 from finegrain.rpc.wire import amounts_to_proto, isolation_to_proto, profile_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
@@ -84,13 +85,16 @@ def _status(slot: Slot, isolation: Any) -> slots_pb2.SlotStatus:
 
 
 async def come_back(
-    address: str, token: str, registrations: list[rm_pb2.RegisterExecutorRequest], seconds: float
+    address: str,
+    authority: Authority,
+    registrations: list[rm_pb2.RegisterExecutorRequest],
+    seconds: float,
 ) -> Returned:
     """Runs all executors until `seconds` after the last one has registered."""
     loop = asyncio.get_running_loop()
     registered: list[asyncio.Future[None]] = [loop.create_future() for _ in registrations]
     executors = [
-        _Executor(address, token, each, done)
+        _Executor(address, authority, each, done)
         for each, done in zip(registrations, registered, strict=True)
     ]
     began_s = time.monotonic()
@@ -118,12 +122,12 @@ class _Executor:
     def __init__(
         self,
         address: str,
-        token: str,
+        authority: Authority,
         registration: rm_pb2.RegisterExecutorRequest,
         registered: asyncio.Future[None],
     ) -> None:
         self._address = address
-        self._token = token
+        self._authority = authority
         self._registration = registration
         self._registered = registered
         self._number = 0  # of the last report
@@ -134,7 +138,9 @@ class _Executor:
     async def live(self) -> None:
         await asyncio.sleep(random.uniform(0, REPORT_INTERVAL_S))
         self._heard_s = time.monotonic()
-        async with open_channel(self._address, token=self._token) as channel:
+        async with channel_as(
+            self._authority, f"executor/{self._registration.executor_id}", self._address
+        ) as channel:
             rm: Any = ResourceManagerServiceStub(channel)
             epoch, registration_number = 1, 1
             while True:

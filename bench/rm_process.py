@@ -17,9 +17,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from bench.identities import authority_of, channel_as
 from finegrain.ids import new_id
-from finegrain.rpc.channels import open_channel
-from finegrain.rpc.tokens import CLUSTER_TOKEN_FILE, USER_TOKEN_FILE
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
 
@@ -39,6 +38,9 @@ class RmProcess:
 
     def start(self) -> None:
         """Starts the process without waiting."""
+        # The process would create the authority itself, but its clients may open channels sooner.
+        self.state_dir.mkdir(mode=0o711, exist_ok=True)
+        authority_of(self.state_dir)
         command = [sys.executable, "-m", "finegrain_cli", "rm", "serve"]
         command += ["--state-dir", str(self.state_dir), "--listen", self.address]
         command += ["--metrics-listen", "none", "--log-level", "warning", *self._options]
@@ -58,13 +60,9 @@ class RmProcess:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
 
-    def token(self, *, cluster: bool = False) -> str:
-        """The token of callers."""
-        return (
-            (self.state_dir / (CLUSTER_TOKEN_FILE if cluster else USER_TOKEN_FILE))
-            .read_text()
-            .strip()
-        )
+    def channel(self, who: str = "user/alice") -> grpc.aio.Channel:
+        """Returns a channel of an identity to this resource manager."""
+        return channel_as(authority_of(self.state_dir), who, self.address)
 
     def cpu_s(self) -> float:
         """Returns the CPU time of the process so far."""
@@ -84,7 +82,7 @@ class RmProcess:
         request = rm_pb2.RegisterJobRequest(
             job_id=new_id(), request_id=new_id(), name="first", detached=True
         )
-        async with open_channel(self.address, token=self.token()) as channel:
+        async with self.channel() as channel:
             rm: Any = ResourceManagerServiceStub(channel)
             while True:
                 assert self._process is not None

@@ -5,8 +5,8 @@ streams.
 
 The server runs in a separate process, so its CPU time is measured alone. Callers run here. CPU time
 per call hardly depends on the load of the machine, but calls per second do: compare only those of
-one run. `guarded` is the server that finegrain uses (token, sizes, statuses). Its cost above
-`asyncio` is the cost of the guard.
+one run. `guarded` is the server that finegrain uses (TLS, certificates, sizes, statuses). Its cost
+above `asyncio` is the cost of the guard and of TLS.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from finegrain.credentials import Credentials
 from finegrain.options import ListenOptions
 from finegrain.resources import MIB
-from finegrain.rpc.access import RESOURCE_MANAGER_ACCESS, TokenHashes
-from finegrain.rpc.channels import SERVER_OPTIONS, open_channel
+from finegrain.rpc.access import RESOURCE_MANAGER_ACCESS
+from finegrain.rpc.channels import CHANNEL_OPTIONS, SERVER_OPTIONS, open_channel
+from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.server import GuardedServer
-from finegrain.rpc.tokens import sha256_hex
+from finegrain.rpc.trust import Trust
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import resources_pb2, slots_pb2
 from finegrain.v1.resource_manager_pb2_grpc import (
@@ -41,8 +43,8 @@ from finegrain.v1.resource_manager_pb2_grpc import (
     ResourceManagerServiceStub,
     add_ResourceManagerServiceServicer_to_server,
 )
+from tests.support.identities import credentials, identity
 
-TOKEN = "t" * 43
 ANSWER = rm_pb2.ReportSlotsResponse(rm_epoch=3, acknowledged_report_number=7)
 KINDS = ("blocking", "asyncio", "asyncio+uvloop", "guarded", "guarded+uvloop")
 
@@ -94,11 +96,12 @@ def serve_blocking(ready: Connection) -> None:
     server.stop(0)
 
 
-def serve_asyncio(ready: Connection, *, guarded: bool) -> None:
+def serve_asyncio(ready: Connection, own: OwnCertificate | None) -> None:
     async def main() -> None:
-        if guarded:
-            hashes = TokenHashes(sha256_hex(TOKEN))
-            mine = GuardedServer(ListenOptions("127.0.0.1:0"), RESOURCE_MANAGER_ACCESS, hashes)
+        if own is not None:
+            trust = Trust(own.credentials.who.cluster)
+            listen = ListenOptions("127.0.0.1:0")
+            mine = GuardedServer(listen, RESOURCE_MANAGER_ACCESS, own, trust)
             mine.add(add_ResourceManagerServiceServicer_to_server, AsyncServicer())  # type: ignore[abstract]
             ready.send(await mine.start())
             await asyncio.to_thread(answer_cpu, ready)
@@ -121,7 +124,7 @@ def answer_cpu(ready: Connection) -> None:
         ready.send(time.process_time())
 
 
-def serve(kind: str, ready: Connection) -> None:
+def serve(kind: str, ready: Connection, shown: Credentials) -> None:
     name, _, loop = kind.partition("+")
     if loop == "uvloop":
         import uvloop
@@ -130,7 +133,7 @@ def serve(kind: str, ready: Connection) -> None:
     if name == "blocking":
         serve_blocking(ready)
     else:
-        serve_asyncio(ready, guarded=name == "guarded")
+        serve_asyncio(ready, OwnCertificate(shown) if name == "guarded" else None)
 
 
 def report() -> rm_pb2.ReportSlotsRequest:
@@ -153,10 +156,17 @@ def report() -> rm_pb2.ReportSlotsRequest:
     )
 
 
-async def load(address: str, seconds: float, concurrency: int) -> list[float]:
+def opened(address: str, kind: str) -> grpc.aio.Channel:
+    """Returns a channel to a server of a kind: only the guarded ones speak TLS."""
+    if kind.startswith("guarded"):
+        return open_channel(address, OwnCertificate(credentials("executor/host-a")), identity("rm"))
+    return grpc.aio.insecure_channel(address, list(CHANNEL_OPTIONS))
+
+
+async def load(address: str, kind: str, seconds: float, concurrency: int) -> list[float]:
     """Makes calls one after the other in each of `concurrency` tasks; returns all times."""
     times: list[float] = []
-    async with open_channel(address, token=TOKEN) as channel:
+    async with opened(address, kind) as channel:
         stub: Any = ResourceManagerServiceStub(channel)
         request = report()
         await stub.ReportSlots(request)
@@ -171,8 +181,8 @@ async def load(address: str, seconds: float, concurrency: int) -> list[float]:
     return times
 
 
-async def stream(address: str, messages: int) -> None:
-    async with open_channel(address, token=TOKEN) as channel:
+async def stream(address: str, kind: str, messages: int) -> None:
+    async with opened(address, kind) as channel:
         stub: Any = ResourceManagerServiceStub(channel)
         async for _ in stub.WatchJob(rm_pb2.WatchJobRequest(from_sequence=messages)):
             pass
@@ -180,7 +190,8 @@ async def stream(address: str, messages: int) -> None:
 
 def measure(kind: str, seconds: float, concurrency: int, messages: int = 20_000) -> Figure:
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(kind, theirs))
+    shown = credentials("rm")
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(kind, theirs, shown))
     process.start()
     address = ours.recv()
 
@@ -189,11 +200,11 @@ def measure(kind: str, seconds: float, concurrency: int, messages: int = 20_000)
         spent: float = ours.recv()
         return spent
 
-    asyncio.run(load(address, 0.5, concurrency))  # warm
+    asyncio.run(load(address, kind, 0.5, concurrency))  # warm
     before = cpu()
-    times = sorted(asyncio.run(load(address, seconds, concurrency)))
+    times = sorted(asyncio.run(load(address, kind, seconds, concurrency)))
     between = cpu()
-    asyncio.run(stream(address, messages))
+    asyncio.run(stream(address, kind, messages))
     after = cpu()
     ours.send("end")
     process.join(10)

@@ -62,8 +62,7 @@ def serve(given: dict[str, str]) -> int:
             state_dir=folder / given["name"],
             database_url=given["database"],
             listen=ListenOptions(address=given["address"], metrics_address=""),
-            cluster_token_file=folder / "cluster.token",
-            user_token_file=folder / "user.token",
+            join_listen="",
             standby=True,
             report_interval_ms=500,
             lost_timeout_ms=10_000,
@@ -73,13 +72,18 @@ def serve(given: dict[str, str]) -> int:
 
 @dataclass
 class StoppableManager:
-    """The process. Its folder holds the two tokens, its log and its state directory."""
+    """The process. Its folder holds its log and its state directory."""
 
     name: str
     folder: Path
     database: str
     address: str = field(default_factory=lambda: f"127.0.0.1:{free_port()}")
     process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def state_dir(self) -> Path:
+        """Returns the state directory."""
+        return self.folder / self.name
 
     @property
     def stop_file(self) -> Path:

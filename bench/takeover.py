@@ -34,25 +34,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import finegrain_client as fg
+from bench.identities import AnyExecutor, authority_of, own_of
 from bench.light_cluster import LightExecutor
 from bench.stoppable_rm import PLACES, StoppableManager
+from finegrain.certificates.authority import Authority
 from finegrain.errors import FinegrainError
+from finegrain.join_token import sha256_hex
 from finegrain.options import ListenOptions
-from finegrain.rpc.access import TASK_EXECUTOR_ACCESS, TokenHashes
+from finegrain.rpc.access import TASK_EXECUTOR_ACCESS
+from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.server import GuardedServer
-from finegrain.rpc.tokens import sha256_hex
+from finegrain.rpc.trust import Trust
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1.task_executor_pb2_grpc import (
     TaskExecutorServiceServicer,
     add_TaskExecutorServiceServicer_to_server,
 )
+from resource_manager.service.identities.own import write_authority
 from task_executor.engine.command_fence import CommandFence, CommandNumbers
 from task_executor.service.manager_link import ManagerLink
 from tests.support.postgresql import PostgresqlServer
 
 PATIENCE_S = 60.0
 AFTER_WAKING_S = 1.0
-TOKENS = {"cluster.token": "c" * 43, "user.token": "u" * 43}
 EXECUTORS = 2
 
 AUDIT = """
@@ -79,8 +83,9 @@ else:
 class Executors(_Servicer):
     """Light executors that check epochs like real ones."""
 
-    def __init__(self, managers: Sequence[str]) -> None:
+    def __init__(self, managers: Sequence[str], authority: Authority) -> None:
         self._managers = tuple(managers)
+        self._authority = authority
         self._all = {f"host-{n}": LightExecutor(f"host-{n}") for n in range(EXECUTORS)}
         self._fences: dict[str, CommandFence[Any]] = {name: CommandFence() for name in self._all}
         self._carried_out = dict.fromkeys(self._all, 0)
@@ -90,8 +95,12 @@ class Executors(_Servicer):
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        hashes = TokenHashes(sha256_hex(TOKENS["cluster.token"]))
-        server = GuardedServer(ListenOptions("127.0.0.1:0"), TASK_EXECUTOR_ACCESS, hashes)
+        server = GuardedServer(
+            ListenOptions("127.0.0.1:0"),
+            TASK_EXECUTOR_ACCESS,
+            AnyExecutor(self._authority),
+            Trust(self._authority.cluster),
+        )
         server.add(add_TaskExecutorServiceServicer_to_server, self)
         self._address = await server.start()
         tasks = [asyncio.create_task(self._follow(each)) for each in self._all.values()]
@@ -104,7 +113,8 @@ class Executors(_Servicer):
             await server.stop(0)
 
     async def _follow(self, executor: LightExecutor) -> None:
-        link = ManagerLink(self._managers, token=TOKENS["cluster.token"])
+        who = f"executor/{executor.executor_id}"
+        link = ManagerLink(self._managers, own_of(self._authority, who))
         fence = self._fences[executor.executor_id]
         registered = False
         while True:
@@ -161,7 +171,8 @@ class Executors(_Servicer):
 class Asker:
     """A job master that requests one slot after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: OwnCertificate) -> None:
+        self._own = own
         self.acknowledged: list[float] = []  # moments
         self.granted = 0
         self.violations: list[str] = []
@@ -174,7 +185,7 @@ class Asker:
     @asynccontextmanager
     async def asking(self, addresses: Sequence[str]) -> AsyncIterator[None]:
         async with (
-            fg.connect(list(addresses), token=TOKENS["user.token"]) as cluster,
+            fg.connect(list(addresses), credentials=self._own.credentials) as cluster,
             cluster.job("takeover") as job,
         ):
             tasks = [
@@ -269,7 +280,9 @@ async def run_trials(
     managers: Sequence[StoppableManager], books: Books, faults: Sequence[str], outcome: Outcome
 ) -> None:
     by_address = {each.address: each for each in managers}
-    executors, asker = Executors(list(by_address)), Asker()
+    authority = authority_of(next(iter(by_address.values())).state_dir)
+    executors = Executors(list(by_address), authority)
+    asker = Asker(own_of(authority, "user/alice"))
     async with executors.serving(), asker.asking(list(by_address)):
         await until(lambda: asker.granted > 5, "slots are granted")
         epoch, address, _ = await books.led_above(0)
@@ -330,9 +343,11 @@ async def two_managers(database: Callable[[str], str]) -> AsyncIterator[list[Sto
     """Starts two resource managers in a new folder. Their logs are shown if something fails."""
     with tempfile.TemporaryDirectory(prefix="fg-takeover-") as name:
         folder = Path(name)
-        for file, token in TOKENS.items():
-            (folder / file).write_text(token)
-            (folder / file).chmod(0o600)
+        for state_dir in (folder / "rm-a", folder / "rm-b"):
+            state_dir.mkdir(mode=0o711)
+        authority = authority_of(folder / "rm-a")
+        (folder / "rm-b" / "certificates").mkdir(mode=0o700)
+        write_authority(folder / "rm-b", authority)
         managers = [StoppableManager(each, folder, database(each)) for each in ("rm-a", "rm-b")]
         try:
             for each, event in zip(managers, ("serving", "standing_by"), strict=True):

@@ -40,10 +40,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.devices import host_devices
+from bench.identities import authority_of
 from bench.light_cluster import LightCluster, profile
 from finegrain.ids import new_id
 from finegrain.options import ListenOptions, LogOptions
-from finegrain.rpc.tokens import CLUSTER_TOKEN_FILE, USER_TOKEN_FILE
 from resource_manager.options import ResourceManagerOptions
 from tests.support.postgresql import PostgresqlServer
 
@@ -160,11 +160,7 @@ async def running(database: Database) -> AsyncIterator[tuple[LightCluster, Meter
         process.start()
         try:
             address = await address_of(state_dir)
-            tokens = [
-                (state_dir / name).read_text().strip()
-                for name in (CLUSTER_TOKEN_FILE, USER_TOKEN_FILE)
-            ]
-            async with LightCluster(address, *tokens) as cluster:
+            async with LightCluster(address, authority_of(state_dir)) as cluster:
                 yield cluster, Meter(process.pid or 0, database)
         finally:
             process.terminate()
