@@ -27,11 +27,11 @@ from finegrain.join_token import JoinToken
 from finegrain.local_managers import find_local_managers
 from finegrain.rpc.addresses import format_address, parse_address
 from finegrain.v1.identity_pb2 import IssuedCertificate
+from resource_manager.options import JOIN_PORT_DISTANCE
 
 SOCKET_FILE = "login.sock"
 ANSWER_BYTES_MAX = 64 * 1024
 TIMEOUT_S = 10.0
-JOIN_PORT = 7173
 
 
 def with_token(text: str) -> Credentials:
@@ -90,14 +90,18 @@ def at_socket(path: Path, role: Role) -> Credentials:
 
 
 def again(expired: Credentials, addresses: Sequence[str]) -> Credentials:
-    """Renews credentials that have expired, at the usual join port of each address.
+    """Renews credentials that have expired, at the join port that belongs to each address.
+
+    A resource manager that is configured with another join port is not found.
 
     Raises:
         Unauthenticated: they expired too long ago, or were denied.
         Unavailable: there is no such port.
     """
-    hosts = dict.fromkeys(parse_address(each)[0] for each in addresses)
-    return renew_expired(expired, [format_address(host, JOIN_PORT) for host in hosts])
+    main = [parse_address(each) for each in addresses]
+    return renew_expired(
+        expired, [format_address(host, port + JOIN_PORT_DISTANCE) for host, port in main]
+    )
 
 
 def _refusal(message: str, reason: str) -> FinegrainError:

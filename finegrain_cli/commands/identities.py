@@ -113,10 +113,12 @@ def login(
     settings = current().configuration().settings
     path = _file_to_write(credentials or settings.client.credentials)
     former = _former(path)
+    # Asked before, because a token works only once.
+    if token and former is not None:
+        _confirm_replacing(path, former, yes=yes)
     found = _log_in(token, Role.OPERATOR if operator else Role.USER, former)
-    if former is not None and former.identity != found.identity and not _has_expired(former):
-        what = f"{path} has the credentials of {former.who} of cluster {former.who.cluster}"
-        confirm(f"{what}, which will be replaced by those of {found.who}", yes=yes)
+    if not token and former is not None and former.identity != found.identity:
+        _confirm_replacing(path, former, yes=yes)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_credentials(path, found)
     _print_identity(found, path, output)
@@ -301,9 +303,11 @@ def _wanted(names: dict[str, str], *, metrics: bool) -> tuple[Role, str]:
     chosen = [(Role(role), name) for role, name in names.items() if name]
     chosen += [(Role.METRICS, "")] if metrics else []
     if len(chosen) != 1:
-        given = " ".join(f"--{role}" for role, _ in chosen) or "none"
-        options = ", ".join(f"--{role}" for role in names)
-        raise InvalidArgument("new member", given, f"exactly one of {options}, --metrics")
+        given = " ".join(f"--{role}" for role, _ in chosen) or "nobody"
+        options = ", ".join(f"--{role} NAME" for role in names)
+        error = InvalidArgument("token for", given, f"exactly one of {options}, --metrics")
+        error.message = f"a token is for one new member: give {error.expected} (given: {given})"
+        raise error
     return chosen[0]
 
 
@@ -322,8 +326,14 @@ def _former(path: Path) -> Credentials | None:
         return None  # there is none, or a file that cannot be used
 
 
-def _has_expired(found: Credentials) -> bool:
-    return datetime.now(UTC).timestamp() > found.not_after
+def _confirm_replacing(path: Path, former: Credentials, *, yes: bool) -> None:
+    if former.not_after < datetime.now(UTC).timestamp():
+        return
+    confirm(
+        f"{path} has the credentials of {former.who} of cluster {former.who.cluster}, which will be"
+        " replaced (--credentials names another file)",
+        yes=yes,
+    )
 
 
 def _log_in(token: str, role: Role, former: Credentials | None) -> Credentials:

@@ -31,7 +31,7 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         listen=_listen(rm),
         advertise_address=rm.advertise,
         standby=rm.standby,
-        join_listen="" if rm.join_listen == NOT_SERVED else rm.join_listen,
+        join_listen="" if rm.join_listen == NOT_SERVED else rm.join_listen or None,
         join_advertise=rm.join_advertise,
         log=_log(settings.log),
         strategy=rm.strategy,

@@ -156,9 +156,9 @@ class RmSection(ListenSection):
     listen: str = Field(rm.DEFAULT_ADDRESS, description=LISTEN)
     metrics_listen: str = Field(rm.DEFAULT_METRICS_ADDRESS, description=METRICS_LISTEN)
     join_listen: str = Field(
-        rm.DEFAULT_JOIN_ADDRESS,
+        "",
         description='address at which new members join with a token, HOST:PORT; "none": no such '
-        "port",
+        "port; default: the host of listen, with a port that is higher by 3",
     )
     join_advertise: str = Field(
         "",

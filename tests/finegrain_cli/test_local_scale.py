@@ -38,8 +38,6 @@ def state_dir() -> Iterator[Path]:
     """Its path is short: sockets lie in it."""
     folder = Path(tempfile.mkdtemp(prefix="fg-scale-"))
     (folder / "rm").mkdir(mode=0o700)
-    (folder / "rm" / "cluster.token").write_text("0" * 64)
-    (folder / "rm" / "cluster.token").chmod(0o600)
     yield folder
     assert stop_everything(folder / "provided") == []
     shutil.rmtree(folder, ignore_errors=True)
@@ -174,8 +172,6 @@ def _start_one(scaled: ScaledExecutors, executor_id: str) -> None:
     around = ProviderContext(
         state_dir=scaled.providers_file.parent / "rm",
         managers=("127.0.0.1:1",),
-        cluster_token_file=scaled.providers_file.parent / "rm" / "cluster.token",
-        cluster_token="0" * 64,
     )
     kind = find_kind("process")
     provider = kind.make(found.common["process"], found.shapes["process"], around)

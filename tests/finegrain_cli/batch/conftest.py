@@ -74,7 +74,7 @@ def make_batch() -> MakeBatch:
         file = StateFile.create(
             path, BatchSpec(threads, ["./work.sh", "{index}"], **wish), results_dir
         )
-        job = file.add_job("01bbbbbb-0000-7000-8000-000000000001", "secret")
+        job = file.add_job("01bbbbbb-0000-7000-8000-000000000001")
         file.write(job.number, Changes(results=list(results), meta={"state": state.value}))
         file.close()
         return path
@@ -117,7 +117,7 @@ def runners(monkeypatch: pytest.MonkeyPatch) -> Runners:
             if script.error is not None:
                 raise script.error
             file = StateFile.open(self.path)
-            job = file.add_job("01bbbbbb-0000-7000-8000-000000000001", "secret")
+            job = file.add_job("01bbbbbb-0000-7000-8000-000000000001")
             results = [result(index, ok=ok) for index, ok in script.outcomes.items()]
             left = file.spec.threads - len(results)
             for number in script.signals:

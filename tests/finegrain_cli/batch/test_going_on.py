@@ -18,6 +18,7 @@ from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.values import BatchState
 from tests.finegrain_cli.batch.conftest import MakeBatch, Runners, result
 from tests.support.cli import Finegrain
+from tests.support.identities import credentials_file
 from tests.support.patience import PATIENCE_S
 
 
@@ -61,7 +62,7 @@ def test_what_could_not_be_gone_on_with_stays(
     StateFile.create(path, fg.BatchSpec(3, ["true"]), None).close()
 
     def refused(state_file: Path) -> None:
-        raise detached.NotStartedError(8, state_file, "finegrain: no [TOKEN_INVALID]")
+        raise detached.NotStartedError(8, state_file, "finegrain: no [ROLE_MISSING]")
 
     monkeypatch.setattr(detached, "start_detached", refused)
     assert finegrain("batch", "--attach", str(path), "--detach").exit_code == 8
@@ -74,6 +75,7 @@ def test_a_runner_in_the_background_knows_no_modules_of_whoever_is_here(
     (tmp_path / "queue.py").write_text("raise SystemExit('not the one of Python')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FINEGRAIN_MANAGER", "127.0.0.1:1")
+    monkeypatch.setenv("FINEGRAIN_CREDENTIALS", str(credentials_file(tmp_path, "user/alice")))
     log = tmp_path / "log"
     assert (
         detached._start(["batch", "--runner", str(tmp_path / "nothing")], log).wait(PATIENCE_S) == 3

@@ -19,9 +19,8 @@ def test_defaults_are_in_order() -> None:
     [
         ({"rm": {"listen": "nowhere"}}, "rm.listen is 'nowhere'"),
         ({"executor": {"manager": ["host:99999"]}}, "executor.manager is 'host:99999'"),
-        ({"rm": {"listen": "0.0.0.0:7170"}}, "not a loopback address: set rm.tls_certificate"),
-        ({"client": {"token_file": "/nonexistent"}}, "client.token_file is /nonexistent"),
-        ({"rm": {"tls_certificate": "/etc/hostname"}}, "rm.tls_key are needed together"),
+        ({"rm": {"join_listen": "nowhere"}}, "rm.join_listen is 'nowhere'"),
+        ({"client": {"credentials": "/nonexistent"}}, "client.credentials is /nonexistent"),
         ({"rm": {"lost_timeout": "3s"}}, "at least twice rm.report_interval (3000 ms)"),
         ({"executor": {"number_of_slots": 4}}, "set executor.default_slot_fraction to 1/4"),
         ({"executor": {"cpus": "a-b"}}, "executor.cpus is 'a-b'"),
@@ -37,11 +36,11 @@ def test_each_problem_is_told(settings: dict[str, dict[str, object]], told: str)
 
 
 def test_what_is_meant_is_no_problem(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("x" * 32)
+    credentials = tmp_path / "credentials"
+    credentials.write_text("{}")
     settings = {
-        "rm": {"listen": "0.0.0.0:7170", "insecure": True, "metrics_listen": "none"},
-        "client": {"token_file": str(token)},
+        "rm": {"listen": "0.0.0.0:7170", "join_listen": "none", "metrics_listen": "none"},
+        "client": {"credentials": str(credentials)},
     }
 
     assert find_problems(Settings.model_validate(settings)) == []

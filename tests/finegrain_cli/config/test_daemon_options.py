@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from finegrain.errors import ConfigurationError
-from finegrain.options import TlsOptions
 from finegrain_cli.config.daemon_options import (
     database_url,
     resource_manager_options,
@@ -26,11 +25,9 @@ def test_without_settings_the_daemons_defaults_hold() -> None:
     executor = task_executor_options(Settings())
 
     assert rm == ResourceManagerOptions(state_dir=rm.state_dir)
-    expected = TaskExecutorOptions(
-        state_dir=executor.state_dir, run_dir=executor.run_dir, managers=("127.0.0.1:7170",)
+    assert executor == TaskExecutorOptions(
+        state_dir=executor.state_dir, run_dir=executor.run_dir, managers=()
     )
-    assert replace(executor, usual_token_file=None) == expected
-    assert executor.usual_token_file == rm.state_dir / "cluster.token"
 
 
 def test_every_option_of_both_daemons_can_be_configured(tmp_path: Path) -> None:
@@ -52,17 +49,13 @@ def test_every_option_of_both_daemons_can_be_configured(tmp_path: Path) -> None:
         assert same == []
 
 
-def test_executors_are_dialled_as_the_rm_is_unless_told_otherwise() -> None:
-    own = {"tls_ca": "/ca", "tls_certificate": "/rm.crt", "tls_key": "/rm.key"}
-    other = {"executor_tls_certificate": "/c.crt", "executor_tls_key": "/c.key"}
+def test_the_join_port_can_be_closed() -> None:
+    def join_address(**keys: str) -> str:
+        return resource_manager_options(Settings.model_validate({"rm": keys})).join_address
 
-    def dialled(**keys: str) -> TlsOptions | None:
-        return resource_manager_options(Settings.model_validate({"rm": keys})).executor_tls
-
-    assert dialled() is None
-    assert dialled(**own) == TlsOptions(Path("/ca"), Path("/rm.crt"), Path("/rm.key"))
-    assert dialled(**own, **other) == TlsOptions(Path("/ca"), Path("/c.crt"), Path("/c.key"))
-    assert dialled(executor_tls_ca="/x") == TlsOptions(Path("/x"))
+    assert join_address(listen="10.0.0.1:7000") == "10.0.0.1:7003"
+    assert join_address(join_listen="10.0.0.1:1") == "10.0.0.1:1"
+    assert join_address(join_listen="none") == ""
 
 
 @pytest.mark.parametrize("word", ["never", "none"])
@@ -128,9 +121,8 @@ advertise = "rm-b:7170"
 state_dir = "/srv/rm"
 database = "postgresql://host/books"
 listen = "127.0.0.1:1"
-cluster_token_file = "/t/cluster"
-user_token_file = "/t/user"
-user_token_group = "people"
+join_listen = "127.0.0.1:3"
+join_advertise = "rm-b:7173"
 strategy = "spread"
 report_interval = "1s"
 lost_timeout = "9s"
@@ -149,7 +141,6 @@ cluster_events_age = "1d"
 ended_retention = "1h"
 providers_file = "/etc/finegrain/providers.toml"
 database_lease = "2s"
-executor_tls_ca = "/ca"
 [fairness]
 usage_measure = "slots"
 order = "arrival"
@@ -167,9 +158,7 @@ manager = ["a:1", "b:2"]
 executor_id = "host-x"
 listen = "127.0.0.1:2"
 advertise = "host-x:2"
-manager_tls_ca = "/ca"
-manager_insecure = true
-cluster_token_file = "/t/other"
+join_token_file = "/t/join"
 provided_as = "small"
 reserved_cpus = "0"
 reserved_cpus_strict = true
@@ -211,6 +200,7 @@ allow_root_tasks = true
 task_kill_grace = "1s"
 output_limit = "1M"
 offer_timeout = "1s"
+offer_targets = ["10.0.0.0/8"]
 orphan_timeout = "never"
 helper_socket = "/run/x/socket"
 helper_state_dir = "/var/x"

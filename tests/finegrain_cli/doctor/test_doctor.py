@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from finegrain.credentials import write_credentials
 from finegrain.errors import Unavailable
 from finegrain_cli.doctor.findings import Finding, Grade, examine
 from tests.support.cli import Finegrain
+from tests.support.identities import credentials
 
 Doctor = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -22,12 +24,12 @@ Doctor = Callable[..., tuple[int, dict[str, Any]]]
 def doctor(finegrain: Finegrain, tmp_path: Path) -> Doctor:
     """Runs it with these settings; exit code and findings by name."""
 
-    def run(rm: str = "") -> tuple[int, dict[str, Any]]:
+    def run(rm: str = "", client: str = "") -> tuple[int, dict[str, Any]]:
         listen = 'listen = "127.0.0.1:0"\nmetrics_listen = "none"\n'
         file = tmp_path / "doctor.toml"
         own_rm = "" if "state_dir" in rm else f'state_dir = "{tmp_path / "rm"}"\n'
         file.write_text(
-            f"[rm]\n{own_rm}{rm}\n{'' if 'listen' in rm else listen}"
+            f"[client]\n{client}\n[rm]\n{own_rm}{rm}\n{'' if 'listen' in rm else listen}"
             f'[executor]\nstate_dir = "{tmp_path / "executor"}"\n{listen}'
         )
         result = finegrain("doctor", "--config", str(file), "-o", "json")
@@ -91,23 +93,35 @@ def test_a_database_that_cannot_be_reached_is_told_without_its_password(doctor: 
     assert "hunter2" not in json.dumps(found)
 
 
-@pytest.mark.parametrize(
-    ("mode", "grade"),
-    [(0o600, "ok"), (0o640, "warn"), (0o644, "fail")],
-    ids=["0600", "0640", "0644"],
-)
-def test_a_token_that_others_can_read(
+@pytest.mark.parametrize(("mode", "grade"), [(0o600, "ok"), (0o640, "fail")], ids=["0600", "0640"])
+def test_a_cluster_key_that_others_can_read(
     doctor: Doctor, tmp_path: Path, mode: int, grade: str
 ) -> None:
-    token = tmp_path / "rm/cluster.token"
-    token.parent.mkdir()
-    token.write_text("x" * 40)
-    token.chmod(mode)
+    key = tmp_path / "rm/certificates/ca.key"
+    key.parent.mkdir(parents=True)
+    key.write_text("x" * 40)
+    key.chmod(mode)
 
     _, found = doctor()
 
-    assert found["cluster.token"]["grade"] == grade
-    assert grade == "ok" or found["cluster.token"]["fix"] == f"chmod 0600 {token}"
+    assert found["authority"]["grade"] == grade
+    assert grade == "ok" or found["authority"]["fix"] == f"chmod 0600 {key}"
+
+
+@pytest.mark.parametrize(
+    ("life_s", "grade", "message"),
+    [(3_600, "ok", "user/alice of cluster test"), (-60, "fail", "user/alice expired at")],
+)
+def test_credentials_that_have_expired(
+    doctor: Doctor, tmp_path: Path, life_s: float, grade: str, message: str
+) -> None:
+    file = tmp_path / "alice.credentials"
+    write_credentials(file, credentials("user/alice", life_s=life_s))
+
+    _, found = doctor(client=f'credentials = "{file}"')
+
+    assert found["credentials"]["grade"] == grade
+    assert message in found["credentials"]["message"]
 
 
 def test_a_state_directory_that_cannot_be_made(doctor: Doctor, tmp_path: Path) -> None:
