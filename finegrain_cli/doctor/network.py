@@ -26,10 +26,11 @@ def examine_ports(settings: Settings) -> Iterator[Finding]:
     for key, address in (
         ("rm.listen", settings.rm.listen),
         ("rm.metrics_listen", settings.rm.metrics_listen),
+        ("rm.join_listen", settings.rm.join_listen),
         ("executor.listen", settings.executor.listen),
         ("executor.metrics_listen", settings.executor.metrics_listen),
     ):
-        if address != NO_PORT:
+        if address and address != NO_PORT:
             yield _port(key, address)
 
 
@@ -42,7 +43,13 @@ def examine_manager(*, named: bool) -> Iterator[Finding]:
     from finegrain_cli.common import HINTS
     from finegrain_cli.connection import open_cluster, resolve_target
 
-    target = resolve_target()
+    try:
+        target = resolve_target()
+    except FinegrainError as error:
+        grade = fail if named else warn
+        fix = HINTS.get(error.reason, "see the message")
+        yield grade("resource manager", error.message, fix)
+        return
     where = ", ".join(target.addresses)
     try:
         with open_cluster(budget_s=PATIENCE_S) as cluster:

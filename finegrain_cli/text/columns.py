@@ -260,6 +260,7 @@ JOBS = (
     Column("age", lambda row: age(row, "create_time"), right=True),
     Column("usage", lambda row: f"{row['service']:.4g}", wide=True, right=True),
     Column("oldest wait", lambda row: age(row, "oldest_wait_time"), wide=True, right=True),
+    Column("owner", _text("owner"), wide=True),
     Column(
         "lease",
         lambda row: "none" if row["detached"] else format_duration(row["lease_s"] or 0),

@@ -183,6 +183,7 @@ JOB = types.JobStatus(
     service=12.5,
     share_now=0.25,
     oldest_wait_time=MOMENT,
+    owner="user/alice",
 )
 GROUPS = Groups(
     groups=(

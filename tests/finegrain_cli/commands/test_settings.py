@@ -45,7 +45,7 @@ def test_check_tells_good_from_bad(finegrain: Finegrain, tmp_path: Path) -> None
     good, bad, odd = (tmp_path / name for name in ("good", "bad", "odd"))
     good.write_text('[rm]\nlease = "1m"\n')
     bad.write_text('[rm]\nlaese = 1\nlease = "soon"\n[executr]\nx = 1\n')
-    odd.write_text('[rm]\nlisten = "0.0.0.0:1"\n')
+    odd.write_text('[rm]\nproviders_file = "/nonexistent"\n')
 
     assert finegrain("config", "check", str(good)).exit_code == 0
     refused = finegrain("config", "check", str(bad), "-o", "json")
@@ -55,7 +55,7 @@ def test_check_tells_good_from_bad(finegrain: Finegrain, tmp_path: Path) -> None
         assert part in problems[number]
     doubted = finegrain("config", "check", str(odd), "-o", "json")
     assert doubted.exit_code == 1
-    assert "not a loopback address" in json.loads(doubted.stdout)["problems"][0]
+    assert "there is no such file" in json.loads(doubted.stdout)["problems"][0]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -171,5 +171,5 @@ def test_the_text_puts_each_fix_below_its_finding(finegrain: Finegrain) -> None:
     lines = finegrain("doctor", "--manager", "127.0.0.1:1").stdout.splitlines()
 
     position = next(i for i, line in enumerate(lines) if line.startswith("FAIL  resource manager"))
-    assert lines[position + 1].strip().startswith("fix: start one: finegrain rm serve")
+    assert lines[position + 1].strip().startswith("fix: `finegrain up` starts a cluster")
     assert lines[-1].endswith("fail")
