@@ -22,6 +22,8 @@ import finegrain_client as fg
 from finegrain_cli.local.cluster import ExecutorShare, LocalCluster
 from tests.support.components import REPOSITORY
 from tests.support.control_groups import groups_called
+from tests.support.identities import credentials_file
+from tests.support.membership import give_authority, give_membership, log_in
 from tests.support.patience import PATIENCE_S
 
 T = TypeVar("T")
@@ -61,7 +63,7 @@ class Cli:
 
     home: Path
     manager: str = ""
-    token_file: Path | None = None
+    credentials_file: Path | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
     popen: Mapping[str, Any] = field(default_factory=dict)
     python: str = sys.executable
@@ -78,8 +80,8 @@ class Cli:
         kept["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'client'}"
         if self.manager:
             kept["FINEGRAIN_MANAGER"] = self.manager
-        if self.token_file:
-            kept["FINEGRAIN_TOKEN_FILE"] = str(self.token_file)
+        if self.credentials_file:
+            kept["FINEGRAIN_CREDENTIALS"] = str(self.credentials_file)
         return kept | dict(self.extra)
 
     def start(self, *args: str, **popen: Any) -> subprocess.Popen[bytes]:
@@ -126,7 +128,7 @@ class Cli:
 
     def client(self) -> fg.blocking.Cluster:
         """A blocking client of the same cluster."""
-        return fg.blocking.connect(self.manager, token_file=self.token_file)
+        return fg.blocking.connect(self.manager, credentials=self.credentials_file)
 
     def settle(self) -> None:
         """Waits until nothing is booked, no request waits, and all capacity is available."""
@@ -153,8 +155,12 @@ class Small:
         return [note.executor_id for note in self.cluster.notes]
 
     def connect(self) -> fg.Cluster:
-        """An asyncio client with the cluster token."""
-        return fg.connect(self.cluster.address, token_file=self.cluster.token_file)
+        """An asyncio client of the operator."""
+        return fg.connect(self.cluster.address, credentials=self.cluster.credentials_file)
+
+    def log_in(self, who: str) -> Path:
+        """A credentials file of somebody who has joined with a token."""
+        return log_in(self.cluster.address, self.cluster.credentials_file, self.cli.home, who)
 
     def slot_groups(self) -> list[Path]:
         """Control groups of slots that exist now."""
@@ -181,7 +187,7 @@ def small_cluster(
         for letter in "abcdefgh"[:executors]
     ]
     with LocalCluster(shares=shares, **options) as cluster:
-        yield Small(cluster, Cli(home, cluster.address, cluster.token_file))
+        yield Small(cluster, Cli(home, cluster.address, cluster.credentials_file))
 
 
 def slot_groups(executor_id: str) -> list[Path]:
@@ -278,8 +284,10 @@ class Daemons:
         quick = ("--report-interval", "500ms", "--lost-timeout", "60s")
         store = ("--database", database) if database else ()
         self.manager = Daemon(self._bare, self.folder / "rm", "rm", "serve", *where, *quick, *store)
-        self.token_file = self.folder / "rm" / "cluster.token"
-        self.cli = replace(self._bare, manager=self.address, token_file=self.token_file)
+        # The authority of all tests: so anybody has credentials before a daemon runs.
+        give_authority(self.folder / "rm")
+        self.credentials_file = credentials_file(self.folder, "operator/root", self.address)
+        self.cli = replace(self._bare, manager=self.address, credentials_file=self.credentials_file)
         self.patient_cli = replace(self.cli, module="tests.support.patient_cli")
         """For commands that go on while the resource manager starts again."""
         self.executors: list[Daemon] = []
@@ -290,7 +298,8 @@ class Daemons:
         here = ("--executor-id", name, "--run-dir", str(self.folder / "run"))
         addresses = ("--manager", self.address, "--listen", "127.0.0.1:0")
         share = ("--cpu", "1", "--memory", "512MiB", "--task-kill-grace", "2s")
-        token = ("--metrics-listen", "none", "--cluster-token-file", str(self.token_file))
+        no_metrics = ("--metrics-listen", "none")
+        give_membership(self.folder / name, name)
         daemon = Daemon(
             self._bare,
             self.folder / name,
@@ -300,7 +309,7 @@ class Daemons:
                 *here,
                 *addresses,
                 *share,
-                *token,
+                *no_metrics,
                 *as_root,
                 "--stop-tasks-on-exit",
                 *more,
@@ -320,7 +329,7 @@ class Daemons:
         eventually(all_active, f"{names} are active")
 
     def connect(self) -> fg.Cluster:
-        return fg.connect(self.address, token_file=self.token_file)
+        return fg.connect(self.address, credentials=self.credentials_file)
 
     def clean_up(self) -> None:
         """Ends everything in order, and proves that nothing is left."""

@@ -90,7 +90,7 @@ def scaled_up(home: Path, executors_max: int, *flags: str) -> Iterator[ScaledUp]
         assert line, process.communicate()
         told = json.loads(line)
         yield ScaledUp(
-            replace(cli, manager=told["address"], token_file=Path(told["token_file"])),
+            replace(cli, manager=told["address"], credentials_file=Path(told["credentials_file"])),
             process,
             told,
         )

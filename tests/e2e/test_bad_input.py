@@ -51,7 +51,7 @@ RUN = [
     ("an unknown user", ("--user", "no-such-user"), "there is no such user on this host"),
     ("no time at all", ("--timeout", "0"), "timeout is '0 s'; expected"),
     ("a negative time", ("--timeout", "-1s"), "--timeout is '-1s'; expected a duration such as"),
-    ("a missing token", ("--token-file", "/no/such"), "there is no token file /no/such"),
+    ("no credentials", ("--credentials", "/no/such"), "there is no credentials file /no/such"),
     ("an address without a port", ("--manager", "nowhere"), 'expected an address "host:port"'),
 ]
 
@@ -361,7 +361,9 @@ async def test_a_full_disk_refuses_and_loses_nothing(small_disk: Path, daemons: 
     daemons.executor(name).start()
     daemons.await_executors(name)
     filler = small_disk / "filler"
-    async with fg.connect(daemons.address, token_file=daemons.token_file, budget_s=5) as cluster:
+    async with fg.connect(
+        daemons.address, credentials=daemons.credentials_file, budget_s=5
+    ) as cluster:
         job = cluster.job("on a full disk", detached=True)
         async with job:
             (kept,) = await job.request_slots(fg.SlotSpec(cpu_milli=100))
@@ -380,6 +382,6 @@ async def test_a_full_disk_refuses_and_loses_nothing(small_disk: Path, daemons: 
     async with daemons.connect() as cluster:
         states = {each.allocation_id: each.state for each in await cluster.requests()}
         assert states[kept.allocation_id] == "GRANTED"
-        async with cluster.attach_job(job.job_id, job.secret) as again:
+        async with cluster.attach_job(job.job_id) as again:
             await again.end(grace_s=0)
     daemons.cli.settle()

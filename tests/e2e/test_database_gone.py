@@ -82,7 +82,7 @@ async def test_while_the_database_is_away_nothing_is_acknowledged_and_then_all_g
     daemons: Daemons, server: PostgresqlServer
 ) -> None:
     manager, executor = daemons.manager, daemons.executors[0]
-    patience = fg.connect(daemons.address, token_file=daemons.token_file, budget_s=120)
+    patience = fg.connect(daemons.address, credentials=daemons.credentials_file, budget_s=120)
     async with patience as cluster, cluster.job("patient", lease_s=60) as job:
         events = job.events()
         (before,) = await job.request_slots(SMALL)
@@ -120,7 +120,7 @@ async def told_meanwhile(daemons: Daemons, seconds: float) -> list[FinegrainErro
     """Returns the errors that impatient callers get in `seconds`, one after the other."""
     told: list[FinegrainError] = []
     end = time.monotonic() + seconds
-    hasty = fg.connect(daemons.address, token_file=daemons.token_file, budget_s=1)
+    hasty = fg.connect(daemons.address, credentials=daemons.credentials_file, budget_s=1)
     async with hasty:
         while time.monotonic() < end:
             try:

@@ -106,7 +106,7 @@ def start(daemons: Daemons) -> None:
 
 async def hasty_error(daemons: Daemons) -> FinegrainError:
     """Returns the error of a client that requests much and does not wait."""
-    hasty = fg.connect(daemons.address, token_file=daemons.token_file, budget_s=2)
+    hasty = fg.connect(daemons.address, credentials=daemons.credentials_file, budget_s=2)
     async with hasty:
         with pytest.raises(FinegrainError) as caught:
             async with hasty.job("hasty") as job:
@@ -188,7 +188,7 @@ async def test_an_executor_without_room_says_so_keeps_its_tasks_and_recovers(
     disk_of_executor: SmallDisk, daemons: Daemons, cluster: fg.Cluster
 ) -> None:
     (executor,) = daemons.executors
-    hasty = fg.connect(daemons.address, token_file=daemons.token_file, budget_s=1)
+    hasty = fg.connect(daemons.address, credentials=daemons.credentials_file, budget_s=1)
     async with cluster, hasty, hasty.job("patient") as job:
         (first,) = await job.request_slots(SMALL)
         slot = await first.granted(PATIENCE_S)

@@ -106,7 +106,7 @@ def reader(home: Path, tmp_path: Path) -> Iterator[Reader]:
         cli = replace(
             Cli(home, extra={"FINEGRAIN_RM__STATE_DIR": str(tmp_path / "rm")}),
             manager=told["address"],
-            token_file=Path(told["token_file"]),
+            credentials_file=Path(told["credentials_file"]),
         )
         for name, cut in CUT_LOGS.items():
             copy_log(TRACES / cut, tmp_path / name)

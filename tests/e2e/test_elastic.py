@@ -40,8 +40,8 @@ async def test_a_burst_on_an_empty_cluster(home: Path) -> None:
         assert up.cli.items("executors") == []
         assert up.provided == []
         watch = up.cli.start("providers", "--watch", "-o", "jsonl")
-        address, token = up.told["address"], up.told["token_file"]
-        async with fg.connect(address, token_file=token) as cluster, cluster.job("burst") as job:
+        operator = up.told["credentials_file"]
+        async with fg.connect(credentials=operator) as cluster, cluster.job("burst") as job:
             requests = await job.request_slots(SMALL)
             codes = await asyncio.gather(*map(_run, requests))
         eventually(lambda: not up.provided, "all executors were given back")
@@ -76,7 +76,7 @@ async def _run(request: fg.Request) -> int:
 
 async def _told_while_waiting(local: LocalCluster) -> fg.Explanation:
     """Returns the explanation of a request while its executor is requested and not there yet."""
-    connection = fg.connect(local.address, token_file=local.token_file)
+    connection = fg.connect(local.address, credentials=local.credentials_file)
     async with connection as cluster, cluster.job("asks") as job:
         (request,) = await job.request_slots(SMALL_ONE)
         while not (told := await request.explain()).planned_on:
@@ -97,7 +97,7 @@ def test_a_request_for_ports_starts_an_executor(home: Path) -> None:
 
 def test_who_waits_is_told_for_which_executor(home: Path) -> None:
     with LocalCluster(scale=1) as local:
-        cli = Cli(home, local.address, local.token_file)
+        cli = Cli(home, local.address, local.credentials_file)
         assert local.scaled is not None
         told = asyncio.run(_told_while_waiting(local))
         assert told.planned_on == f"{local.scaled.shape}-1-1"

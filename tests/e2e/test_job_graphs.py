@@ -246,7 +246,7 @@ def test_the_status_shows_the_managed_memory_of_operators(small: Small, tmp_path
     found = [(each["operator_id"], each["subtask"]) for each in shown["operators"]]
     assert found == [("first", 0), ("first", 1)]
     assert {each["quota_bytes"] for each in shown["operators"]} == {32 * fg.MIB}
-    without = replace(small.cli, token_file=tmp_path / "none")
+    without = replace(small.cli, credentials_file=tmp_path / "none")
     shown = without.json("job", "status", str(job.state))
     assert len(shown["tasks"]) == 2
     assert not shown["operators"]

@@ -172,14 +172,15 @@ def test_terminating_a_job(small: Small, nightly: Nightly) -> None:
     eventually(lambda: not small.cli.items("slots"), "its slots are gone")
 
 
-def test_levers_need_the_cluster_token(small: Small, nightly: Nightly) -> None:
-    weak = ("--token-file", str(small.cluster.user_token_file))
+def test_levers_need_an_operator(small: Small, nightly: Nightly) -> None:
+    weak = ("--credentials", str(small.log_in("viewer/eve")))
     assert small.cli("slots", *weak).code == 0
     for command in (("drain", small.names[0]), ("release", nightly.slot_id, "--yes")):
         outcome = small.cli(*command, *weak)
         assert outcome.code == 8
-        assert "[CLUSTER_TOKEN_NEEDED]" in small.cli.error(outcome)
-        assert "cluster.token" in outcome.stderr
+        assert "[ROLE_MISSING]" in small.cli.error(outcome)
+        assert "viewer/eve may not call" in outcome.stderr
+        assert "needs the role operator" in outcome.stderr
     assert len(small.cli.items("slots")) == 1
 
 

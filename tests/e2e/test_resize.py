@@ -197,11 +197,11 @@ def test_it_shrinks_once_the_task_uses_less(small: Small) -> None:
         waiting.communicate()
 
 
-def test_resizing_needs_the_cluster_token_and_a_slot(small: Small) -> None:
+def test_resizing_needs_an_operator_and_a_slot(small: Small) -> None:
     with running(small) as it:
-        weak = ("--token-file", str(small.cluster.user_token_file))
+        weak = ("--credentials", str(small.log_in("user/eve")))
         outcome = it.resize("--cpu", "0.3", *weak)
         assert outcome.code == 8
-        assert "[CLUSTER_TOKEN_NEEDED]" in small.cli.error(outcome)
+        assert "[ROLE_MISSING]" in small.cli.error(outcome)
     outcome = small.cli("resize", unique("no-such-slot"), "--cpu", "1")
     assert outcome.code == 3

@@ -28,6 +28,7 @@ from tests.e2e.driving import (
     slot_groups,
     unique,
 )
+from tests.support.identities import credentials_file
 from tests.support.patience import PATIENCE_S
 from tests.support.postgresql import PostgresqlServer
 
@@ -128,7 +129,7 @@ async def test_what_was_acknowledged_just_before_the_kill_is_kept(daemons: Daemo
         daemons.manager.endpoint()
         known = {each.allocation_id for each in await cluster.requests()}
         assert known == {each.allocation_id for each in requests}
-        async with cluster.attach_job(job.job_id, job.secret) as job:
+        async with cluster.attach_job(job.job_id) as job:
             await job.end(grace_s=0)
     daemons.await_executors(name)
     daemons.cli.settle()
@@ -244,7 +245,7 @@ async def test_a_killed_executor_loses_neither_task_nor_output_nor_exit_status(
 def test_a_run_goes_on_when_its_executor_comes_back_before_the_resource_manager(
     on_sqlite: Daemons,
 ) -> None:
-    """The front checks the user token, the job's secret and the slot by what it has on disk."""
+    """The front checks the caller's identity and the slot by what it has on disk."""
     name = unique("e2e-alone")
     executor = on_sqlite.executor(name, "--listen", free_address())
     rm = on_sqlite.manager
@@ -252,7 +253,7 @@ def test_a_run_goes_on_when_its_executor_comes_back_before_the_resource_manager(
     rm.endpoint()
     executor.start()
     on_sqlite.await_executors(name)
-    user = replace(on_sqlite.cli, token_file=rm.state_dir / "user.token")
+    user = replace(on_sqlite.cli, credentials_file=credentials_file(on_sqlite.folder, "user/alice"))
     signal_file = on_sqlite.folder / "go"
     waits = 'echo before; until [ -e "$1" ]; do sleep 0.05; done; echo after; exit 7'
     small = ("--cpu", "0.1", "--memory", "32M")

@@ -23,6 +23,8 @@ from tests.e2e.driving import (
     slot_groups,
     unique,
 )
+from tests.support.identities import credentials_file
+from tests.support.membership import give_authority, give_membership
 from tests.support.patience import PATIENCE_S
 from tests.support.postgresql import PostgresqlServer
 
@@ -39,17 +41,16 @@ class Pair:
         self.folder = Path(tempfile.mkdtemp(prefix="fg-pair-"))  # short: sockets lie in it
         self.database = database or f"sqlite:///{self.folder}/books.db"
         self._bare = Cli(home)
-        self.tokens = {name: self.folder / f"{name}.token" for name in ("cluster", "user")}
-        for name, path in self.tokens.items():
-            path.write_text(name[0] * 43)
-            path.chmod(0o600)
         self.addresses = [free_address(), free_address()]
         self.managers = [
             self.manager(f"rm-{letter}", address, "--standby")
             for letter, address in zip("ab", self.addresses, strict=True)
         ]
-        self.cli = Cli(home, ",".join(self.addresses), self.tokens["cluster"])
+        self.user = credentials_file(self.folder, "user/alice")
+        operator = credentials_file(self.folder, "operator/root")
+        self.cli = Cli(home, ",".join(self.addresses), operator)
         self.name = unique("e2e-pair")
+        give_membership(self.folder / self.name, self.name)
         as_root = ("--allow-root-tasks", "--task-user", "self") if os.geteuid() == 0 else ()
         self.executor = Daemon(
             self._bare,
@@ -57,19 +58,19 @@ class Pair:
             *("executor", "serve", "--executor-id", self.name, "--metrics-listen", "none"),
             *("--manager", ",".join(self.addresses), "--listen", "127.0.0.1:0"),
             *("--run-dir", str(self.folder / "run"), "--cpu", "1", "--memory", "512MiB"),
-            *("--cluster-token-file", str(self.tokens["cluster"]), "--stop-tasks-on-exit"),
+            "--stop-tasks-on-exit",
             *as_root,
         )
 
     def manager(self, name: str, address: str, *more: str) -> Daemon:
         """A resource manager on the database, not started yet."""
+        give_authority(self.folder / name)
         return Daemon(
             self._bare,
             self.folder / name,
             *("rm", "serve", "--listen", address, "--metrics-listen", "none"),
             *("--database", self.database, "--report-interval", "500ms", "--lost-timeout", "60s"),
-            *("--cluster-token-file", str(self.tokens["cluster"])),
-            *("--user-token-file", str(self.tokens["user"]), *more),
+            *more,
         )
 
     def start(self) -> None:
@@ -159,7 +160,7 @@ async def test_when_the_leader_is_killed_everything_goes_on_with_the_other(pair:
     assert untouched == []  # an SQLite file is not even opened while another leads
     # The standby comes first in the client's list: it has to be sent on.
     async with (
-        fg.connect(pair.addresses[::-1], token_file=pair.tokens["user"]) as cluster,
+        fg.connect(pair.addresses[::-1], credentials=pair.user) as cluster,
         cluster.job("lives on") as job,
     ):
         events = job.events()
@@ -204,7 +205,7 @@ async def test_a_leader_that_stalls_is_left_and_stands_by_when_it_wakes_up(
     stalled, standby = pair.managers
     pid = stalled.pid
     async with (
-        fg.connect(pair.addresses, token_file=pair.tokens["user"]) as cluster,
+        fg.connect(pair.addresses, credentials=pair.user) as cluster,
         cluster.job("goes on") as job,
     ):
         events = job.events()

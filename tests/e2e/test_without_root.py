@@ -65,7 +65,9 @@ def test_up_and_run(nobody: Cli) -> None:
         assert (executor["isolation"]["memory"], executor["isolation"]["cpu"]) == ("none", "none")
         told = " ".join(executor["isolation"]["notes"])
         assert "run the executor as root" in told, told
-        at = replace(nobody, manager=note["address"], token_file=Path(note["user_token_file"]))
+        at = replace(
+            nobody, manager=note["address"], credentials_file=Path(note["credentials_file"])
+        )
         flags = ("--cpu", "0.5", "--memory", "64M")
         outcome = at("run", *flags, "--", "sh", "-c", "id -un; exit 3")
         assert (outcome.code, outcome.stdout) == (3, b"nobody\n"), outcome.stderr
@@ -115,7 +117,9 @@ def test_up_grows_and_shrinks(nobody: Cli) -> None:
     up = nobody.start("up", "--scale", "2", "--idle-timeout", "1s", "-o", "jsonl")
     try:
         note = json.loads(read_until(up, b"\n"))
-        at = replace(nobody, manager=note["address"], token_file=Path(note["token_file"]))
+        at = replace(
+            nobody, manager=note["address"], credentials_file=Path(note["credentials_file"])
+        )
         outcome = at("run", "--cpu", "0.2", "--memory", "64M", "--", "id", "-un")
         assert (outcome.code, outcome.stdout) == (0, b"nobody\n"), outcome.stderr
         eventually(lambda: not at.json("providers")["executors"], "the executor is given back")

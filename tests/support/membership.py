@@ -1,0 +1,41 @@
+"""Makes daemons and people members of a cluster, in place of the steps of an operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from finegrain.certificates.joining import join
+from finegrain.credentials import write_credentials
+from finegrain.join_token import JoinToken
+from finegrain_client import blocking
+from resource_manager.service.identities.own import FOLDER, write_authority
+from tests.support.identities import authority, credentials
+
+
+def give_authority(state_dir: Path) -> None:
+    """Makes a resource manager one of the test cluster, before its first start."""
+    (state_dir / FOLDER).mkdir(mode=0o700, parents=True)
+    write_authority(state_dir, authority())
+
+
+def give_membership(state_dir: Path, executor_id: str) -> None:
+    """Gives an executor its certificate, as if it had joined the test cluster before."""
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_credentials(state_dir / "executor.credentials", credentials(f"executor/{executor_id}"))
+
+
+def log_in(address: str, operator: Path, folder: Path, who: str) -> Path:
+    """Returns a credentials file of a person who has joined with an operator's token.
+
+    Args:
+        address: "host:port" of the resource manager.
+        operator: credentials file of an operator.
+        folder: where to write the file.
+        who: the identity: "user/alice".
+    """
+    role, _, name = who.partition("/")
+    with blocking.connect(address, credentials=operator) as cluster:
+        token = cluster.create_token(role, name).token
+    path = folder / f"{role}-{name}.credentials"
+    write_credentials(path, join(JoinToken.parse(token)))
+    return path
