@@ -1,6 +1,6 @@
 """The front of a task executor on a machine whose power is cut, as a separate process.
 
-    python -m tests.power_cuts.executor STATE_DIR TOKEN_FILE ADDRESS MANAGER SYNCHRONOUS
+    python -m tests.power_cuts.executor STATE_DIR CREDENTIALS_FILE ADDRESS MANAGER SYNCHRONOUS
 
 The front and its state directory are the real ones. The host is not: its helper keeps slots in
 memory only, because a power cut ends every slot of a real host, too. SYNCHRONOUS is `full`, as in
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import IO
 
 from finegrain.cpuset import CpuSet
+from finegrain.credentials import read_credentials
 from finegrain.logs import configure_logging
 from finegrain.options import ListenOptions, LogOptions
-from finegrain.rpc.tokens import read_token
 from task_executor.engine.slot_table import HostShare
 from task_executor.helper.launch import HelperConfig
 from task_executor.host.detection import detect
@@ -39,7 +39,7 @@ TOTAL = {"cpu_milli": 64_000, "memory_bytes": 64 << 30}
 
 def start(
     state_dir: Path,
-    token_file: Path,
+    credentials_file: Path,
     address: str,
     rm_address: str,
     log: IO[bytes],
@@ -47,16 +47,16 @@ def start(
     synchronous: str = "full",
 ) -> subprocess.Popen[bytes]:
     """Starts an executor, which registers by itself."""
-    words = (str(state_dir), str(token_file), address, rm_address, synchronous)
+    words = (str(state_dir), str(credentials_file), address, rm_address, synchronous)
     command = [sys.executable, "-m", "tests.power_cuts.executor", *words]
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
 
 
-async def serve(state_dir: Path, token_file: Path, address: str, rm_address: str) -> None:
+async def serve(state_dir: Path, credentials_file: Path, address: str, rm_address: str) -> None:
     """Serves until the process is killed."""
     options = TaskExecutorOptions(
         state_dir=state_dir,
-        run_dir=token_file.parent / "run",
+        run_dir=credentials_file.parent / "run",
         managers=(rm_address,),
         executor_id=EXECUTOR_ID,
         listen=ListenOptions(address),
@@ -68,14 +68,14 @@ async def serve(state_dir: Path, token_file: Path, address: str, rm_address: str
     directory = StateDirectory.open(state_dir)
     saved = directory.load(EXECUTOR_ID)
     plan = replace(plan_host(options, detect(Path("/"))), share=HostShare(TOTAL, CpuSet.parse("0")))
-    helper = FakeHelper(token_file.parent / "tasks")
+    helper = FakeHelper(credentials_file.parent / "tasks")
     prepared = Prepared(
         options=options,
         directory=directory,
         saved=saved,
         plan=plan,
         users=user_policy(options),
-        cluster_token=read_token(token_file),
+        credentials=read_credentials(credentials_file),
         helper=HelperConfig(str(state_dir / "helper"), "", EXECUTOR_ID, os.getuid(), os.getgid()),
     )
     front = Front(prepared, helper, await helper.hello())

@@ -17,7 +17,8 @@ import grpc
 from finegrain.errors import FinegrainError, Reason
 from tests.power_cuts import executor
 from tests.power_cuts.machine import Machine
-from tests.task_executor.service.scripted_rm import CLUSTER_TOKEN, ScriptedRM, allocation, free
+from tests.support.identities import credentials_file
+from tests.task_executor.service.scripted_rm import ScriptedRM, allocation, free
 
 REGISTER_S = 60.0
 SLOTS_AT_ONCE = 5
@@ -43,14 +44,13 @@ class ExecutorCuts:
 
     async def run(self, cuts: int) -> None:
         """Cuts the power `cuts` times, or until a check fails."""
-        token_file = self.machine.folder / "cluster.token"
-        token_file.write_text(CLUSTER_TOKEN)
-        token_file.chmod(0o600)
+        who = f"executor/{executor.EXECUTOR_ID}"
+        credentials = credentials_file(self.machine.folder, who)
         await self._manager.start()
         moments = random.Random(self.seed)
         try:
             while self.machine.cuts < cuts and not self.found:
-                if not await self._start(token_file):
+                if not await self._start(credentials):
                     return
                 commands = asyncio.create_task(self._command(moments))
                 await asyncio.sleep(moments.uniform(0.02, 0.6))
@@ -61,13 +61,13 @@ class ExecutorCuts:
 
     # -- before a cut ----------------------------------------------------------------------------
 
-    async def _start(self, token_file: Path) -> bool:
+    async def _start(self, credentials: Path) -> bool:
         before = len(self._manager.registrations)
         await asyncio.to_thread(self.machine.power_on)
         with (self.machine.folder / "executor.log").open("ab") as log:
             program = executor.start(
                 self.machine.disk / "executor",
-                token_file,
+                credentials,
                 self.address,
                 self._manager.address,
                 log,

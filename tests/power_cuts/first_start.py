@@ -1,7 +1,7 @@
-"""Cuts the power during the very first start, when tokens and database are created.
+"""Cuts the power during the very first start, when the authority and the database are created.
 
-The next start must succeed with what is there. A token that a client could have used must stay
-valid.
+The next start must succeed with what is there. The
+authority that has signed a certificate must stay the same.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import finegrain_client as fg
+from resource_manager.service.identities.own import (
+    AUTHORITY_FILE,
+    AUTHORITY_KEY_FILE,
+    FOLDER,
+    OPERATOR_FILE,
+)
 from tests.power_cuts import manager
 from tests.power_cuts.load import settled
 from tests.power_cuts.machine import Machine
 
-TOKENS = ("cluster.token", "user.token")
+FILES = (f"{FOLDER}/{AUTHORITY_FILE}", f"{FOLDER}/{AUTHORITY_KEY_FILE}")
 BEGIN_S = 0.5  # the start of Python, before anything is written
 
 
@@ -42,7 +48,7 @@ class FirstStarts:
             known: dict[str, str] = {}
             for _ in range(moments.randint(1, 3)):
                 await self._start_and_cut(moments, known)
-                self._check_tokens(known)
+                self._check_files(known)
             await self._start_for_good(known)
 
     async def _start_and_cut(self, moments: random.Random, known: dict[str, str]) -> None:
@@ -56,19 +62,19 @@ class FirstStarts:
         program = self.machine.program
         ended = program is not None and program.poll()
         self.cut_before_ready += not (self.state_dir / "endpoint.json").exists()
-        # By now a user may have copied a token to other hosts.
-        await self._note_tokens(known)
+        # By now executors may have joined.
+        await self._note_files(known)
         await asyncio.to_thread(self.machine.cut_power)
         if ended:
             self.found.append(f"a start failed: {self._last_words()}")
 
-    async def _note_tokens(self, known: dict[str, str]) -> None:
-        """Records the tokens if the resource manager serves: only then does a user need them."""
+    async def _note_files(self, known: dict[str, str]) -> None:
+        """Records the authority if the resource manager serves: only then has it members."""
         if (self.state_dir / "endpoint.json").exists():
-            for name in TOKENS:
+            for name in FILES:
                 known[name] = (self.state_dir / name).read_text()
 
-    def _check_tokens(self, known: dict[str, str]) -> None:
+    def _check_files(self, known: dict[str, str]) -> None:
         for name, text in known.items():
             path = self.machine.image / "rm" / name
             if not path.exists() or path.read_text() != text:
@@ -76,7 +82,7 @@ class FirstStarts:
 
     async def _start_for_good(self, known: dict[str, str]) -> None:
         program = await self._start()
-        token_file = self.state_dir / "cluster.token"
+        credentials = self.state_dir / OPERATOR_FILE
         endpoint = self.state_dir / "endpoint.json"
         if not await settled(lambda: program.poll() is not None or endpoint.exists()) or (
             program.poll() is not None
@@ -84,15 +90,15 @@ class FirstStarts:
             self.found.append(f"after a cut first start the next fails: {self._last_words()}")
             return
         async with (
-            fg.connect(self.address, token_file=token_file) as cluster,
+            fg.connect(self.address, credentials=credentials) as cluster,
             cluster.job("first", detached=True) as job,
         ):
             spec = fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB, allow_pending=True)
             await job.request_slots(spec)
             await job.end()
-        await self._note_tokens(known)
+        await self._note_files(known)
         await asyncio.to_thread(self.machine.cut_power)
-        self._check_tokens(known)
+        self._check_files(known)
 
     async def _start(self) -> manager.Process:
         await asyncio.to_thread(self.machine.power_on)

@@ -13,17 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
 import finegrain_client as fg
 from finegrain.errors import FinegrainError
-from finegrain.rpc.channels import JOB_SECRET, open_channel
 from finegrain.v1 import resource_manager_pb2 as pb
 from finegrain.v1 import slots_pb2
-from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
-from tests.support.rm_service import ScriptedExecutor
+from tests.support.rm_service import USER, RunningRm, ScriptedExecutor
 
 State = fg.RequestState
 LATER = {
@@ -61,22 +59,14 @@ class Ledger:
         self.broken.append(what)
 
 
-@dataclass
-class Endpoint:
-    """What a scripted executor needs to reach a resource manager."""
-
-    rm_as_cluster: Any
-    cluster_token: str
-
-
 class Load:
     """Runs from `start` until `abandon`, whatever the resource manager does."""
 
     def __init__(self, address: str, state_dir: Path, seed: int) -> None:
         self.ledger = Ledger()
+        # Its process is not this one, so there is no task of it.
+        self._manager = RunningRm(state_dir, address, "", cast("Any", None))
         self._address = address
-        self._cluster_token = (state_dir / "cluster.token").read_text().strip()
-        self._user_token = (state_dir / "user.token").read_text().strip()
         self._random = random.Random(seed)
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = contextlib.AsyncExitStack()
@@ -84,14 +74,13 @@ class Load:
 
     async def start(self, *, executors: int, job_masters: int) -> None:
         """Starts the load; returns when the executors are registered."""
-        channel = open_channel(self._address, token=self._cluster_token)
-        as_cluster = await self._stack.enter_async_context(channel)
-        endpoint: Any = Endpoint(ResourceManagerServiceStub(as_cluster), self._cluster_token)
+        self._stack.push_async_callback(self._manager.close)
         for number in range(executors):
-            executor = ScriptedExecutor(endpoint, f"host-{number}")
+            executor = ScriptedExecutor(self._manager, f"host-{number}")
             await self._stack.enter_async_context(executor)
             self._run(self._report(executor))
-        self._cluster = fg.connect(self._address, token=self._user_token, budget_s=120)
+        credentials = self._manager.own(USER).credentials
+        self._cluster = fg.connect(self._address, credentials=credentials, budget_s=120)
         await self._stack.enter_async_context(self._cluster)
         for _ in range(job_masters):
             self._run(self._job_master(), JOB_MASTER)
@@ -196,22 +185,20 @@ class Load:
     async def _watch(self, job: fg.Job) -> None:
         """Follows a second stream: each event must come once, in order, across all cuts."""
         last = 0
-        async with open_channel(self._address, token=self._user_token) as channel:
-            manager: Any = ResourceManagerServiceStub(channel)
-            while True:
-                request = pb.WatchJobRequest(job_id=job.job_id, from_sequence=last + 1)
-                call = manager.WatchJob(request, metadata=((JOB_SECRET, job.secret),))
-                try:
-                    async for message in call:
-                        for event in message.events:
-                            last = self._take(job, event, last)
-                except grpc.RpcError as error:
-                    if error.code() is grpc.StatusCode.OUT_OF_RANGE:
-                        self.ledger.broke(f"job {job.job_id}: {last} was told, and is forgotten")
-                        return
-                    await asyncio.sleep(0.05)
-                finally:
-                    call.cancel()
+        while True:
+            request = pb.WatchJobRequest(job_id=job.job_id, from_sequence=last + 1)
+            call = self._manager.rm.WatchJob(request)
+            try:
+                async for message in call:
+                    for event in message.events:
+                        last = self._take(job, event, last)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.OUT_OF_RANGE:
+                    self.ledger.broke(f"job {job.job_id}: {last} was told, and is forgotten")
+                    return
+                await asyncio.sleep(0.05)
+            finally:
+                call.cancel()
 
     def _take(self, job: fg.Job, event: pb.JobEvent, last: int) -> int:
         if event.sequence != last + 1:

@@ -23,6 +23,7 @@ from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.restoring import restore
 from resource_manager.service.engine_driver import now
+from resource_manager.service.identities.own import OPERATOR_FILE
 from resource_manager.storage.location import sqlite_url
 from resource_manager.storage.opening import open_store
 from tests.power_cuts import manager
@@ -94,9 +95,9 @@ class RmCuts:
         with (self.machine.folder / "rm.log").open("ab") as log:
             program = manager.start(self.state_dir, self.address, log, synchronous=self.synchronous)
         self.machine.program = program
-        token_file = self.state_dir / "cluster.token"
-        await settled(lambda: program.poll() is not None or token_file.exists())
-        async with fg.connect(self.address, token_file=token_file, budget_s=30) as cluster:
+        credentials = self.state_dir / OPERATOR_FILE
+        await settled(lambda: program.poll() is not None or credentials.exists())
+        async with fg.connect(self.address, credentials=credentials, budget_s=30) as cluster:
             epoch = await manager.ready(cluster, program)
         if epoch is None:
             self.found.append(f"it does not start again: {self.last_words()}")
@@ -159,8 +160,8 @@ class RmCuts:
     async def _check_promises(self) -> None:
         promised = self._promised()
         ended = set(self.ledger.ended_jobs)
-        token_file = self.state_dir / "cluster.token"
-        async with fg.connect(self.address, token_file=token_file, budget_s=30) as cluster:
+        credentials = self.state_dir / OPERATOR_FILE
+        async with fg.connect(self.address, credentials=credentials, budget_s=30) as cluster:
             jobs = {each.job_id: each for each in await cluster.jobs(include_ended=True)}
             for job_id, told in promised.items():
                 if job_id not in jobs:
@@ -185,8 +186,8 @@ class RmCuts:
             self.found.append(f"request {allocation_id} was acknowledged as {told} and is {found}")
 
     async def _check_zero(self) -> None:
-        token_file = self.state_dir / "cluster.token"
-        async with fg.connect(self.address, token_file=token_file) as cluster:
+        credentials = self.state_dir / OPERATOR_FILE
+        async with fg.connect(self.address, credentials=credentials) as cluster:
 
             async def at_zero() -> bool:
                 info = await cluster.info()
