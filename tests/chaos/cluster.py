@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import finegrain_client as fg
-from finegrain.rpc.tokens import ensure_token_files
 from resource_manager.storage.location import sqlite_url
 from tests.chaos.daemons import Daemon, Executor, Place, eventually, executor, manager
 from tests.chaos.job_master import Config
 from tests.chaos.network import Network
 from tests.e2e.driving import FINEGRAIN, free_address
+from tests.support.membership import give_credentials
 from tests.support.postgresql import PostgresqlServer
 
 MANAGER_PORT, EXECUTOR_PORT = 7170, 7180
@@ -44,9 +44,6 @@ class Cluster:
         self.folder.chmod(0o711)
         (self.folder / "logs").mkdir()
         (self.folder / "journals").mkdir()
-        ensure_token_files(self.folder)
-        self.token_file = self.folder / "cluster.token"  # for operators: the run itself
-        self.user_token_file = self.folder / "user.token"  # for job masters
         # makes names of executors unique on this machine, because the kernel knows them
         self.mark = uuid.uuid4().hex[:6]
         self.network = Network() if shape.network else None
@@ -60,6 +57,9 @@ class Cluster:
             f"{places[name].host}:{MANAGER_PORT}" if self.network else free_address()
             for name in names
         ]
+        # of the run itself, and of its job masters
+        self.operator = give_credentials(self.folder, "operator/chaos", *self.addresses)
+        self.user = give_credentials(self.folder, "user/alice", *self.addresses)
         self.managers: list[Daemon] = [
             manager(
                 name,
@@ -122,7 +122,7 @@ class Cluster:
             name=name,
             seed=self._random.getrandbits(32),
             addresses=self.addresses,
-            token_file=str(self.user_token_file),
+            credentials=str(self.user),
             journal=str(self.folder / "journals" / f"{name}.jsonl"),
             hold_file=str(self.hold_file),
             stop_file=str(self.stop_file),
@@ -145,7 +145,7 @@ class Cluster:
 
     def connect(self) -> fg.Cluster:
         """Returns a client of the run itself, which is never cut off."""
-        return fg.connect(self.addresses, token_file=self.token_file, insecure=True, budget_s=60.0)
+        return fg.connect(credentials=self.operator, budget_s=60.0)
 
     def daemons(self) -> list[Daemon]:
         return [*self.managers, *self.executors, *self.masters]

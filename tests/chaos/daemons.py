@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from task_executor.service.checkpoint import read_document
 from tests.support.components import REPOSITORY
+from tests.support.membership import give_authority, give_membership
 
 T = TypeVar("T")
 PATIENCE_S = 120.0
@@ -190,20 +191,19 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 FINEGRAIN = (sys.executable, "-m", "finegrain_cli")
-OPEN = ("--metrics-listen", "none", "--log-format", "json", "--insecure")
+QUIET = ("--metrics-listen", "none", "--log-format", "json")
 
 
 def manager(
     name: str, folder: Path, place: Place, address: str, *, database: str, standby: bool
 ) -> Daemon:
     """Returns a resource manager, not started yet."""
-    tokens: Sequence[str] = ("--cluster-token-file", str(folder / "cluster.token"))
-    tokens = (*tokens, "--user-token-file", str(folder / "user.token"))
+    give_authority(folder / name)
     times = ("--report-interval", REPORT_INTERVAL, "--lost-timeout", f"{LOST_TIMEOUT_S:g}s")
     store = ("--database", database) if database else ()
     argv = (*FINEGRAIN, "rm", "serve", "--state-dir", str(folder / name), "--listen", address)
     more = ("--standby",) if standby else ()
-    return Daemon(name, (*argv, *OPEN, *tokens, *times, *store, *more), folder, place)
+    return Daemon(name, (*argv, *QUIET, *times, *store, *more), folder, place)
 
 
 def executor(name: str, folder: Path, place: Place, address: str, managers: str) -> Executor:
@@ -211,13 +211,9 @@ def executor(name: str, folder: Path, place: Place, address: str, managers: str)
     argv = (*FINEGRAIN, "executor", "serve", "--state-dir", str(folder / name))
     where = ("--executor-id", name, "--run-dir", str(folder / "run"), "--listen", address)
     share = ("--cpu", str(CPU_MILLI / 1000), "--memory", f"{MEMORY_MIB}MiB")
-    token = (
-        "--manager",
-        managers,
-        "--manager-insecure",
-        "--cluster-token-file",
-        str(folder / "cluster.token"),
-    )
+    give_membership(folder / name, name)
     tasks = ("--task-user", "self", "--task-kill-grace", "1s", "--stop-tasks-on-exit")
     root = ("--allow-root-tasks",) if os.geteuid() == 0 else ()
-    return Executor(name, (*argv, *where, *share, *token, *tasks, *root, *OPEN), folder, place)
+    return Executor(
+        name, (*argv, *where, *share, "--manager", managers, *tasks, *root, *QUIET), folder, place
+    )

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import finegrain_client as fg
+from finegrain.credentials import read_credentials
 from finegrain.ids import new_id
+from finegrain.rpc.own_certificate import OwnCertificate
 from tests.chaos import journal as j
 from tests.chaos.journal import Journal
 from tests.chaos.watcher import Watcher
@@ -38,7 +40,7 @@ class Config:
     name: str
     seed: int
     addresses: list[str]
-    token_file: str
+    credentials: str  # file
     journal: str
     hold_file: str  # while it exists, nothing new is started
     stop_file: str  # once it exists, the job master ends
@@ -88,7 +90,7 @@ class JobMaster:
 
     def __init__(self, config: Config, cluster: fg.Cluster) -> None:
         self.config, self.cluster = config, cluster
-        self.token = Path(config.token_file).read_text().strip()
+        self.own = OwnCertificate(read_credentials(Path(config.credentials)))
         self.journal = Journal(Path(config.journal))
         self.random = random.Random(config.seed)
 
@@ -141,7 +143,7 @@ class JobMaster:
 
     def _watcher(self, job: fg.Job) -> Watcher:
         addresses = self.config.addresses
-        return Watcher(addresses, self.token, job.job_id, job.secret, self.journal)
+        return Watcher(addresses, self.own, job.job_id, self.journal)
 
     async def _watched_to_the_end(self, watching: asyncio.Task[None], name: str) -> None:
         try:
@@ -313,9 +315,7 @@ def _first(error: BaseException) -> BaseException:
 async def main(path: Path) -> None:
     """Runs one job master until it ends."""
     config = Config.load(path)
-    async with fg.connect(
-        config.addresses, token_file=config.token_file, insecure=True, budget_s=CALL_BUDGET_S
-    ) as cluster:
+    async with fg.connect(credentials=config.credentials, budget_s=CALL_BUDGET_S) as cluster:
         await JobMaster(config, cluster).run()
 
 

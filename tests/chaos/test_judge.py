@@ -27,6 +27,7 @@ from tests.chaos.judge import (
     judge_requests,
 )
 from tests.chaos.watcher import Watcher
+from tests.support.identities import own
 
 NOON = 1_800_000_000.0
 
@@ -195,7 +196,7 @@ def test_the_output_of_a_task_that_we_ended_has_no_gap_either() -> None:
 def heard(tmp_path: Path, *events: tuple[int, str, int]) -> list[str]:
     """Returns what a watcher finds wrong with events: sequence, state, generation."""
     path = tmp_path / "watched"
-    watcher = Watcher([], "", "job", "", Journal(path))
+    watcher = Watcher([], own("user/alice"), "job", Journal(path))
     for sequence, state, generation in events:
         number = slots_pb2.RequestState.Value(f"REQUEST_STATE_{state}")
         event = resource_manager_pb2.JobEvent(sequence=sequence, allocation_id="a", state=number)

@@ -13,7 +13,9 @@ from typing import Any
 
 import grpc
 
-from finegrain.rpc.channels import JOB_SECRET, open_channel
+from finegrain.identity import Identity, Role
+from finegrain.rpc.channels import open_channel
+from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.v1 import resource_manager_pb2, slots_pb2
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
 from tests.chaos.journal import EVENT, WRONG, Journal
@@ -53,9 +55,8 @@ class Watcher:
     """Follows one job independently, at any address that answers."""
 
     addresses: Sequence[str]
-    token: str
+    own: OwnCertificate
     job_id: str
-    secret: str
     journal: Journal
     last_sequence: int = 0
     stories: dict[str, RequestStory] = field(default_factory=dict)
@@ -66,7 +67,8 @@ class Watcher:
         while True:
             address = self.addresses[turn % len(self.addresses)]
             turn += 1
-            async with open_channel(address, token=self.token, insecure=True) as channel:
+            server = Identity(self.own.credentials.who.cluster, Role.RM)
+            async with open_channel(address, self.own, server) as channel:
                 if await self._follow(ResourceManagerServiceStub(channel)):
                     return
             await asyncio.sleep(PAUSE_S)
@@ -76,7 +78,7 @@ class Watcher:
         request = resource_manager_pb2.WatchJobRequest(
             job_id=self.job_id, from_sequence=self.last_sequence + 1
         )
-        call = stub.WatchJob(request, metadata=((JOB_SECRET, self.secret),))
+        call = stub.WatchJob(request)
         try:
             async for message in call:
                 for event in message.events:

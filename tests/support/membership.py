@@ -11,6 +11,9 @@ from finegrain_client import blocking
 from resource_manager.service.identities.own import FOLDER, write_authority
 from tests.support.identities import authority, credentials
 
+LIFE_S = 7 * 24 * 3_600.0
+"""Life of certificates, so that no long run ends with one."""
+
 
 def give_authority(state_dir: Path) -> None:
     """Makes a resource manager one of the test cluster, before its first start."""
@@ -21,7 +24,21 @@ def give_authority(state_dir: Path) -> None:
 def give_membership(state_dir: Path, executor_id: str) -> None:
     """Gives an executor its certificate, as if it had joined the test cluster before."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_credentials(state_dir / "executor.credentials", credentials(f"executor/{executor_id}"))
+    found = credentials(f"executor/{executor_id}", life_s=LIFE_S)
+    write_credentials(state_dir / "executor.credentials", found)
+
+
+def give_credentials(folder: Path, who: str, *addresses: str) -> Path:
+    """Returns a credentials file of a member of the test cluster, valid for a long run.
+
+    Args:
+        folder: where to write the file.
+        who: the identity: "user/alice".
+        addresses: "host:port" of the resource managers.
+    """
+    path = folder / f"{who.replace('/', '-')}.credentials"
+    write_credentials(path, credentials(who, *addresses, life_s=LIFE_S))
+    return path
 
 
 def log_in(address: str, operator: Path, folder: Path, who: str) -> Path:
