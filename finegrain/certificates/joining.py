@@ -20,6 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from finegrain.certificates.authority import Authority
 from finegrain.certificates.keys import certificate_request, key_from_pem, key_pem, new_key
 from finegrain.certificates.keys import signature_of as sign
 from finegrain.certificates.reading import read_certificate
@@ -54,17 +55,34 @@ def join(token: JoinToken) -> Credentials:
         Unauthenticated: the token was used, has expired, or was revoked; or another server than a
             resource manager of the token's cluster answers at its address.
     """
+    return _join(token)[0]
+
+
+def join_as_manager(token: JoinToken) -> Authority:
+    """Exchanges a token of the role `rm` for the cluster's authority, with its private key.
+
+    Raises:
+        Unavailable, Unauthenticated: see `join`.
+        InvalidArgument: the token is for another role.
+    """
+    credentials, authority_key = _join(token)
+    if not authority_key:
+        raise InvalidArgument("token", f"for {credentials.who}", "one for a resource manager")
+    return Authority.from_pem(credentials.authorities.encode(), authority_key.encode())
+
+
+def _join(token: JoinToken) -> tuple[Credentials, str]:
     key = new_key()
     request = identity_pb2.JoinRequest(
         secret=token.secret, certificate_request=certificate_request(key)
     )
-    issued = _at_one_of(
+    answer = _at_one_of(
         token.addresses,
         token.cluster,
         bytes.fromhex(token.authority_key),
-        lambda stub: stub.Join(request, timeout=TIMEOUT_S).issued,
+        lambda stub: stub.Join(request, timeout=TIMEOUT_S),
     )
-    return credentials_of(issued, key_pem(key).decode())
+    return credentials_of(answer.issued, key_pem(key).decode()), answer.authority_key
 
 
 def renew_expired(credentials: Credentials, addresses: Sequence[str]) -> Credentials:

@@ -7,6 +7,7 @@ is used. Nothing here imports gRPC, because an executor's helper must be started
 from __future__ import annotations
 
 import inspect
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -23,7 +24,7 @@ from finegrain_cli.common import (
     reporting_errors,
 )
 from finegrain_cli.context import current, warn_of
-from finegrain_cli.text.output import OutputFormat
+from finegrain_cli.text.output import OutputFormat, say
 
 if TYPE_CHECKING:
     from finegrain_cli.local.scale import Scale
@@ -217,6 +218,43 @@ def serve_resource_manager(config: ConfigOption = "", **given: Any) -> None:
     raise typer.Exit(run(options))
 
 
+def join_resource_manager(
+    token: Annotated[
+        str,
+        typer.Option(
+            "--token",
+            metavar="TOKEN|-",
+            help="Token from `finegrain token create --rm`; -: read it from the input.",
+        ),
+    ],
+    state_dir: Annotated[
+        str,
+        typer.Option(
+            "--state-dir", metavar="DIR", help="State directory of the new resource manager."
+        ),
+    ] = "",
+    config: ConfigOption = "",
+) -> None:
+    """Join an existing cluster as another resource manager.
+
+    Run it before the first start. The state directory gets the key of the cluster's authority, which
+    every resource manager of the cluster needs.
+
+    \b
+    Examples:
+      finegrain rm join --token - < rm.token
+    """
+    enter_command(OutputFormat.TABLE, config_file=config)
+    need_modules("resource-manager", "cryptography", "grpc")
+    from finegrain_cli.config.daemon_options import rm_state_dir
+    from finegrain_cli.joining_manager import join_cluster
+
+    settings = current().configuration().settings
+    path = Path(state_dir) if state_dir else rm_state_dir(settings.rm)
+    cluster = join_cluster(path, sys.stdin.read() if token == "-" else token)
+    say(f"{path} has the authority of cluster {cluster}; now start: finegrain rm serve --standby")
+
+
 def serve_executor(config: ConfigOption = "", **given: Any) -> None:
     """Run a task executor until SIGTERM.
 
@@ -268,12 +306,17 @@ class _LateGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         serve = self.serves.get(cmd_name)
+        if serve is join_resource_manager:
+            return _plain_command(cmd_name, serve)
         return _serve_command(cmd_name, self.sections, serve) if serve else None
 
 
 class _ResourceManagerGroup(_LateGroup):
     sections = RM_SECTIONS
-    serves: ClassVar[dict[str, Any]] = {"serve": serve_resource_manager}
+    serves: ClassVar[dict[str, Any]] = {
+        "serve": serve_resource_manager,
+        "join": join_resource_manager,
+    }
 
 
 class _ExecutorGroup(_LateGroup):
@@ -291,6 +334,14 @@ def _serve_command(name: str, sections: tuple[str, ...], serve: Any) -> Any:
     signature = inspect.Signature([config, *parameters(*sections)])
     # typer reads the parameters from the signature; `serve` itself takes them as keywords.
     command.__signature__ = signature  # type: ignore[attr-defined] # read by typer
+    return _typer_command(name, command)
+
+
+def _plain_command(name: str, function: Any) -> Any:
+    return _typer_command(name, reporting_errors(function))
+
+
+def _typer_command(name: str, command: Any) -> Any:
     app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
     app.command(name)(command)
     return typer.main.get_command(app)

@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from finegrain.credentials import Credentials
 
 TTL = "15m"
+USES = {
+    Role.EXECUTOR: "store it on the executor's host in a file of mode 0600, and start: finegrain"
+    " executor serve --join-token-file FILE",
+    Role.RM: "on the other host, run: finegrain rm join --token -",
+}
+"""What to do with a token, if it is not for a login."""
 
 TOKEN_COLUMNS = (
     Column("id", lambda row: str(row["token_id"])),
@@ -163,6 +169,10 @@ def create_token(
     metrics: Annotated[
         bool, typer.Option("--metrics", help="For a program that reads metrics.")
     ] = False,
+    rm: Annotated[
+        bool,
+        typer.Option("--rm", help="For another resource manager, which gets the cluster's key."),
+    ] = False,
     ttl: Annotated[
         str, typer.Option("--ttl", help="How long the token can be used, at most 7d.")
     ] = TTL,
@@ -182,21 +192,14 @@ def create_token(
       finegrain token create --executor web-1 --ttl 1h > web-1.token
     """
     enter_command(output, manager, credentials, config)
-    role, name = _wanted(
-        {"executor": executor, "user": user, "operator": operator, "viewer": viewer},
-        metrics=metrics,
-    )
+    names = {"executor": executor, "user": user, "operator": operator, "viewer": viewer}
+    role, name = _wanted(names, {"metrics": metrics, "rm": rm})
     ttl_s = max(1, parse_duration_ms("--ttl", ttl) // 1000)
     with open_cluster() as cluster:
         created = cluster.create_token(role, name, ttl_s=ttl_s)
     print_object("Token", created.to_dict(), output, created.token)
     if output in (OutputFormat.TABLE, OutputFormat.WIDE):
-        use = (
-            "store it on the executor's host in a file of mode 0600, and start: finegrain executor"
-            " serve --join-token-file FILE"
-            if role is Role.EXECUTOR
-            else "there, run: finegrain login --token -"
-        )
+        use = USES.get(role, "there, run: finegrain login --token -")
         say(f"token {created.token_id}, valid for {format_duration(ttl_s)}; {use}")
 
 
@@ -299,13 +302,13 @@ def list_denied(
     print_list("DenialList", rows, DENIAL_COLUMNS, output)
 
 
-def _wanted(names: dict[str, str], *, metrics: bool) -> tuple[Role, str]:
+def _wanted(names: dict[str, str], unnamed: dict[str, bool]) -> tuple[Role, str]:
     chosen = [(Role(role), name) for role, name in names.items() if name]
-    chosen += [(Role.METRICS, "")] if metrics else []
+    chosen += [(Role(role), "") for role, given in unnamed.items() if given]
     if len(chosen) != 1:
         given = " ".join(f"--{role}" for role, _ in chosen) or "nobody"
         options = ", ".join(f"--{role} NAME" for role in names)
-        error = InvalidArgument("token for", given, f"exactly one of {options}, --metrics")
+        error = InvalidArgument("token for", given, f"exactly one of {options}, --metrics, --rm")
         error.message = f"a token is for one new member: give {error.expected} (given: {given})"
         raise error
     return chosen[0]

@@ -1,0 +1,54 @@
+"""How `finegrain rm join` brings the cluster's authority to the host of another manager."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from finegrain.certificates.joining import join_as_manager
+from finegrain.errors import ConfigurationError, FailedPrecondition, Reason
+from finegrain.join_token import JoinToken
+from resource_manager.service.identities.own import AUTHORITY_FILE, FOLDER, write_authority
+
+
+def join_cluster(state_dir: Path, token: str) -> str:
+    """Exchanges a token for the cluster's authority; returns the name of the cluster.
+
+    Args:
+        state_dir: state directory of the new resource manager.
+        token: the token.
+
+    Raises:
+        InvalidArgument: it is no token, or one for another role.
+        FailedPrecondition: the directory has an authority already.
+        ConfigurationError: the directory cannot be used.
+        FinegrainError: see `finegrain.certificates.joining.join`.
+    """
+    parsed = JoinToken.parse(token)
+    folder = state_dir / FOLDER
+    if (folder / AUTHORITY_FILE).exists():
+        raise FailedPrecondition(
+            f"{folder} has the authority of a cluster already; if no resource manager of this host"
+            " needs it, remove the directory first",
+            reason=Reason.ALREADY_EXISTS,
+            details={"path": folder},
+        )
+    try:
+        # Created before the token is used up.
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the directory {folder} cannot be created: {error.strerror}", details={"path": folder}
+        ) from None
+    authority = join_as_manager(parsed)
+    write_authority(state_dir, authority)
+    _give_to_owner(state_dir, folder)
+    return authority.cluster
+
+
+def _give_to_owner(state_dir: Path, folder: Path) -> None:
+    """Gives the files to the owner of the state directory, who runs the daemon."""
+    owner = state_dir.stat()
+    if os.geteuid() == 0 and owner.st_uid != 0:
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, owner.st_uid, owner.st_gid)
