@@ -156,17 +156,17 @@ def report() -> rm_pb2.ReportSlotsRequest:
     )
 
 
-def opened(address: str, kind: str) -> grpc.aio.Channel:
-    """Returns a channel to a server of a kind: only the guarded ones speak TLS."""
+def opened(address: str, kind: str, who: str) -> grpc.aio.Channel:
+    """Returns a channel of `who` to a server of a kind: only the guarded ones speak TLS."""
     if kind.startswith("guarded"):
-        return open_channel(address, OwnCertificate(credentials("executor/host-a")), identity("rm"))
+        return open_channel(address, OwnCertificate(credentials(who)), identity("rm"))
     return grpc.aio.insecure_channel(address, list(CHANNEL_OPTIONS))
 
 
 async def load(address: str, kind: str, seconds: float, concurrency: int) -> list[float]:
     """Makes calls one after the other in each of `concurrency` tasks; returns all times."""
     times: list[float] = []
-    async with opened(address, kind) as channel:
+    async with opened(address, kind, "executor/host-a") as channel:
         stub: Any = ResourceManagerServiceStub(channel)
         request = report()
         await stub.ReportSlots(request)
@@ -182,7 +182,7 @@ async def load(address: str, kind: str, seconds: float, concurrency: int) -> lis
 
 
 async def stream(address: str, kind: str, messages: int) -> None:
-    async with opened(address, kind) as channel:
+    async with opened(address, kind, "user/alice") as channel:
         stub: Any = ResourceManagerServiceStub(channel)
         async for _ in stub.WatchJob(rm_pb2.WatchJobRequest(from_sequence=messages)):
             pass
