@@ -223,7 +223,7 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         state_dir = stack.enter_context(locked_state_dir(options.state_dir))
         components = await make_components(options, state_dir, stack)
         runner, metrics = components.runner, components.metrics
-        links = ExecutorLinks(runner, metrics, LinkOptions(components.own))
+        links = ExecutorLinks(runner, metrics, LinkOptions(components.own, components.proofs))
         hub = WatchHub(runner, metrics)
         # Stage 2: bind the port. Callers get UNAVAILABLE until this process leads.
         identities = Identities(components)

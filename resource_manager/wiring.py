@@ -33,6 +33,7 @@ from resource_manager.service.admission import JobLimits
 from resource_manager.service.cluster_service import About, ClusterServicer
 from resource_manager.service.engine_driver import EngineDriver, now
 from resource_manager.service.executor_service import ExecutorCalls, ExecutorTerms
+from resource_manager.service.identities.epochs import EpochProofs
 from resource_manager.service.identities.identity_service import IdentityCalls
 from resource_manager.service.identities.issuing import Issuer
 from resource_manager.service.identities.join_service import JoinServer
@@ -64,6 +65,7 @@ class Components:
     own_files: OwnFiles
     own: OwnCertificate
     members: Members
+    proofs: EpochProofs
     metrics: ResourceManagerMetrics
     store: Store
     driver: EngineDriver
@@ -90,7 +92,12 @@ class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
             limits=limits,
         )
         ExecutorCalls.__init__(
-            self, components.runner, terms, components.members, components.metrics
+            self,
+            components.runner,
+            terms,
+            components.members,
+            components.proofs,
+            components.metrics,
         )
 
 
@@ -167,6 +174,7 @@ async def make_components(
         own_files=own_files,
         own=own,
         members=Members(runner, now_ms),
+        proofs=EpochProofs(own_files.authority, own),
         metrics=metrics,
         store=store,
         driver=driver,

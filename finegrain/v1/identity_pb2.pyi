@@ -57,6 +57,32 @@ class IssuedCertificate(google.protobuf.message.Message):
 global___IssuedCertificate = IssuedCertificate
 
 @typing.final
+class EpochProof(google.protobuf.message.Message):
+    """Proof that a resource manager of this cluster has led with an epoch."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RM_EPOCH_FIELD_NUMBER: builtins.int
+    CERTIFICATE_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    rm_epoch: builtins.int
+    """The epoch."""
+    certificate: builtins.str
+    """Certificate of the resource manager as PEM text. It may have expired since."""
+    signature: builtins.bytes
+    """Its ECDSA signature (SHA-256, DER) of the text "finegrain epoch CLUSTER NUMBER"."""
+    def __init__(
+        self,
+        *,
+        rm_epoch: builtins.int = ...,
+        certificate: builtins.str = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["certificate", b"certificate", "rm_epoch", b"rm_epoch", "signature", b"signature"]) -> None: ...
+
+global___EpochProof = EpochProof
+
+@typing.final
 class RenewCertificateRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

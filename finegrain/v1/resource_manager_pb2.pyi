@@ -6,6 +6,7 @@ The service of the resource manager (RM), which job masters and task executors c
 import builtins
 import collections.abc
 import finegrain.v1.cpus_pb2
+import finegrain.v1.identity_pb2
 import finegrain.v1.resources_pb2
 import finegrain.v1.slots_pb2
 import google.protobuf.descriptor
@@ -1461,6 +1462,7 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
     SHARED_CPUS_FIELD_NUMBER: builtins.int
     PROVIDED_AS_FIELD_NUMBER: builtins.int
     HOST_CPUS_FIELD_NUMBER: builtins.int
+    EPOCH_PROOF_FIELD_NUMBER: builtins.int
     executor_id: builtins.str
     """Name of the executor (default: host name). Required."""
     instance_id: builtins.str
@@ -1516,6 +1518,13 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
     def host_cpus(self) -> finegrain.v1.cpus_pb2.HostCpus:
         """Its cpus and NUMA nodes; absent: slots cannot have dedicated cpus here."""
 
+    @property
+    def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:
+        """Proof of the highest epoch that the executor has seen, as it came with a command or a registration. An RM that
+        has a lower epoch stops only if the proof is valid. Without a valid proof it takes the executor out of service
+        instead: it places no more slots there until an operator undrains it.
+        """
+
     def __init__(
         self,
         *,
@@ -1536,9 +1545,10 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
         shared_cpus: builtins.str = ...,
         provided_as: builtins.str = ...,
         host_cpus: finegrain.v1.cpus_pb2.HostCpus | None = ...,
+        epoch_proof: finegrain.v1.identity_pb2.EpochProof | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["default_slot_profile", b"default_slot_profile", "host_cpus", b"host_cpus", "isolation", b"isolation", "report", b"report", "reserved", b"reserved", "topology", b"topology", "total", b"total"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "default_slot_profile", b"default_slot_profile", "executor_id", b"executor_id", "host_cpus", b"host_cpus", "instance_id", b"instance_id", "isolation", b"isolation", "labels", b"labels", "protocol_version", b"protocol_version", "provided_as", b"provided_as", "report", b"report", "reserved", b"reserved", "shared_cpus", b"shared_cpus", "slots_max", b"slots_max", "software_version", b"software_version", "topology", b"topology", "total", b"total"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["default_slot_profile", b"default_slot_profile", "epoch_proof", b"epoch_proof", "host_cpus", b"host_cpus", "isolation", b"isolation", "report", b"report", "reserved", b"reserved", "topology", b"topology", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "default_slot_profile", b"default_slot_profile", "epoch_proof", b"epoch_proof", "executor_id", b"executor_id", "host_cpus", b"host_cpus", "instance_id", b"instance_id", "isolation", b"isolation", "labels", b"labels", "protocol_version", b"protocol_version", "provided_as", b"provided_as", "report", b"report", "reserved", b"reserved", "shared_cpus", b"shared_cpus", "slots_max", b"slots_max", "software_version", b"software_version", "topology", b"topology", "total", b"total"]) -> None: ...
 
 global___RegisterExecutorRequest = RegisterExecutorRequest
 
@@ -1557,6 +1567,7 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     HOST_POLICY_FIELD_NUMBER: builtins.int
     HOST_POLICY_NUMBER_FIELD_NUMBER: builtins.int
     DENIED_FIELD_NUMBER: builtins.int
+    EPOCH_PROOF_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM. The executor keeps the highest epoch on disk and refuses commands with a lower one."""
     registration_number: builtins.int
@@ -1585,6 +1596,10 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     def denied(self) -> global___DeniedIdentities:
         """Whom the executor must reject. Absent: nobody."""
 
+    @property
+    def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:
+        """Proof of `rm_epoch`. Keep it on disk, together with the epoch."""
+
     def __init__(
         self,
         *,
@@ -1597,9 +1612,10 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
         host_policy: finegrain.v1.cpus_pb2.HostPolicy | None = ...,
         host_policy_number: builtins.int = ...,
         denied: global___DeniedIdentities | None = ...,
+        epoch_proof: finegrain.v1.identity_pb2.EpochProof | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["denied", b"denied", "host_policy", b"host_policy", "lost_timeout", b"lost_timeout", "report_interval", b"report_interval"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["denied", b"denied", "host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "lost_timeout", b"lost_timeout", "protocol_version", b"protocol_version", "registration_number", b"registration_number", "report_interval", b"report_interval", "rm_epoch", b"rm_epoch", "unowned_slots", b"unowned_slots"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["denied", b"denied", "epoch_proof", b"epoch_proof", "host_policy", b"host_policy", "lost_timeout", b"lost_timeout", "report_interval", b"report_interval"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["denied", b"denied", "epoch_proof", b"epoch_proof", "host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "lost_timeout", b"lost_timeout", "protocol_version", b"protocol_version", "registration_number", b"registration_number", "report_interval", b"report_interval", "rm_epoch", b"rm_epoch", "unowned_slots", b"unowned_slots"]) -> None: ...
 
 global___RegisterExecutorResponse = RegisterExecutorResponse
 

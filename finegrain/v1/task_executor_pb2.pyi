@@ -6,6 +6,7 @@ The service of a task executor, which the RM and job masters call."""
 import builtins
 import collections.abc
 import finegrain.v1.cpus_pb2
+import finegrain.v1.identity_pb2
 import finegrain.v1.resources_pb2
 import finegrain.v1.slots_pb2
 import google.protobuf.descriptor
@@ -124,6 +125,7 @@ class AllocateSlotsRequest(google.protobuf.message.Message):
     COMMAND_NUMBER_FIELD_NUMBER: builtins.int
     ALLOCATIONS_FIELD_NUMBER: builtins.int
     EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    EPOCH_PROOF_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM that sends this command."""
     registration_number: builtins.int
@@ -138,6 +140,10 @@ class AllocateSlotsRequest(google.protobuf.message.Message):
     def allocations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotAllocation]:
         """1 to 10,000 slots."""
 
+    @property
+    def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:
+        """Proof of `rm_epoch`; only in the first commands of an RM to this executor. Keep it on disk, with the epoch."""
+
     def __init__(
         self,
         *,
@@ -146,8 +152,10 @@ class AllocateSlotsRequest(google.protobuf.message.Message):
         command_number: builtins.int = ...,
         allocations: collections.abc.Iterable[global___SlotAllocation] | None = ...,
         executor_id: builtins.str = ...,
+        epoch_proof: finegrain.v1.identity_pb2.EpochProof | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allocations", b"allocations", "command_number", b"command_number", "executor_id", b"executor_id", "registration_number", b"registration_number", "rm_epoch", b"rm_epoch"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["epoch_proof", b"epoch_proof"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocations", b"allocations", "command_number", b"command_number", "epoch_proof", b"epoch_proof", "executor_id", b"executor_id", "registration_number", b"registration_number", "rm_epoch", b"rm_epoch"]) -> None: ...
 
 global___AllocateSlotsRequest = AllocateSlotsRequest
 
@@ -189,6 +197,7 @@ class FreeSlotsRequest(google.protobuf.message.Message):
     COMMAND_NUMBER_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
     EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    EPOCH_PROOF_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM that sends this command."""
     registration_number: builtins.int
@@ -203,6 +212,10 @@ class FreeSlotsRequest(google.protobuf.message.Message):
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotFree]:
         """1 to 10,000 slots. A slot that does not exist is no error."""
 
+    @property
+    def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:
+        """Proof of `rm_epoch`; only in the first commands of an RM to this executor. Keep it on disk, with the epoch."""
+
     def __init__(
         self,
         *,
@@ -211,8 +224,10 @@ class FreeSlotsRequest(google.protobuf.message.Message):
         command_number: builtins.int = ...,
         slots: collections.abc.Iterable[global___SlotFree] | None = ...,
         executor_id: builtins.str = ...,
+        epoch_proof: finegrain.v1.identity_pb2.EpochProof | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["command_number", b"command_number", "executor_id", b"executor_id", "registration_number", b"registration_number", "rm_epoch", b"rm_epoch", "slots", b"slots"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["epoch_proof", b"epoch_proof"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["command_number", b"command_number", "epoch_proof", b"epoch_proof", "executor_id", b"executor_id", "registration_number", b"registration_number", "rm_epoch", b"rm_epoch", "slots", b"slots"]) -> None: ...
 
 global___FreeSlotsRequest = FreeSlotsRequest
 
@@ -289,6 +304,7 @@ class TaskExecutorServiceResizeSlotRequest(google.protobuf.message.Message):
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
     CPU_LIMIT_MILLI_FIELD_NUMBER: builtins.int
     ASSIGNMENT_FIELD_NUMBER: builtins.int
+    EPOCH_PROOF_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM that sends this command."""
     registration_number: builtins.int
@@ -319,6 +335,10 @@ class TaskExecutorServiceResizeSlotRequest(google.protobuf.message.Message):
     def assignment(self) -> finegrain.v1.cpus_pb2.CpuAssignment:
         """The new cpus and NUMA nodes; absent: unchanged."""
 
+    @property
+    def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:
+        """Proof of `rm_epoch`; only in the first commands of an RM to this executor. Keep it on disk, with the epoch."""
+
     def __init__(
         self,
         *,
@@ -333,9 +353,10 @@ class TaskExecutorServiceResizeSlotRequest(google.protobuf.message.Message):
         memory_bytes: builtins.int = ...,
         cpu_limit_milli: builtins.int = ...,
         assignment: finegrain.v1.cpus_pb2.CpuAssignment | None = ...,
+        epoch_proof: finegrain.v1.identity_pb2.EpochProof | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "profile", b"profile"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "assignment", b"assignment", "command_number", b"command_number", "cpu_limit_milli", b"cpu_limit_milli", "executor_id", b"executor_id", "generation", b"generation", "memory_bytes", b"memory_bytes", "profile", b"profile", "registration_number", b"registration_number", "resize_number", b"resize_number", "rm_epoch", b"rm_epoch"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "epoch_proof", b"epoch_proof", "profile", b"profile"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "assignment", b"assignment", "command_number", b"command_number", "cpu_limit_milli", b"cpu_limit_milli", "epoch_proof", b"epoch_proof", "executor_id", b"executor_id", "generation", b"generation", "memory_bytes", b"memory_bytes", "profile", b"profile", "registration_number", b"registration_number", "resize_number", b"resize_number", "rm_epoch", b"rm_epoch"]) -> None: ...
 
 global___TaskExecutorServiceResizeSlotRequest = TaskExecutorServiceResizeSlotRequest
 

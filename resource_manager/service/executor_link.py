@@ -40,6 +40,7 @@ from resource_manager.engine.model.events import (
 from resource_manager.engine.model.reported import Report
 from resource_manager.service.dialling import Obstacle, cause_of, obstacle_of, was_reached
 from resource_manager.service.engine_driver import MakeEvent
+from resource_manager.service.identities.epochs import EpochProofs
 from resource_manager.service.leadership import may_command
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
@@ -64,10 +65,12 @@ class LinkOptions:
 
     Attributes:
         own: the certificate of this resource manager.
+        proofs: signs the epoch of this process.
         deadline_s: time limit of a command.
     """
 
     own: OwnCertificate
+    proofs: EpochProofs
     deadline_s: float = COMMAND_DEADLINE_S
 
 
@@ -92,6 +95,7 @@ class ExecutorLinks:
         self._metrics = metrics
         self._options = options
         self._channels: dict[str, _Link] = {}
+        self._proven: dict[str, int] = {}  # epoch whose proof an executor has, by executor
         self._obstacles: dict[str, Obstacle] = {}  # obstacle that was last logged, by executor
         self._slots = asyncio.Semaphore(COMMANDS_IN_FLIGHT_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -118,6 +122,7 @@ class ExecutorLinks:
     def forget(self, executor_id: str) -> None:
         """Closes the channel to an executor that was deleted from the state."""
         self._obstacles.pop(executor_id, None)
+        self._proven.pop(executor_id, None)
         self._close(executor_id)
 
     def _close(self, executor_id: str) -> None:
@@ -217,18 +222,25 @@ class ExecutorLinks:
     async def _call(self, command: Command, rm_epoch: int) -> MakeEvent:
         stub = self._stub(command.executor_id, command.address)
         timeout_s = self._options.deadline_s
+        # The proof is larger than most commands, so it is sent until one command was answered.
+        proof = (
+            None
+            if self._proven.get(command.executor_id) == rm_epoch
+            else self._options.proofs.proof_of(rm_epoch)
+        )
+        given = {"rm_epoch": rm_epoch, "epoch_proof": proof}
         try:
             # This sends the command, and records the ids of its items in their sequence.
             match command:
                 case SendAllocate():
                     answer = await stub.AllocateSlots(
-                        write(task_executor_pb2.AllocateSlotsRequest, command, rm_epoch=rm_epoch),
+                        write(task_executor_pb2.AllocateSlotsRequest, command, **given),
                         timeout=timeout_s,
                     )
                     ids = [order.slot.allocation_id for order in command.orders]
                 case SendFree():
                     answer = await stub.FreeSlots(
-                        write(task_executor_pb2.FreeSlotsRequest, command, rm_epoch=rm_epoch),
+                        write(task_executor_pb2.FreeSlotsRequest, command, **given),
                         timeout=timeout_s,
                     )
                     ids = [allocation_id for allocation_id, _, _ in command.slots]
@@ -237,13 +249,14 @@ class ExecutorLinks:
                         write(
                             task_executor_pb2.TaskExecutorServiceResizeSlotRequest,
                             command,
-                            rm_epoch=rm_epoch,
+                            **given,
                         ),
                         timeout=timeout_s,
                     )
                     ids = [command.allocation_id]
         except grpc.RpcError as error:
             raise error_from_rpc(error, command.address) from None
+        self._proven[command.executor_id] = rm_epoch
         results = [answer.result] if isinstance(command, SendResize) else answer.results
         # The whole answer is checked before a part of it becomes an event.
         outcomes = _outcomes(results, ids)
@@ -357,14 +370,12 @@ def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
 def _refused(command: Command, error: FinegrainError) -> Callable[[Any], CommandRefused]:
     """Returns the event that an executor rejected a command.
 
-    It contains the newer epoch that the executor knows (0: this is not the reason).
+    If it rejects the epoch, it must register again, and then shows the proof of the newer epoch.
     """
-    known = error.details.get("known_rm_epoch", "") if error.reason is Reason.STALE_EPOCH else ""
     return lambda at: CommandRefused(
         at=at,
         executor_id=command.executor_id,
         registration_number=command.registration_number,
         command_number=command.command_number,
         reason=error.reason.value,
-        known_rm_epoch=int(known) if known.isdecimal() else 0,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from finegrain.errors import InvalidArgument, PermissionDenied, Reason
@@ -12,11 +12,13 @@ from finegrain.rpc.wire import duration_ms_to_proto
 from finegrain.rpc.wire_devices import usages_from_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.model.events import (
+    DrainRequested,
     ExecutorRegistered,
     RegistrationAnswer,
     ReportAnswer,
     SlotsReported,
 )
+from resource_manager.service.identities.epochs import EpochClaims, EpochProofs
 from resource_manager.service.identities.members import Members
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
@@ -56,9 +58,12 @@ class ExecutorCalls:
         runner: Runner,
         terms: ExecutorTerms,
         members: Members,
+        proofs: EpochProofs,
         metrics: ResourceManagerMetrics,
     ) -> None:
         self._runner = runner
+        self._proofs = proofs
+        self._claims = EpochClaims(proofs, lambda: runner.rm_epoch)
         self._members = members
         self._terms = terms
         self._metrics = metrics
@@ -70,13 +75,20 @@ class ExecutorCalls:
         check_speaks_for(check_id("executor_id", request.executor_id))
         registration = decoding.registration(request)
         report = decoding.report(request.report, "report")
-        return await self._runner.submit(
+        executor_id, claimed = registration.executor_id, report.rm_epoch
+        believed, is_invented = self._claims.registered(executor_id, claimed, request.epoch_proof)
+        report = replace(report, rm_epoch=believed)
+        answer = await self._runner.submit(
             lambda at: ExecutorRegistered(at, registration, report),
             self._registered,
             urgent=True,
             # The engine compares each reported slot, so the event counts as many items.
             items=1 + len(report.slots),
         )
+        self._claims.answered(executor_id)
+        if is_invented:
+            await self._take_out_of_service(executor_id, claimed)
+        return answer
 
     async def ReportSlots(
         self, request: rm_pb2.ReportSlotsRequest, context: Any
@@ -88,6 +100,10 @@ class ExecutorCalls:
         if number < 1:
             raise InvalidArgument("registration_number", number, "1 or more")
         report = decoding.report(request.report, "report")
+        believed = self._claims.reported(executor_id, report.rm_epoch)
+        if believed is None:
+            return rm_pb2.ReportSlotsResponse(rm_epoch=self._runner.rm_epoch, register_again=True)
+        report = replace(report, rm_epoch=believed)
         used = decoding.usage(request.usage, "usage")
         device_usage = usages_from_proto(request.usage.devices, "usage.devices")
         answer: ReportAnswer = await self._runner.submit(
@@ -97,30 +113,43 @@ class ExecutorCalls:
             urgent=True,
             items=1 + len(report.slots),
         )
+        self._claims.answered(executor_id)
         if answer.register_again:
             result = "rejected"
         else:
             taken = answer.acknowledged_report_number == report.report_number
             result = "applied" if taken else "stale"
         self._metrics.slot_reports.labels(result).inc()
-        response = encoding.write(
-            rm_pb2.ReportSlotsResponse, answer, rm_epoch=self._runner.rm_epoch
+        is_outdated = request.denied_number != self._members.denials_number
+        return encoding.write(
+            rm_pb2.ReportSlotsResponse,
+            answer,
+            rm_epoch=self._runner.rm_epoch,
+            denied=self._denied() if is_outdated else None,
         )
-        if request.denied_number != self._members.denials_number:
-            response.denied.CopyFrom(self._denied())
-        return response
 
     def _registered(self, answer: RegistrationAnswer) -> rm_pb2.RegisterExecutorResponse:
-        response = encoding.write(
+        return encoding.write(
             rm_pb2.RegisterExecutorResponse,
             answer,
             rm_epoch=self._runner.rm_epoch,
             report_interval=duration_ms_to_proto(self._terms.report_interval_ms),
             lost_timeout=duration_ms_to_proto(self._terms.lost_timeout_ms),
             protocol_version=decoding.PROTOCOL_VERSION,
+            denied=self._denied(),
+            epoch_proof=self._proofs.proof_of(self._runner.rm_epoch),
         )
-        response.denied.CopyFrom(self._denied())
-        return response
+
+    async def _take_out_of_service(self, executor_id: str, claimed: int) -> None:
+        """Drains an executor that has reported an epoch without proof. Its slots stay."""
+        self._metrics.unproven_epochs.inc()
+        reason = (
+            f"it reported the epoch {claimed}, which no resource manager of this cluster has"
+            " signed; examine the host, then run finegrain undrain"
+        )
+        await self._runner.submit(
+            lambda at: DrainRequested(at, executor_id, reason), lambda _executor: None
+        )
 
     def _denied(self) -> rm_pb2.DeniedIdentities:
         return rm_pb2.DeniedIdentities(

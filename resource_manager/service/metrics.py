@@ -120,6 +120,11 @@ class ResourceManagerMetrics:
             buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 900, 3600),
             registry=registry,
         )
+        self.unproven_epochs = Counter(
+            "finegrain_rm_unproven_epochs_total",
+            "Registrations of executors with an epoch that no resource manager has signed",
+            registry=registry,
+        )
         self.slot_reports = Counter(
             "finegrain_rm_slot_reports_total",
             "Reports of executors by result.",

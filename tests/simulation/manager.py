@@ -384,8 +384,7 @@ class Manager(Client):
             reason = error.reason.value
             if error.reason is Reason.COMMAND_OUT_OF_ORDER:  # both sides must count the same
                 self.checks.require([f"{names[0]}: {error}"])
-            known = int(error.details["known_rm_epoch"]) if reason == Reason.STALE_EPOCH else 0
-            self.submit(lambda at: CommandRefused(at, *names, reason=reason, known_rm_epoch=known))
+            self.submit(lambda at: CommandRefused(at, *names, reason=reason))
         except (FinegrainError, Unreached) as error:
             cause = repr(error)
             self.submit(lambda at: CommandUndelivered(at, *names, cause=cause))

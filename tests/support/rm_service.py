@@ -30,8 +30,8 @@ from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.server import GuardedServer
 from finegrain.rpc.status import error_from_rpc
 from finegrain.rpc.trust import Trust
+from finegrain.v1 import identity_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from finegrain.v1 import resources_pb2, slots_pb2
 from finegrain.v1 import task_executor_pb2 as te_pb2
 from finegrain.v1.cluster_pb2_grpc import ClusterServiceStub
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
@@ -41,6 +41,7 @@ from finegrain.v1.task_executor_pb2_grpc import (
 )
 from resource_manager.main import serve
 from resource_manager.options import ResourceManagerOptions
+from resource_manager.service.identities.epochs import EpochProofs
 from resource_manager.service.identities.own import open_own_files
 from tests.support.identities import signed_by
 from tests.support.patience import PATIENCE_S
@@ -118,6 +119,12 @@ class RunningRm:
     def cluster_as_user(self) -> Any:
         """ClusterService for `USER`."""
         return self.cluster_as(USER)
+
+    def proof_of(self, rm_epoch: int, who: str = "rm") -> identity_pb2.EpochProof:
+        """Returns the proof of an epoch as another resource manager of this cluster would make it,
+        or somebody who only has the certificate of `who`.
+        """
+        return EpochProofs(self.authority, self.own(who)).proof_of(rm_epoch)
 
     def trust(self) -> Trust:
         """Returns what a server of this cluster accepts."""
@@ -197,6 +204,7 @@ class ScriptedExecutor(_Servicer):
     report_number: int = field(default_factory=lambda: next(_LIVES))
     command_number: int = 0
     rm_epoch: int = 0
+    epoch_proof: identity_pb2.EpochProof | None = None
     registration_number: int = 0
     address: str = ""
     _server: GuardedServer | None = None
@@ -249,6 +257,7 @@ class ScriptedExecutor(_Servicer):
             software_version="0.2.0",
             isolation=resources_pb2.IsolationReport(cpu="quota", driver="v1"),
             shared_cpus="0-3",
+            epoch_proof=self.epoch_proof,
         )
 
     async def register(self) -> rm_pb2.RegisterExecutorResponse:
@@ -256,6 +265,7 @@ class ScriptedExecutor(_Servicer):
         answer: rm_pb2.RegisterExecutorResponse
         answer = await self.stub.RegisterExecutor(self.registration())
         self.rm_epoch, self.registration_number = answer.rm_epoch, answer.registration_number
+        self.epoch_proof = answer.epoch_proof
         return answer
 
     def report(self) -> slots_pb2.SlotReport:

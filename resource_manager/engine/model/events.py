@@ -272,7 +272,6 @@ class CommandRefused:
     order).
 
     The resource manager then treats the executor as unconfirmed until it registers again.
-    `known_rm_epoch` is the highest epoch that the executor has seen; 0 if it was not sent.
     Answer: None.
     """
 
@@ -281,7 +280,6 @@ class CommandRefused:
     registration_number: int
     command_number: int
     reason: str
-    known_rm_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

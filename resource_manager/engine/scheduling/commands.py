@@ -11,7 +11,7 @@ from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import SlotState
 from resource_manager.engine.executors.reachability import command_arrived, find_unreachable
 from resource_manager.engine.executors.refusals import remember_refusal
-from resource_manager.engine.executors.reports import adopt_report, refuse_seen_epoch, settle
+from resource_manager.engine.executors.reports import adopt_report, settle
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.usage import UsageAccounting
@@ -78,12 +78,9 @@ def command_refused(state: State, event: CommandRefused) -> None:
     """Processes the refusal of a command whose numbers the executor does not accept.
 
     The resource manager's state of the executor may be wrong, so the executor must register again.
-    After `refused_commands_max` refusals it counts as unreachable.
-
-    Raises:
-        EpochSeen: the executor has seen a newer resource manager than this one.
+    After `refused_commands_max` refusals it counts as unreachable. An executor that knows a newer
+    epoch proves it when it registers.
     """
-    refuse_seen_epoch(state, event.executor_id, event.known_rm_epoch)
     host = _host_of_command(state.hosts, event)
     if host is None:
         return

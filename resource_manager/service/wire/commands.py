@@ -35,7 +35,7 @@ WRITINGS = (
         RegistrationAnswer,
         rm_pb2.RegisterExecutorResponse,
         {"unowned_slots": As("unowned", _releases)},
-        given="rm_epoch report_interval lost_timeout protocol_version denied",
+        given="rm_epoch report_interval lost_timeout protocol_version denied epoch_proof",
     ),
     Writing(
         ReportAnswer,
@@ -48,14 +48,14 @@ WRITINGS = (
         te_pb2.AllocateSlotsRequest,
         {"allocations": "orders"},
         kept="address",
-        given="rm_epoch",
+        given="rm_epoch epoch_proof",
     ),
     Writing(
         SendFree,
         te_pb2.FreeSlotsRequest,
         {"slots": FromValue(_frees, ("slots",))},
         kept="address",
-        given="rm_epoch",
+        given="rm_epoch epoch_proof",
     ),
     Writing(
         SendResize,
@@ -66,6 +66,6 @@ WRITINGS = (
         },
         parts="resize",
         kept="address resize.wait_for_use resize.arrival_number",
-        given="rm_epoch",
+        given="rm_epoch epoch_proof",
     ),
 )

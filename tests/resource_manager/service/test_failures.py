@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -347,7 +348,8 @@ async def test_books_that_executors_have_overtaken_command_nothing_and_name_the_
 ) -> None:
     async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as known:
         job = await ScriptedJob(rm).register()
-        stranger = ScriptedExecutor(rm, "host-b", rm_epoch=known.rm_epoch + ahead)
+        epoch = known.rm_epoch + ahead
+        stranger = ScriptedExecutor(rm, "host-b", rm_epoch=epoch, epoch_proof=rm.proof_of(epoch))
         error = await refusal(stranger.register())
         assert error.reason is Reason.STALE_EPOCH
         assert f"host-b has seen rm_epoch {1 + ahead}, this database has 1" in error.message
@@ -366,17 +368,49 @@ async def test_an_executor_that_obeys_a_newer_resource_manager_stops_this_one(
 ) -> None:
     def obeys_another(_request: Any) -> None:
         raise FailedPrecondition(
-            "a newer resource manager is in charge, step down",
-            reason=Reason.STALE_EPOCH,
-            details={"known_rm_epoch": 7},
+            "a newer resource manager is in charge, step down", reason=Reason.STALE_EPOCH
         )
 
     async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
         executor.on_command = obeys_another
+        executor.rm_epoch, executor.epoch_proof = 7, rm.proof_of(7)
         await (await ScriptedJob(rm).register()).request(slot_request("slot-1"))
+        # Its report has no proof, so it is asked to register, and shows the proof then.
+        await eventually(lambda: executor.commands)
+        with suppress(grpc.RpcError):
+            await executor.register_if_asked()
         async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.shield(rm.task) == EXIT_STEPPED_DOWN
     assert "host-a has seen rm_epoch 7, this database has 1" in caplog.text
+
+
+@pytest.mark.parametrize("claimed", [1, 7, 2**52 - 1])
+@pytest.mark.parametrize("proof", ["none", "its own", "of another epoch"])
+async def test_an_executor_that_invents_an_epoch_gets_no_slots_and_stops_nobody(
+    tmp_path: Path, claimed: int, proof: str
+) -> None:
+    async with running_rm(tmp_path) as rm:
+        liar = ScriptedExecutor(rm, "liar", rm_epoch=claimed)
+        if proof == "its own":
+            liar.epoch_proof = rm.proof_of(claimed, "executor/liar")
+        elif proof == "of another epoch":
+            liar.epoch_proof = rm.proof_of(claimed)
+            liar.epoch_proof.rm_epoch = claimed + 1
+        async with liar:
+            liar.rm_epoch = claimed
+            await liar.send_report()
+            (shown,) = (
+                await rm.cluster.ListExecutors(cluster_pb2.ListExecutorsRequest())
+            ).executors
+            # Epoch 1 is the present one, which it may have heard of.
+            assert shown.draining is (claimed > 1)
+            if claimed > 1:
+                assert f"it reported the epoch {claimed}" in shown.drain_reason
+                assert (
+                    "finegrain_rm_unproven_epochs_total 1.0"
+                    in (await fetch(rm.metrics_address, "/metrics"))[1]
+                )
+        assert not rm.task.done()
 
 
 async def test_a_second_resource_manager_is_refused_by_directory_by_database_and_by_port(

@@ -34,11 +34,12 @@ from resource_manager.engine.model.events import Decide, JobRegistered, Ticked
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.service.engine_driver import EngineDriver, StateSuspect
 from resource_manager.service.executor_link import ExecutorLinks, LinkOptions
+from resource_manager.service.identities.epochs import EpochProofs
 from resource_manager.service.lanes import LaneLimits
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner, RunnerLimits
 from resource_manager.storage.memory_store import MemoryStore
-from tests.support.identities import own
+from tests.support.identities import authority, own
 from tests.support.patience import PATIENCE_S
 
 QUIET = RunnerLimits(tick_interval_s=3600, maintain_interval_s=3600, renew_interval_s=3600)
@@ -345,7 +346,9 @@ async def test_nobody_is_commanded_after_the_links_were_stopped() -> None:
     """The last batch, after callers were rejected, may still decide something."""
     metrics = ResourceManagerMetrics("test")
     async with started(GatedStore()) as (runner, _):
-        links = ExecutorLinks(runner, metrics, LinkOptions(own("rm")))
+        links = ExecutorLinks(
+            runner, metrics, LinkOptions(own("rm"), EpochProofs(authority(), own("rm")))
+        )
         await links.stop()
         before = asyncio.all_tasks()
         links.probe(ProbeExecutor("host-a", "127.0.0.1:1"))

@@ -56,7 +56,7 @@ class Calls(Conversation):
     def job(self, *names: str, group: str = "default", lease_ms: int | None = None) -> None:
         """Registers jobs; without a lease they need no keep-alive calls."""
         for name in names or (JOB,):
-            self.apply(JobRegistered(self.at, name, name, group, lease_ms, "s", "r"))
+            self.apply(JobRegistered(self.at, name, name, group, lease_ms, "user/alice", "r"))
 
     def keep_alive(self, job: str = JOB, acknowledged_sequence: int = 0) -> Job:
         kept: Job = self.apply(JobKeptAlive(self.at, job, acknowledged_sequence))

@@ -1,0 +1,124 @@
+"""Signed epochs: only an epoch that a resource manager of this cluster has signed can stop one.
+
+A resource manager signs its epoch and sends the proof with its answers and commands. Executors keep
+the highest epoch with its proof, and show the proof when they register. So an executor that invents
+an epoch stops nobody: it only gets no more slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from finegrain.certificates.authority import Authority
+from finegrain.certificates.keys import is_signed_by, key_from_pem, signature_of
+from finegrain.certificates.reading import read_certificate
+from finegrain.errors import FinegrainError
+from finegrain.identity import Role
+from finegrain.rpc.own_certificate import OwnCertificate
+from finegrain.v1.identity_pb2 import EpochProof
+
+
+class EpochProofs:
+    """Signs this process's epoch, and checks the proofs of others.
+
+    Args:
+        authority: the cluster's authority.
+        own: the certificate of this resource manager.
+    """
+
+    def __init__(self, authority: Authority, own: OwnCertificate) -> None:
+        self._authority = authority
+        self._own = own
+        self._made: EpochProof | None = None
+
+    def proof_of(self, rm_epoch: int) -> EpochProof:
+        """Returns the proof of an epoch with which this process leads."""
+        if self._made is None or self._made.rm_epoch != rm_epoch:
+            own = self._own.credentials
+            key = key_from_pem(own.key.encode())
+            self._made = EpochProof(
+                rm_epoch=rm_epoch,
+                certificate=own.certificate,
+                signature=signature_of(key, self._text(rm_epoch)),
+            )
+        return self._made
+
+    def proven(self, proof: EpochProof) -> int:
+        """Returns the epoch that a proof proves; 0: it proves nothing."""
+        try:
+            pem = proof.certificate.encode()
+            certificate = x509.load_pem_x509_certificate(pem)
+            algorithm = certificate.signature_hash_algorithm
+            if algorithm is None:
+                return 0
+            # The certificate may have expired since, so only its signature counts.
+            self._authority.key.public_key().verify(
+                certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(algorithm)
+            )
+            signer = read_certificate(pem)
+        except (ValueError, TypeError, InvalidSignature, FinegrainError):
+            return 0
+        if signer.identity.role is not Role.RM:
+            return 0
+        signed = is_signed_by(signer.public_key, proof.signature, self._text(proof.rm_epoch))
+        return proof.rm_epoch if signed else 0
+
+    def _text(self, rm_epoch: int) -> bytes:
+        return f"finegrain epoch {self._authority.cluster} {rm_epoch}".encode()
+
+
+class EpochClaims:
+    """Decides what becomes of the epochs that executors report.
+
+    Args:
+        proofs: checks proofs.
+        own_epoch: returns the epoch of this process.
+    """
+
+    def __init__(self, proofs: EpochProofs, own_epoch: Callable[[], int]) -> None:
+        self._proofs = proofs
+        self._own_epoch = own_epoch
+        self._answered: dict[str, int] = {}
+        self._unproven: dict[str, int] = {}
+
+    def registered(self, executor_id: str, claimed: int, proof: EpochProof) -> tuple[int, bool]:
+        """Returns the epoch that a registering executor is believed to have seen, and whether it
+        claimed more than it can prove.
+
+        Args:
+            executor_id: the executor.
+            claimed: the epoch in its report.
+            proof: the proof that it shows.
+        """
+        own = self._own_epoch()
+        if claimed < own or self._proofs.proven(proof) >= claimed:
+            self._unproven.pop(executor_id, None)
+            return claimed, False
+        self._unproven[executor_id] = claimed
+        return own - 1, claimed > own
+
+    def answered(self, executor_id: str) -> None:
+        """Records that an executor was told this process's epoch."""
+        self._answered[executor_id] = self._own_epoch()
+
+    def reported(self, executor_id: str, claimed: int) -> int | None:
+        """Returns the epoch that a reporting executor is believed to have seen.
+
+        None: the executor must register again, and then show its proof.
+
+        Args:
+            executor_id: the executor.
+            claimed: the epoch in its report.
+        """
+        own = self._own_epoch()
+        if claimed < own:
+            return claimed
+        if self._unproven.get(executor_id) == claimed:
+            return own - 1
+        if claimed == own and self._answered.get(executor_id) == own:
+            return claimed
+        return None
