@@ -237,8 +237,8 @@ def join_resource_manager(
 ) -> None:
     """Join an existing cluster as another resource manager.
 
-    Run it before the first start. The state directory gets the key of the cluster's authority, which
-    every resource manager of the cluster needs.
+    Run it before the first start. The state directory gets the key of the cluster's authority,
+    which every resource manager of the cluster needs.
 
     \b
     Examples:
