@@ -306,7 +306,7 @@ def _wanted(names: dict[str, str], unnamed: dict[str, bool]) -> tuple[Role, str]
     chosen = [(Role(role), name) for role, name in names.items() if name]
     chosen += [(Role(role), "") for role, given in unnamed.items() if given]
     if len(chosen) != 1:
-        given = " ".join(f"--{role}" for role, _ in chosen) or "nobody"
+        given = " ".join(f"--{role}" for role, _ in chosen) or "none"
         options = ", ".join(f"--{role} NAME" for role in names)
         error = InvalidArgument("token for", given, f"exactly one of {options}, --metrics, --rm")
         error.message = f"a token is for one new member: give {error.expected} (given: {given})"

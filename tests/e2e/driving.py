@@ -159,7 +159,7 @@ class Small:
         return fg.connect(self.cluster.address, credentials=self.cluster.credentials_file)
 
     def log_in(self, who: str) -> Path:
-        """A credentials file of somebody who has joined with a token."""
+        """A credentials file of a member who has joined with a token."""
         return log_in(self.cluster.address, self.cluster.credentials_file, self.cli.home, who)
 
     def slot_groups(self) -> list[Path]:

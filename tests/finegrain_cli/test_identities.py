@@ -125,7 +125,7 @@ def test_whoami_says_that_the_certificate_has_expired(finegrain: Finegrain, tmp_
 
 @contextmanager
 def login_socket(state_dir: Path, *, refuses: str = "") -> Iterator[list[dict[str, str]]]:
-    """A manager's login socket that makes everybody alice; yields what it was asked."""
+    """A manager's login socket that makes every caller alice; yields what it was asked."""
     state_dir.mkdir(parents=True)
     asked: list[dict[str, str]] = []
     with socket.socket(socket.AF_UNIX) as server:
