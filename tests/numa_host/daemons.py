@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import finegrain_client as fg
+from finegrain.credentials import write_private_file
+from finegrain.identity import Role
+from finegrain.local_managers import OPERATOR_FILE
 from finegrain_client.blocking import Cluster, Slot, Task
 from tests.e2e.driving import free_address
 from tests.systemd_host.machine import eventually, groups_left
@@ -75,17 +78,21 @@ class Host:
         self.manager = Daemon(
             self.folder, "rm", "rm", "serve", "--listen", self.address, *no_metrics, *PATIENT
         )
-        self.token = self.folder / "rm" / "cluster.token"
+        self.credentials = self.folder / "rm" / OPERATOR_FILE
+        self.token = self.folder / "join.token"
         self.executor = Daemon(
             self.folder, "executor", "executor", "serve", "--executor-id", self.name,
             "--run-dir", str(self.folder / "run"), "--manager", self.address,
-            "--listen", "127.0.0.1:0", "--cluster-token-file", str(self.token),
+            "--listen", "127.0.0.1:0", "--join-token-file", str(self.token),
             "--allow-root-tasks", "--task-user", "self", "--task-kill-grace", "2s",
             "--kubelet-dir", "none", *no_metrics,
         )  # fmt: skip
 
     def start(self) -> None:
         self.manager.start()
+        with self.cluster() as cluster:
+            token = cluster.create_token(Role.EXECUTOR, self.name, ttl_s=900)
+        write_private_file(self.token, token.token.encode())
         self.executor.start()
         with self.cluster() as cluster:
             eventually(cluster.executors, "the executor has registered")
@@ -108,13 +115,13 @@ class Host:
             eventually(lambda: not cluster.slots(), "all slots are gone")
 
     def cluster(self) -> Cluster:
-        return fg.blocking.connect(self.address, token_file=self.token, budget_s=ANSWER_S)
+        return fg.blocking.connect(self.address, credentials=self.credentials, budget_s=ANSWER_S)
 
     def cli(self, *args: str) -> str:
         """Standard output of a command line."""
         environment = os.environ | {
             "FINEGRAIN_MANAGER": self.address,
-            "FINEGRAIN_TOKEN_FILE": str(self.token),
+            "FINEGRAIN_CREDENTIALS": str(self.credentials),
             "NO_COLOR": "1",
         }
         ran = subprocess.run(

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from finegrain_cli.config.model import Settings
 from tests.support.components import REPOSITORY
@@ -27,8 +28,11 @@ def test_the_configuration_for_containers_has_only_known_keys_and_good_values() 
 
 
 def test_the_configuration_for_systemd_has_only_known_keys_and_good_values() -> None:
-    settings = Settings.model_validate(tomllib.loads((SYSTEMD / "finegrain.toml").read_text()))
-    assert settings.executor.manager == settings.client.manager
+    text = (SYSTEMD / "finegrain.toml").read_text()
+    examples = re.sub(r"^# ([a-z_]+ = )", r"\1", text, flags=re.MULTILINE)
+    for each in (text, examples):
+        Settings.model_validate(tomllib.loads(each))
+    assert Settings.model_validate(tomllib.loads(examples)).rm.listen == "0.0.0.0:7170"
 
 
 def test_there_are_three_units() -> None:
@@ -99,6 +103,44 @@ def test_a_resource_manager_that_steps_down_is_not_started_again() -> None:
 
     text = (SYSTEMD / "finegrain-resource-manager.service").read_text()
     assert f"RestartPreventExitStatus={EXIT_STEPPED_DOWN}\n" in text
+
+
+@pytest.mark.parametrize(("status", "seen"), [(0, 0), (1, 1), (4, 0)])
+def test_compose_does_not_start_it_again_either(status: int, seen: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", _manager_command()], env=_program(tmp_path, f"exit {status}"), check=False
+    )
+    assert done.returncode == seen
+
+
+def test_compose_stops_the_resource_manager_as_planned(tmp_path: Path) -> None:
+    script = "trap 'sleep 0.2; echo stopped; exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    script = f"sleep 0.2; {script}"  # the shell must have got the number of the process
+    with subprocess.Popen(
+        ["sh", "-c", _manager_command()],
+        env=_program(tmp_path, script),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.terminate()
+        assert process.stdout.read() == "stopped\n"
+    assert process.returncode == 0
+
+
+def _manager_command() -> str:
+    services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
+    (command,) = services["resource-manager"]["command"]
+    return str(command).replace("$$", "$")
+
+
+def _program(folder: Path, script: str) -> dict[str, str]:
+    """The environment in which `finegrain` is a shell script."""
+    program = folder / "finegrain"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
 
 
 def test_tasks_do_not_inherit_a_sandbox_from_the_helper() -> None:

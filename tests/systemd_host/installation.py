@@ -15,14 +15,15 @@ SHIPPED = Path(__file__).resolve().parents[2] / "deploy/systemd"
 USERS = Path("/etc/sysusers.d/finegrain.conf")
 UNITS = Path("/etc/systemd/system")
 CONFIGURATION = Path("/etc/finegrain/finegrain.toml")
-RM_STATE = Path("/var/lib/finegrain/rm")
+EXECUTOR_STATE = Path("/var/lib/finegrain/executor")
+FRONT_USER = "finegrain-executor"
 # A front on an emulated host takes half a minute to come back; it must not be lost meanwhile.
 PATIENT = 'lost_timeout = "5m"\nlease = "10m"\n'
 
 
 def install(program: Path) -> None:
-    """Users, units, configuration; starts the resource manager, gives out its tokens, starts the
-    executor. What is there already is replaced.
+    """Users, units, configuration; starts the resource manager, makes a token, starts the executor.
+    What is there already is replaced.
 
     Args:
         program: the `finegrain` command that the units start.
@@ -39,18 +40,20 @@ def install(program: Path) -> None:
     sh("systemd-analyze", "verify", *(str(UNITS / unit) for unit in (RM, HELPER, FRONT)))
     sh("systemctl", "daemon-reload")
     sh("systemctl", "enable", "--now", RM)
-    give_token("cluster.token", "finegrain-executor")
-    give_token("user.token", "finegrain")
+    eventually(lambda: is_active(RM), "the resource manager is active")
+    give_token(program)
     sh("systemctl", "enable", "--now", HELPER, FRONT)
     eventually(lambda: is_active(FRONT), "the executor is active")
 
 
-def give_token(name: str, group: str) -> None:
-    """A copy beside the configuration, readable for one group."""
-    target = CONFIGURATION.parent / name
-    shutil.copy(RM_STATE / name, target)
-    shutil.chown(target, "root", group)
-    target.chmod(0o640)
+def give_token(program: Path) -> None:
+    """The token of this host's executor, in its state directory, as an operator puts it there."""
+    name = sh("hostname", "--short").strip()
+    sh("install", "-d", "-o", FRONT_USER, "-g", FRONT_USER, "-m", "0750", str(EXECUTOR_STATE))
+    target = EXECUTOR_STATE / "join.token"
+    target.touch(mode=0o600)
+    target.write_text(sh(str(program), "token", "create", "--executor", name))
+    shutil.chown(target, FRONT_USER, FRONT_USER)
 
 
 def remove() -> None:

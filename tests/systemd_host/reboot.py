@@ -29,7 +29,7 @@ def before() -> None:
             for request in requests[:2]:
                 request.granted(timeout_s=ANSWER_S).run(["sleep", "100000"])
             ids = {r.allocation_id: r.arrival_number for r in each.requests(job_id=job.job_id)}
-            note = {"job_id": job.job_id, "secret": job.secret, "arrival": ids}
+            note = {"job_id": job.job_id, "arrival": ids}
             note["order"] = [request.allocation_id for request in requests]
             note["boot_id"] = _boot_id()
     with NOTE.open("w") as file:
@@ -44,7 +44,7 @@ def after() -> None:
     """The slots are reported lost; who wanted to be restarted has its old place and a new slot."""
     note = json.loads(NOTE.read_text())
     assert note["boot_id"] != _boot_id(), "this host has not been restarted"
-    with cluster() as each, each.attach_job(note["job_id"], note["secret"]) as job:
+    with cluster() as each, each.attach_job(note["job_id"]) as job:
         eventually(lambda: len(job.requests) == 2, "the job's story has been told")
         lost_id, again_id, later_id = note["order"]
         again, later = _by_id(job, again_id), _by_id(job, later_id)

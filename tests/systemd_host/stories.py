@@ -37,7 +37,7 @@ from tests.systemd_host.machine import (
     unit_of,
 )
 
-CLUSTER_TOKEN = "/etc/finegrain/cluster.token"
+OPERATOR = "/var/lib/finegrain/rm/operator.credentials"
 ANSWER_S = 300.0
 SMALL = fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB)
 EATER = "b = []\nwhile True: b.append(bytearray(1 << 20))"
@@ -46,7 +46,7 @@ TICKER = "n=0; while [ ! -e {stop} ]; do n=$((n+1)); echo $n; sleep 0.2; done; e
 
 def cluster() -> Cluster:
     """A client that may do everything, patient enough for an emulated host."""
-    return fg.blocking.connect(token_file=CLUSTER_TOKEN, budget_s=ANSWER_S)
+    return fg.blocking.connect(credentials=OPERATOR, budget_s=ANSWER_S)
 
 
 @contextlib.contextmanager
