@@ -36,13 +36,11 @@ class Target:
         addresses: "host:port" of the resource managers.
         credentials: the identity.
         file: the file that the credentials come from, which a renewal replaces; None: no file.
-        is_noted: True if a note of this host says that one of the addresses is served.
     """
 
     addresses: tuple[str, ...]
     credentials: Credentials = field(repr=False)
     file: Path | None
-    is_noted: bool = False
 
 
 def resolve_target(
@@ -70,14 +68,27 @@ def resolve_target(
         return _target(addresses, named, None)
     if named:
         return _from_file(addresses, Path(named))
-    local = _local_manager(addresses, state_dir)
+    local = _only(addresses, local_managers(state_dir))
     if local is not None and (path := local.credentials_file) is not None:
         # The manager's own note is newer than the address in its operator's credentials.
-        return _from_file(addresses or (local.address,), path, is_noted=True)
+        return _from_file(addresses or (local.address,), path)
     path = default_credentials_file()
     if not path.exists():
         raise _no_credentials(path, local)
-    return _from_file(addresses, path, is_noted=local is not None)
+    return _from_file(addresses, path)
+
+
+def local_managers(state_dir: Path | None = None) -> list[LocalManager]:
+    """Returns the resource managers that this user runs on this host.
+
+    Args:
+        state_dir: state directory of one more that may run.
+    """
+    found = find_local_managers()
+    other = endpoint_in(state_dir) if state_dir is not None else None
+    if other is not None and other not in found:
+        found.append(other)
+    return found
 
 
 def _addresses(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -85,17 +96,11 @@ def _addresses(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(part.strip() for part in parts if part.strip())
 
 
-def _from_file(addresses: tuple[str, ...], path: Path, *, is_noted: bool = False) -> Target:
-    return _target(addresses, read_credentials(path), path, is_noted=is_noted)
+def _from_file(addresses: tuple[str, ...], path: Path) -> Target:
+    return _target(addresses, read_credentials(path), path)
 
 
-def _target(
-    addresses: tuple[str, ...],
-    credentials: Credentials,
-    file: Path | None,
-    *,
-    is_noted: bool = False,
-) -> Target:
+def _target(addresses: tuple[str, ...], credentials: Credentials, file: Path | None) -> Target:
     addresses = addresses or credentials.addresses
     if not addresses:
         raise InvalidArgument(
@@ -104,14 +109,10 @@ def _target(
             "the address of a resource manager, because the credentials name none; set --manager"
             f" or {MANAGER_VARIABLE}",
         )
-    return Target(addresses, credentials, file, is_noted)
+    return Target(addresses, credentials, file)
 
 
-def _local_manager(addresses: tuple[str, ...], state_dir: Path | None) -> LocalManager | None:
-    found = find_local_managers()
-    other = endpoint_in(state_dir) if state_dir is not None else None
-    if other is not None and other not in found:
-        found.append(other)
+def _only(addresses: tuple[str, ...], found: list[LocalManager]) -> LocalManager | None:
     if addresses:
         matching = [each for each in found if each.address in addresses]
         return matching[0] if matching else None

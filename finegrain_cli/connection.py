@@ -89,7 +89,7 @@ def _check_listens(target: Target) -> None:
         Unavailable: all addresses are loopback addresses at which nothing listens, and no note says
             that a resource manager runs there, which may be about to start or to restart.
     """
-    if target.is_noted or not all(map(is_loopback, target.addresses)):
+    if not all(map(is_loopback, target.addresses)):
         return
     for address in target.addresses:
         try:
@@ -98,6 +98,11 @@ def _check_listens(target: Target) -> None:
             continue
         except OSError:
             return
+        return
+    from finegrain_cli.config.daemon_options import rm_state_dir
+
+    own = rm_state_dir(current().configuration().settings.rm)
+    if any(each.address in target.addresses for each in targets.local_managers(own)):
         return
     raise Unavailable(
         f"no resource manager runs at {', '.join(target.addresses)}", reason=Reason.UNREACHABLE

@@ -62,7 +62,6 @@ def test_what_this_user_runs_is_found_with_its_credentials(tmp_path: Path) -> No
     assert target.addresses == ("127.0.0.1:5",)
     assert str(target.credentials.who) == "operator/root"
     assert target.file == own / "operator.credentials"
-    assert target.is_noted
     assert find_local_managers() == []
     assert not run_directory("up").exists()
 
@@ -101,7 +100,6 @@ def test_the_own_file_names_the_addresses_too() -> None:
 
     assert target.addresses == ("rm-1:7170", "rm-2:7170")
     assert target.file == file
-    assert not target.is_noted
 
 
 def test_the_environment_is_stronger_than_what_lies_about(

@@ -29,8 +29,8 @@ PAGE = Path(__file__).parents[2] / "docs/cli.md"
         (errors.FailedPrecondition("offline", reason=Reason.INFEASIBLE_NOW_OFFLINE), 5),
         (errors.FailedPrecondition("never", reason=Reason.INFEASIBLE_NEVER), 6),
         (errors.Unavailable("no answer"), 7),
-        (errors.Unauthenticated("no token"), 8),
-        (errors.PermissionDenied("cluster token needed"), 8),
+        (errors.Unauthenticated("no certificate"), 8),
+        (errors.PermissionDenied("role operator needed"), 8),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
