@@ -2,9 +2,9 @@
 
     python examples/wordcount.py --slots 4 *.txt
 
-Reads FINEGRAIN_MANAGER and FINEGRAIN_CREDENTIALS, or takes --manager and --credentials. It shows what
-a job master does: it requests slots, uses each slot as soon as it is granted, runs tasks with input
-and output, goes on after the loss of a slot, and frees all slots at the end.
+Reads FINEGRAIN_MANAGER and FINEGRAIN_CREDENTIALS, or takes --manager and --credentials. It shows
+what a job master does: it requests slots, uses each slot as soon as it is granted, runs tasks with
+input and output, goes on after the loss of a slot, and frees all slots at the end.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ async def serving(url: str) -> AsyncIterator[RunningRm]:
 async def listed(manager: RunningRm) -> dict[str, Any]:
     """What a client reads from a resource manager, as the command line prints it, without what
     changes by itself."""
-    async with fg.connect(manager.address, token=manager.cluster_token) as cluster:
+    own = manager.own("operator/root").credentials
+    async with fg.connect(manager.address, credentials=own) as cluster:
         found = {
             "requests": await cluster.requests(states=ALL_STATES),
             "slots": await cluster.slots(),
