@@ -1702,6 +1702,7 @@ class ReportSlotsResponse(google.protobuf.message.Message):
     HOST_POLICY_FIELD_NUMBER: builtins.int
     HOST_POLICY_NUMBER_FIELD_NUMBER: builtins.int
     DENIED_FIELD_NUMBER: builtins.int
+    EPOCH_PROOF_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM."""
     register_again: builtins.bool
@@ -1724,6 +1725,10 @@ class ReportSlotsResponse(google.protobuf.message.Message):
     def denied(self) -> global___DeniedIdentities:
         """Whom the executor must reject from now on; only if the executor applies a list with another number."""
 
+    @property
+    def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:
+        """Proof of `rm_epoch`; only if the report names another epoch. Keep it on disk, together with the epoch."""
+
     def __init__(
         self,
         *,
@@ -1735,8 +1740,9 @@ class ReportSlotsResponse(google.protobuf.message.Message):
         host_policy: finegrain.v1.cpus_pb2.HostPolicy | None = ...,
         host_policy_number: builtins.int = ...,
         denied: global___DeniedIdentities | None = ...,
+        epoch_proof: finegrain.v1.identity_pb2.EpochProof | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["denied", b"denied", "host_policy", b"host_policy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_report_number", b"acknowledged_report_number", "denied", b"denied", "host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "register_again", b"register_again", "rm_epoch", b"rm_epoch", "send_full_report", b"send_full_report", "unowned_slots", b"unowned_slots"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["denied", b"denied", "epoch_proof", b"epoch_proof", "host_policy", b"host_policy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_report_number", b"acknowledged_report_number", "denied", b"denied", "epoch_proof", b"epoch_proof", "host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "register_again", b"register_again", "rm_epoch", b"rm_epoch", "send_full_report", b"send_full_report", "unowned_slots", b"unowned_slots"]) -> None: ...
 
 global___ReportSlotsResponse = ReportSlotsResponse

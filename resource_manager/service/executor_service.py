@@ -120,12 +120,16 @@ class ExecutorCalls:
             taken = answer.acknowledged_report_number == report.report_number
             result = "applied" if taken else "stale"
         self._metrics.slot_reports.labels(result).inc()
+        rm_epoch = self._runner.rm_epoch
+        is_new = request.report.rm_epoch != rm_epoch
+        proof = self._proofs.proof_of(rm_epoch) if is_new else None
         is_outdated = request.denied_number != self._members.denials_number
         return encoding.write(
             rm_pb2.ReportSlotsResponse,
             answer,
-            rm_epoch=self._runner.rm_epoch,
+            rm_epoch=rm_epoch,
             denied=self._denied() if is_outdated else None,
+            epoch_proof=proof,
         )
 
     def _registered(self, answer: RegistrationAnswer) -> rm_pb2.RegisterExecutorResponse:

@@ -203,7 +203,7 @@ class Agent:
         """Applies the answer. It stores the epoch before any command of that epoch is admitted."""
         keeper = self._keeper
         keeper.fence.check_epoch(answer.rm_epoch)
-        await keeper.keep_epoch(answer.rm_epoch)
+        await keeper.keep_epoch(answer.rm_epoch, answer.epoch_proof)
         keeper.fence.register(answer.rm_epoch, answer.registration_number)
         await self._follow_denials(answer.denied)
         self.state.report_interval_ms = duration_ms_from_proto(
@@ -247,7 +247,7 @@ class Agent:
         if answer.rm_epoch > keeper.fence.rm_epoch:
             # The epoch must be durable first, because a command of this epoch may arrive at any
             # moment.
-            await keeper.keep_epoch(answer.rm_epoch)
+            await keeper.keep_epoch(answer.rm_epoch, answer.epoch_proof)
             keeper.fence.raise_epoch(answer.rm_epoch)
         if answer.HasField("denied"):
             await self._follow_denials(answer.denied)

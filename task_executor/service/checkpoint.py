@@ -57,6 +57,7 @@ class SavedState:
     policy_number: int = 0  # number of `policy`; 0: an operator made no settings
     denials: Denials = field(default_factory=Denials)  # whom to reject
     operators: tuple[SlotOperator, ...] = ()  # operators that are registered for whole slots
+    epoch_proof: str = ""  # EpochProof of the highest epoch that was proven, in base64
 
 
 @dataclass(slots=True)

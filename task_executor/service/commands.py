@@ -8,6 +8,7 @@ retry gets the same answer.
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from finegrain.ids import check_id
 from finegrain.logs import get_logger
 from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import task_executor_pb2
+from finegrain.v1.identity_pb2 import EpochProof
 from finegrain.values.bounds import COUNTER_MAX
 from task_executor.engine.command_fence import CommandNumbers
 from task_executor.engine.slot_table import Outcome
@@ -83,7 +85,9 @@ class CommandRunner:
         self._check_meant_for_us(request)
         _check_count("allocations", len(request.allocations))
         numbers = numbers_of(request)
-        return await self._run_once(numbers, lambda: self._allocate(request, numbers))
+        return await self._run_once(
+            numbers, request.epoch_proof, lambda: self._allocate(request, numbers)
+        )
 
     async def free(
         self, request: task_executor_pb2.FreeSlotsRequest
@@ -92,7 +96,9 @@ class CommandRunner:
         self._check_meant_for_us(request)
         _check_count("slots", len(request.slots))
         numbers = numbers_of(request)
-        return await self._run_once(numbers, lambda: self._free(request, numbers))
+        return await self._run_once(
+            numbers, request.epoch_proof, lambda: self._free(request, numbers)
+        )
 
     async def resize(
         self, request: task_executor_pb2.TaskExecutorServiceResizeSlotRequest
@@ -100,7 +106,9 @@ class CommandRunner:
         """Executes ResizeSlot; see task_executor.proto."""
         self._check_meant_for_us(request)
         numbers = numbers_of(request)
-        return await self._run_once(numbers, lambda: self._resize(request, numbers))
+        return await self._run_once(
+            numbers, request.epoch_proof, lambda: self._resize(request, numbers)
+        )
 
     def _check_meant_for_us(self, request: Command) -> None:
         """Raises AlreadyExists if the command names another executor.
@@ -122,17 +130,17 @@ class CommandRunner:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _run_once(
-        self, numbers: CommandNumbers, work: Callable[[], Awaitable[Answer]]
+        self, numbers: CommandNumbers, proof: EpochProof, work: Callable[[], Awaitable[Answer]]
     ) -> Answer:
         # The shield lets the command continue when the caller disconnects, so that no command is
         # executed only partly.
-        running = asyncio.create_task(self._admit(numbers, work))
+        running = asyncio.create_task(self._admit(numbers, proof, work))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
         return await asyncio.shield(running)
 
     async def _admit(
-        self, numbers: CommandNumbers, work: Callable[[], Awaitable[Answer]]
+        self, numbers: CommandNumbers, proof: EpochProof, work: Callable[[], Awaitable[Answer]]
     ) -> Answer:
         fence = self._keeper.fence
         # This waits without the lock, so that other commands continue.
@@ -144,7 +152,7 @@ class CommandRunner:
             # A higher epoch must be durable before `admit` accepts it. `admit` rejects a command of
             # another registration, so such a command must not raise the stored epoch.
             if numbers.registration_number == fence.registration_number:
-                await self._keep_epoch(numbers.rm_epoch)
+                await self._keep_epoch(numbers.rm_epoch, proof)
             try:
                 recorded: Answer | None = fence.admit(numbers)
             except FinegrainError as error:
@@ -152,9 +160,9 @@ class CommandRunner:
                 raise
             return recorded if recorded is not None else await work()
 
-    async def _keep_epoch(self, rm_epoch: int) -> None:
+    async def _keep_epoch(self, rm_epoch: int, proof: EpochProof) -> None:
         try:
-            await self._keeper.keep_epoch(rm_epoch)
+            await self._keeper.keep_epoch(rm_epoch, proof)
         except OSError as error:
             raise Unavailable(
                 f"the new epoch could not be stored in {self._keeper.directory.path}: "
@@ -279,7 +287,10 @@ def numbers_of(request: Command) -> CommandNumbers:
     for name in ("rm_epoch", "registration_number", "command_number"):
         if not 0 <= (number := getattr(request, name)) <= COUNTER_MAX:
             raise InvalidArgument(name, number, f"0 to {COUNTER_MAX}")
-    content = request.SerializeToString(deterministic=True)
+    # The proof comes only with the first commands, so a repeated command may lack it.
+    bare = copy.copy(request)
+    bare.ClearField("epoch_proof")
+    content = bare.SerializeToString(deterministic=True)
     return CommandNumbers(
         rm_epoch=request.rm_epoch,
         registration_number=request.registration_number,

@@ -407,6 +407,7 @@ class Front:
             provided_as=self._prepared.provided_as,
             # If no cpus are announced, the RM places no slots with dedicated cpus or devices here.
             host_cpus=cpus if is_announced else None,
+            epoch_proof=self.keeper.epoch_proof,
         )
 
     def _devices_moved(self, host: HostDevices) -> None:

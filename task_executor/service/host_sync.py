@@ -9,12 +9,14 @@ as broken, and interrupted resizes are completed.
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from signal import SIGKILL, SIGTERM
 
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from finegrain.logs import get_logger
+from finegrain.v1.identity_pb2 import EpochProof
 from finegrain.values.states import TaskState
 from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
 from task_executor.host.helper_messages import (
@@ -53,6 +55,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     # Stage 1: restore the epoch and the report numbers, so that commands and reports from before
     # this start count as older.
     keeper.fence.raise_epoch(saved.rm_epoch)
+    keeper.epoch_proof = EpochProof.FromString(base64.b64decode(saved.epoch_proof))
     keeper.starts = saved.starts + 1
     keeper.denials = saved.denials
     keeper.reports.start_numbering(keeper.starts)

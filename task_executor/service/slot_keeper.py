@@ -9,6 +9,7 @@ and the slot stays booked until it succeeds.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -21,6 +22,7 @@ from finegrain.errors import FailedPrecondition, FinegrainError, Reason
 from finegrain.logs import get_logger
 from finegrain.mapping.stored import STORED
 from finegrain.resources import PORTS
+from finegrain.v1.identity_pb2 import EpochProof
 from finegrain.values.isolation import Isolation
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.cpu_ledger import CpuBinding
@@ -127,6 +129,7 @@ class SlotKeeper:
         self.operators = Operators(table, self.tasks, page_bytes)
         self.reports = ReportLog()
         self.starts = 0  # number of fronts started with this identity, including this front
+        self.epoch_proof = EpochProof()  # of the highest epoch that an RM has proven
         self.denials = Denials()  # whom to reject, from the last registration or report
         self.fence: CommandFence[Any] = CommandFence()
         self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
@@ -177,6 +180,7 @@ class SlotKeeper:
             instance_id=self.identity.instance_id,
             # An epoch is saved before the fence accepts it.
             rm_epoch=max(self.fence.rm_epoch, self._epoch_to_save),
+            epoch_proof=base64.b64encode(self.epoch_proof.SerializeToString()).decode(),
             boot_id=self.identity.boot_id,
             starts=self.starts,
             policy=self.table.cpus.conditions.operator_policy,
@@ -204,15 +208,24 @@ class SlotKeeper:
         except OSError as error:
             log.error("checkpoint_not_written", error=str(error), path=str(self.directory.path))
 
-    async def keep_epoch(self, rm_epoch: int) -> None:
-        """Makes a higher epoch durable before it returns.
+    async def keep_epoch(self, rm_epoch: int, proof: EpochProof) -> None:
+        """Makes a higher epoch durable before it returns, with its proof.
+
+        Args:
+            rm_epoch: the epoch of an RM.
+            proof: its proof; empty if the RM has sent it before.
 
         Raises:
             OSError: the checkpoint could not be written.
         """
+        is_proven = proof.rm_epoch == rm_epoch > self.epoch_proof.rm_epoch
+        if is_proven:
+            self.epoch_proof = proof
         if rm_epoch > self.fence.rm_epoch:
             self._epoch_to_save = max(self._epoch_to_save, rm_epoch)
-            await self.save()
+        elif not is_proven:
+            return
+        await self.save()
 
     # -- cpu conditions ----------------------------------------------------------------------
 

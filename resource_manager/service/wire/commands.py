@@ -41,7 +41,7 @@ WRITINGS = (
         ReportAnswer,
         rm_pb2.ReportSlotsResponse,
         {"unowned_slots": As("unowned", _releases)},
-        given="rm_epoch denied",
+        given="rm_epoch denied epoch_proof",
     ),
     Writing(
         SendAllocate,
