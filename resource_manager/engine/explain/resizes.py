@@ -93,7 +93,7 @@ def _waiting(
         return "the slot is being taken down, or its state on the executor is unknown"
     # While another resize is in flight, no other condition is checked.
     if slot.ordered is not None:
-        return f"waits for change {slot.ordered.number}, which was sent to the executor"
+        return f"waits for resize {slot.ordered.number}, which was sent to the executor"
     backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
     if backoff is not None and backoff.active:
         return _backoff_text(backoff)

@@ -314,7 +314,7 @@ class ResizeMoves:
         """Sends the job master an event about a finished resize, if the slot is still granted."""
         request = self._granted(slot)
         if request is not None:
-            message = f"change {number}: {size_text(slot)}"
+            message = f"resize {number}: {size_text(slot)}"
             self.journal.slot_event("slot_resized", slot, message=message)
             self.journal.job_event(request, reason=Reason.RESIZED, message=message, slot=slot)
 
@@ -357,7 +357,7 @@ class ResizeMoves:
                 slot.wanted = replace(ordered, assignment=None)
             self._back_off(host, slot, outcome, message)
             return
-        text = f"change {number} to {size_text(ordered)}: {message}"
+        text = f"resize {number} to {size_text(ordered)}: {message}"
         self.journal.slot_event("slot_resize_refused", slot, reason=reason, message=text)
         # The back-off belongs to the refused resize. The next resize must not wait for it.
         host.resize_backoffs.pop(key, None)

@@ -53,17 +53,17 @@ def command_answered(state: State, event: CommandAnswered) -> None:
     # as missing (`Host.contains`).
     host.in_flight = None
     state.outbox[host.host_id] = None
-    taken = adopt_report(state, host, event.report, at_least_command=event.command_number)
-    if taken.base_missing:
+    result = adopt_report(state, host, event.report, at_least_command=event.command_number)
+    if result.base_missing:
         _distrust(
             state.journal,
             state.transitions,
             state.usage,
             host,
-            "it answered a command without its full state",
+            "it answered a command without a full report",
         )
         return
-    if not taken.taken:  # a newer state was processed before this answer, and contains its effects
+    if not result.adopted:  # a newer report was processed before; it contains the command's effects
         host.contained_command = max(host.contained_command, event.command_number)
         settle(state, host)
     # After the report: a refusal stores the reported state, and ends when that state changes.
