@@ -1,8 +1,8 @@
 """Finds the resource manager and the token for a command, and opens a client.
 
-The address is taken from, in this order: flag or environment variable, the configuration, the
-resource manager that this user runs on this host (`finegrain up`, `finegrain rm serve`), the
-default. To start fast, this module imports gRPC and the configuration's model only when needed.
+The first of these sources that has an address is used: flag or environment variable, configuration,
+a resource manager that this user runs on this host (`finegrain up`, `finegrain rm serve`), default.
+Commands must start fast, so gRPC and the configuration's model are imported only when needed.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 5.0
 DIAL_S = 1.0
-"""Time limit of one attempt to find out whether anything listens at a loopback address."""
+"""Time limit of the test whether a process listens at a loopback address."""
 TOKEN_FILES = ("cluster.token", "user.token")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Addresses of the resource manager, and credentials. `token_file` None: no token was found."""
+    """Addresses of the resource manager, and credentials; `token_file` is None without a token."""
 
     addresses: tuple[str, ...]
     token_file: Path | None
     tls: TlsOptions | None = None
     insecure: bool = False
-    is_noted: bool = False  # a note of this host says that one of the addresses is served
+    is_noted: bool = False  # a note on this host names a resource manager at one of the addresses
 
 
 def resolve_target(invocation: Invocation | None = None) -> Target:
@@ -114,11 +114,11 @@ def open_cluster_async(budget_s: float) -> finegrain_client.Cluster:
 
 
 def _check_listens(target: Target) -> None:
-    """Checks that a local resource manager can be there at all, so that a command fails at once.
+    """Checks whether any process listens at a loopback address, so that a command fails at once.
 
     Raises:
-        Unavailable: all addresses are loopback addresses at which nothing listens, and no note says
-            that a resource manager runs there, which may be about to start or to restart.
+        Unavailable: all addresses are loopback addresses, no process listens at them, and no note
+            names a resource manager there. With such a note, the manager may just be restarting.
     """
     if target.is_noted or not all(map(is_loopback, target.addresses)):
         return

@@ -1,4 +1,4 @@
-"""Converts settings to the daemons' options. A key that is not set keeps the daemon's default."""
+"""Converts settings to the daemons' options. A key without a value keeps the daemon's default."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _listen(section: ListenSection) -> ListenOptions:
 
 
 def tls_options(ca: str, certificate: str, key: str) -> TlsOptions | None:
-    """Returns TLS options with these files; None if all are empty."""
+    """Returns TLS options with these files; None if no file is given."""
     if not (ca or certificate or key):
         return None
     return TlsOptions(ca=_path(ca), certificate=_path(certificate), key=_path(key))
@@ -193,11 +193,11 @@ def tls_options(ca: str, certificate: str, key: str) -> TlsOptions | None:
 def _executor_tls(rm: RmSection) -> TlsOptions | None:
     """Returns the resource manager's TLS options as a client of executors.
 
-    If one of certificate and key is set for this, both are taken from there: a key fits only its
-    own certificate.
+    Without a certificate and key for this purpose, the certificate and key of the server are used.
+    A key fits only its own certificate, so the function never mixes the two pairs.
     """
-    # If only one of them is set, the other stays empty, and an error reports that. It is not
-    # silently replaced by that of the server.
+    # If only the certificate or only the key is set, the other stays empty and an error reports it.
+    # The function does not silently take the missing file from the server.
     own = rm.executor_tls_certificate or rm.executor_tls_key
     certificate, key = (
         (rm.executor_tls_certificate, rm.executor_tls_key)

@@ -1,8 +1,8 @@
 """Lets commands in other terminals find the resource managers that this user runs on this host.
 
-`finegrain up` writes a note into the user's run directory and locks it while it runs. An unlocked
-note belongs to a process that has ended; it is removed. If several managers run, `connection.py`
-decides which one is used.
+`finegrain up` writes a note into the user's run directory and keeps the note locked while it runs.
+A reader removes a note without a lock, because the process that wrote it has ended. If several
+managers run, `connection.py` decides which one a command uses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PART = "up"
 
 @dataclass(frozen=True, slots=True)
 class LocalManager:
-    """A resource manager that runs on this host; its state directory has the tokens."""
+    """A resource manager that runs on this host; its state directory contains the tokens."""
 
     address: str
     state_dir: Path
@@ -38,7 +38,9 @@ class LocalManager:
 
 @contextmanager
 def published(note: Mapping[str, Any]) -> Iterator[None]:
-    """Publishes `note` (`address`, `rm_state_dir`) to other commands of this user, until the end.
+    """Publishes `note` (`address`, `rm_state_dir`) to other commands of this user.
+
+    The note is removed at the end of the context.
 
     Raises:
         ConfigurationError: the user's run directory is not safe to use.
@@ -57,7 +59,7 @@ def published(note: Mapping[str, Any]) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-            with suppress(OSError):  # not empty if this user runs other clusters
+            with suppress(OSError):  # the directory has other notes if other clusters run
                 directory.rmdir()
                 directory.parent.rmdir()
 
@@ -80,7 +82,7 @@ def _of_up() -> Iterator[LocalManager]:
 
 
 def _locked_note(path: Path) -> dict[str, Any] | None:
-    """Returns the note if the process that wrote it still runs; removes it otherwise."""
+    """Returns the note if the process that wrote it still runs; otherwise removes the note."""
     if not is_private(path):
         return None
     try:
