@@ -1,9 +1,9 @@
 """A server to which executors offer slots directly (`JobMasterService`), for jobs that want this.
 
-It accepts a slot that the job still wants, if the caller knows the hash of the job's secret
-(executors of its cluster do). An offer only decides whether the slot is kept. The slot's address,
-to which the client sends the job's secret, always comes from the resource manager's watch stream.
-Executors connect without TLS, so the server has none.
+The server accepts a slot that the job still wants. The caller must show the hash of the job's
+secret, which the executors of the cluster know. An offer only decides whether the executor keeps
+the slot: the client takes the slot's address from the resource manager's watch stream, and sends
+the job's secret only there. The server uses no TLS, because executors connect to it without TLS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
     """Serves offers until `stop`.
 
     Attributes:
-        address: address of the server after `start`; goes into `SlotSpec.target_address`.
+        address: address of the server, valid after `start`; the value of `SlotSpec.target_address`.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
                 slot.
             job_secret: secret of the job; callers must show its hash.
             address: "host:port" to listen on; port 0: any free port.
-            insecure: if true, allows an address beyond loopback.
+            insecure: if true, the address need not be a loopback address.
 
         Raises:
             InvalidArgument: the address is malformed.
-            ConfigurationError: the address is beyond loopback, where offers are not encrypted.
+            ConfigurationError: the address is not a loopback address and `insecure` is false.
         """
         if not insecure and not is_loopback(address):
             raise ConfigurationError(
@@ -63,7 +63,7 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         """Starts to serve, and sets `address` to the actual port.
 
         Raises:
-            ConfigurationError: ADDRESS_IN_USE.
+            ConfigurationError: ADDRESS_IN_USE: the address is in use, or is not on this host.
         """
         server = grpc.aio.server(options=SERVER_OPTIONS)
         job_master_pb2_grpc.add_JobMasterServiceServicer_to_server(self, server)
@@ -90,7 +90,7 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
     async def OfferSlots(
         self, request: job_master_pb2.OfferSlotsRequest, context: Any
     ) -> job_master_pb2.OfferSlotsResponse:
-        """Accepts or rejects offered slots: one answer per slot, in the order sent."""
+        """Accepts or rejects offered slots; answers once per slot, in the order of the offers."""
         shown = dict(context.invocation_metadata() or ()).get(JOB_SECRET_HASH, "")
         if not isinstance(shown, str) or not same_secret(shown, self._secret_sha256):
             return _answers(
