@@ -37,7 +37,7 @@ def table_of(service: str, *, user: Iterable[str] = (), cluster: Iterable[str] =
 
     Args:
         service: full name of the service.
-        user: methods that the user token is enough for.
+        user: methods that accept both tokens.
         cluster: methods that need the cluster token.
     """
     lines = dict.fromkeys((f"/{service}/{method}" for method in user), Access.USER)
@@ -120,7 +120,7 @@ _LARGE = {
     "ListRequests",
     "OfferSlots",
 }
-_TASK = {"SubmitTask", "SetTaskPeers", "WriteTaskInput"}  # 64 KiB of input, thousands of peers
+_TASK = {"SubmitTask", "SetTaskPeers", "WriteTaskInput"}  # 64 KiB of input, or many peers
 
 
 def request_bytes_max(method: str) -> int:
@@ -159,8 +159,8 @@ class TokenHashes:
     """SHA-256 hashes, in hex, of the tokens that a server accepts.
 
     `user_sha256` may change while the server runs: an executor receives it on registration. Until
-    then it is None, and calls with a possible user token get UNAVAILABLE. If it is empty, no user
-    token is accepted.
+    then it is None, and calls whose token may be the user token get UNAVAILABLE. If it is empty, no
+    user token is accepted.
     """
 
     cluster_sha256: str
@@ -209,7 +209,7 @@ def identify(
     # A server stores only hashes, so a dump of its memory or state reveals no token.
     shown = sha256_hex(token)
     if same_secret(shown, hashes.cluster_sha256):
-        # The cluster token is also good for every call that needs only the user token.
+        # The cluster token also allows every call that needs only the user token.
         return Caller(token_kind="cluster", job_secret=secret, peer=peer)
     if hashes.user_sha256 is None and need is Access.USER:
         # UNAVAILABLE, because clients treat UNAUTHENTICATED as final and would give up a task that

@@ -34,8 +34,8 @@ class Tokens:
 def ensure_token_files(state_dir: Path, user_group: str = "") -> Tokens:
     """Reads both token files of a state directory, and creates the missing ones.
 
-    A file appears atomically and complete. Two processes that start at once end up with the same
-    content.
+    Each file appears atomically, with its whole content. Two processes that start at the same time
+    return the same tokens.
 
     Args:
         state_dir: an existing directory.
@@ -62,7 +62,7 @@ def read_token(path: Path) -> str:
             # The mode is read from the open file, so that no process can replace the file between
             # this check and the reading.
             mode = os.fstat(file.fileno()).st_mode
-            # The path may name any file, even a huge one, so the amount is limited.
+            # The path may name any file, even a huge one, so at most 4 KiB are read.
             text = file.read(4096).strip()
     except FileNotFoundError:
         raise ConfigurationError(
@@ -90,20 +90,20 @@ def read_token(path: Path) -> str:
 
 
 def sha256_hex(text: str) -> str:
-    """Returns the SHA-256 of a token or secret in hex; only this may be stored and passed on."""
+    """Returns the SHA-256 hash of a token or secret, in hex. Store and pass on only this hash."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def same_secret(left: str, right: str) -> bool:
-    """Compares two texts in a time that does not depend on where they differ."""
+    """Compares two texts in constant time, so that the time does not reveal where they differ."""
     return hmac.compare_digest(left.encode(), right.encode())
 
 
 def _ensure(path: Path, *, mode: int, gid: int) -> str:
     if not path.exists():
         _create(path, mode=mode, gid=gid)
-    # Read even if this process has just tried to create it: another process may have been faster,
-    # and then its token is valid.
+    # Read the file even if this process has just tried to create it: another process may have been
+    # faster, and then its token is valid.
     return read_token(path)
 
 
@@ -126,7 +126,7 @@ def _create(path: Path, *, mode: int, gid: int) -> None:
         # `link` fails if the file exists, while `rename` would replace another process's token.
         with suppress(FileExistsError):  # another process was faster, and its token is valid
             os.link(temporary, path)
-        # This makes the name durable.
+        # Make the name durable, too.
         _sync_directory(path.parent)
     except OSError as error:
         raise ConfigurationError(
