@@ -152,7 +152,7 @@ def work_that_was_handed_on_still_waits(patch: Patch) -> None:
     def note_reuse(state: State, request: Request, waiting: Request) -> None:
         state.flows.note_reuse(request.job_id)
 
-    patch.setattr(slot_reuse, "_hand_on", note_reuse)
+    patch.setattr(slot_reuse, "_take_over", note_reuse)
 
 
 def member_is_placed_again_after_a_start(patch: Patch) -> None:

@@ -95,7 +95,7 @@ def _some_host_could(
         {prefix + name: amount for name, amount in need.items()}
         for need in needs_of(scheduling_class).kinds
     ]
-    if not is_exact_somewhere(hosts, scheduling_class):
+    if not needs_topology_somewhere(hosts, scheduling_class):
         # amounts alone decide, and the index has all amounts
         return some_host_covers(hosts, labels, needs)
     fit = Fit(scheduling_class)
@@ -193,7 +193,7 @@ def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
     sufficient, because the result is used only to explain why a request waits.
     """
     needs: list[Need] = [*needs_of(scheduling_class).kinds]
-    if not is_exact_somewhere(hosts, scheduling_class):
+    if not needs_topology_somewhere(hosts, scheduling_class):
         return some_host_covers(hosts, scheduling_class.labels, needs)
     index = hosts.indexes.of(scheduling_class.labels)
     asked = 0
@@ -209,7 +209,7 @@ def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
     return False
 
 
-def is_exact_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
+def needs_topology_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
     """Returns True if, for some hosts, amounts alone do not decide whether a request fits."""
     return scheduling_class.topology_constrained or bool(hosts.indexes.aligning)
 
@@ -223,7 +223,7 @@ def large_and_unsuited(
     The first such host is returned. Hosts that report their cpus come before those that do not.
     At most `HOSTS_CHECKED_MAX` hosts are compared.
     """
-    if not is_exact_somewhere(hosts, scheduling_class):
+    if not needs_topology_somewhere(hosts, scheduling_class):
         return None
     amounts = [
         {KNOWN + name: amount for name, amount in need.items()}

@@ -111,7 +111,7 @@ class Placer:
                 break
         return runs
 
-    def asked(self, scheduling_class: SchedulingClass) -> int:
+    def hosts_checked(self, scheduling_class: SchedulingClass) -> int:
         """Returns on how many hosts this pass has checked cpus and NUMA nodes for a class."""
         found = self._found.get(scheduling_class)
         return sum(search.asked for search in found.begun()) if found is not None else 0

@@ -60,7 +60,7 @@ class TestWhatCannotBe:
         )
         [answer] = cluster.submit("never", cpu_milli=cpu_milli, policy=policy)
         assert answer.reason == Reason.INFEASIBLE_NEVER
-        assert "host-a has that much, but" in answer.message
+        assert "host-a has enough capacity, but" in answer.message
         assert why in answer.message
         cluster.submit("waits", cpu_milli=cpu_milli, policy=policy, allow_pending=True)
         assert cluster.waiting_reason("waits") == Reason.INFEASIBLE_NEVER

@@ -299,7 +299,7 @@ def test_nothing_is_started_again_of_a_shape_that_is_configured_no_longer() -> N
     cluster.batch()
     assert cluster.providers == [StopExecutor("small-1-1", "small", "")]
     (provision,) = cluster.state.provisions.values()
-    assert provision.message == "no shape small is configured any more"
+    assert provision.message == "shape small is no longer configured"
 
 
 # Passes that take several cycles.

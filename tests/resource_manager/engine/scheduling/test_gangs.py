@@ -87,7 +87,7 @@ def test_one_member_that_may_not_be_refuses_all(change: Any, says: str) -> None:
     ]
     assert says in outcomes[2].message
     assert says in outcomes[0].message
-    assert "because of g2" in outcomes[1].message
+    assert "because of its member g2" in outcomes[1].message
     assert not cluster.state.requests
 
 
