@@ -27,9 +27,9 @@ from resource_manager.engine.placement.feasibility import (
     feasibility,
     free_sums,
     has_room,
-    needs_topology_somewhere,
     large_and_unsuited,
     largest_on_one,
+    needs_topology_somewhere,
     some_host_covers,
 )
 from resource_manager.engine.placement.hosts import Hosts

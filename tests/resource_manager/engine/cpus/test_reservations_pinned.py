@@ -86,7 +86,7 @@ def test_what_is_held_is_given_up_when_the_host_comes_to_align_otherwise() -> No
     cluster.check()
     starve(cluster)
     assert held(cluster) == [other]
-    assert any("do not suit it any more" in each for each in cluster.history("reservation_ended"))
+    assert any("could no longer serve it" in each for each in cluster.history("reservation_ended"))
 
 
 def test_a_gang_has_hosts_held_that_suit_all_its_members_together() -> None:
