@@ -95,7 +95,7 @@ class TentativeCpus:
             self.roll_back(mark)
 
     def unmet(self, request: ResourceRequest, host: Host) -> int:
-        """Returns how many preferred policies a slot would miss on a host with room for the slot."""
+        """Returns how many preferred policies a slot would miss on a host that has room."""
         changed = self._changed.get(host.host_id)
         if changed is None:
             return host.unmet(request)

@@ -40,7 +40,7 @@ class TestWhatCannotBe:
     @pytest.mark.parametrize(
         ("cpu_milli", "policy", "why"),
         [
-            (3_000, WHOLE_CORES, "ask for a multiple of 2 cpus"),
+            (3_000, WHOLE_CORES, "request a multiple of 2 cpus"),
             (9_000, LSR_ON_ONE_NODE, "SingleNUMANode cannot place"),
             (9_000, ONE_NODE, "SingleNUMANode cannot place"),
             (
