@@ -64,7 +64,7 @@ from resource_manager.engine.model.events import (
     ResizeRequested,
     SlotsReleased,
     SlotsReported,
-    SlotsReuseAsked,
+    SlotsReuseRequested,
     Ticked,
     UndrainRequested,
 )
@@ -132,7 +132,7 @@ def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR09
             return cancel_requests(state, event)
         case SlotsReleased():
             return release_slots(state, event)
-        case SlotsReuseAsked():
+        case SlotsReuseRequested():
             return reuse_slots(state, event)
         case ResizeRequested():
             return request_resize(state, event)

@@ -21,7 +21,7 @@ from resource_manager.engine.fairness.quotas import UNBOUNDED, counted
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.model.effects import Effect
 from resource_manager.engine.model.entities import Group, Request, Slot
-from resource_manager.engine.model.events import Event, GroupSet, SlotsReuseAsked
+from resource_manager.engine.model.events import Event, GroupSet, SlotsReuseRequested
 from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.scheduling import reservations, slot_reuse
 from resource_manager.engine.scheduling.next_in_order import NextInOrder
@@ -64,7 +64,7 @@ def group_change_is_answered_before_it_is_durable(patch: Patch) -> None:
 
 def reuse_is_answered_before_it_is_durable(patch: Patch) -> None:
     """The work of a request is done, and after a crash it waits again."""
-    _answered_early(patch, SlotsReuseAsked)
+    _answered_early(patch, SlotsReuseRequested)
 
 
 def limits_of_groups_are_forgotten_at_a_start(patch: Patch) -> None:

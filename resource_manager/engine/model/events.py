@@ -114,7 +114,7 @@ class SlotsReleased:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotsReuseAsked:
+class SlotsReuseRequested:
     """A job master asks to reuse slots whose work is done for other, pending requests of the job.
 
     Each item is (id, generation, id of the pending request). A slot that may not be reused is given
@@ -419,7 +419,7 @@ Event = (
     | RequestsSubmitted
     | RequestsCancelled
     | SlotsReleased
-    | SlotsReuseAsked
+    | SlotsReuseRequested
     | ResizeRequested
     | ExecutorRegistered
     | SlotsReported

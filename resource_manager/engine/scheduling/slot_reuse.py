@@ -27,7 +27,7 @@ from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.known import known_job
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, Request, Slot
-from resource_manager.engine.model.events import SlotsReuseAsked
+from resource_manager.engine.model.events import SlotsReuseRequested
 from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.scheduling.next_in_order import NextInOrder
@@ -44,7 +44,7 @@ ENDED = "its request has already ended"
 NOT_GRANTED = "its request was not granted"
 
 
-def reuse_slots(state: State, event: SlotsReuseAsked) -> list[ItemOutcome]:
+def reuse_slots(state: State, event: SlotsReuseRequested) -> list[ItemOutcome]:
     """Reuses slots for other requests of their job where that is fair, and gives back the others.
 
     Raises:
@@ -57,7 +57,7 @@ def reuse_slots(state: State, event: SlotsReuseAsked) -> list[ItemOutcome]:
 
 def _reuse_or_free(
     state: State,
-    event: SlotsReuseAsked,
+    event: SlotsReuseRequested,
     following: NextInOrder,
     item: tuple[str, int, str],
 ) -> ItemOutcome:
