@@ -14,10 +14,10 @@ PAGE = REPOSITORY / "docs/states.md"
 
 _HEAD = """# States
 
-These diagrams show the states of requests, slots, executors and other objects of the engine. A label
-on an arrow is the input that changes the state. `resource_manager/engine/model/state_tables.py`
-defines all states and explains the inputs; the engine makes no other changes of state.
-`python -m tests.support.state_diagrams` generates this page from it.
+These diagrams show the states of requests, slots, executors and other objects of the engine. The
+label of an arrow is the input that changes the state. The engine makes no other changes of state.
+`python -m tests.support.state_diagrams` generates this page from
+`resource_manager/engine/model/state_tables.py`, which explains the inputs.
 """
 
 
