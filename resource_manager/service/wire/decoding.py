@@ -230,8 +230,9 @@ def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
 
 
 def check_protocol_version(text: str) -> str:
-    """Returns the version if both sides can communicate. They can if they have the same major
-    version, and their minor versions differ by at most one.
+    """Returns the version if both sides can communicate.
+
+    They can if they have the same major version, and their minor versions differ by at most one.
 
     Raises:
         InvalidArgument: the version is malformed.

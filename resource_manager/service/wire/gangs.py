@@ -1,5 +1,6 @@
-"""Decodes the gangs that a call declares, and checks their form. `InvalidArgument` names the path
-of the field. The engine decides whether a gang fits.
+"""Decodes the gangs that a call declares, and checks their form.
+
+`InvalidArgument` names the path of the field. The engine decides whether a gang fits.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Decodes requests to resize a slot, and checks their form. The engine checks whether the slot
-exists, the size is possible, and the number is the next one.
+"""Decodes requests to resize a slot, and checks their form.
+
+The engine checks whether the slot exists, the size is possible, and the number is the next one.
 """
 
 from __future__ import annotations

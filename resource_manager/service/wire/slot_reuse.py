@@ -1,5 +1,6 @@
-"""Decodes ReuseSlots, which names slots and the request that each must serve next. Checks the form;
-the engine decides whether a slot may be reused.
+"""Decodes ReuseSlots, which names slots and the request that each must serve next.
+
+It checks the form; the engine decides whether a slot may be reused.
 """
 
 from __future__ import annotations
