@@ -20,6 +20,16 @@ class TlsOptions:
     server_name: str = ""  # expected name of the server, if it differs from the address
 
 
+def tls_options(ca: str, certificate: str, key: str) -> TlsOptions | None:
+    """Returns TLS options with these files; None if no file is given."""
+    if not (ca or certificate or key):
+        return None
+    ca_file, certificate_file, key_file = (
+        Path(each) if each else None for each in (ca, certificate, key)
+    )
+    return TlsOptions(ca=ca_file, certificate=certificate_file, key=key_file)
+
+
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
     """The addresses at which a daemon serves calls, metrics and health.

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finegrain.errors import ConfigurationError, Reason, Unavailable
-from finegrain.options import TlsOptions
-from finegrain.rpc.addresses import is_loopback, parse_address
+from finegrain.options import TlsOptions, tls_options
+from finegrain.rpc.addresses import MANAGER_DEFAULT, is_loopback, parse_address
+from finegrain_cli.config.directories import state_directory
 from finegrain_cli.context import Invocation, current
 from finegrain_cli.local.published import LocalManager, endpoint_in, find_local_managers
-from resource_manager.options import DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
     import finegrain_client
@@ -51,13 +51,10 @@ def resolve_target(invocation: Invocation | None = None) -> Target:
         ConfigurationError: the configuration is invalid, or no address was given although several
             resource managers run on this host.
     """
-    from finegrain_cli.config.daemon_options import rm_state_dir, tls_options
-
     invocation = invocation or current()
-    settings = invocation.configuration().settings
-    client = settings.client
-    own_rm = rm_state_dir(settings.rm)
-    addresses = _split(invocation.manager) or tuple(client.manager)
+    client = invocation.client_settings()
+    own_rm = Path(client.rm_state_dir) if client.rm_state_dir else state_directory("rm")
+    addresses = _split(invocation.manager) or client.manager
     found = find_local_managers()
     configured = endpoint_in(own_rm)
     if configured and configured not in found:
@@ -66,7 +63,7 @@ def resolve_target(invocation: Invocation | None = None) -> Target:
         state_dirs = [each.state_dir for each in found if each.address in addresses]
     else:
         chosen = _only(found)
-        addresses = (chosen.address if chosen else DEFAULT_ADDRESS,)
+        addresses = (chosen.address if chosen else MANAGER_DEFAULT,)
         state_dirs = [chosen.state_dir] if chosen else []
     token = invocation.token_file or client.token_file
     token_file = Path(token) if token else _token_in(state_dirs or [own_rm])

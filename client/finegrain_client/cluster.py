@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id, check_text
 from finegrain.options import TlsOptions
+from finegrain.rpc.addresses import MANAGER_DEFAULT
 from finegrain.rpc.tokens import read_token
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import resource_manager_pb2 as rm
@@ -35,7 +36,6 @@ from finegrain_client.types.host_policy import HostPolicyStatus
 from finegrain_client.types.providers import Providers
 from finegrain_client.types.topology import TopologyReport
 
-MANAGER_DEFAULT = "127.0.0.1:7170"
 PAGE_SIZE = 1000
 DEVICES_PAGE_SIZE = 100  # executors; each may have many devices
 EVENTS_PAGE_SIZE = 1000

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from finegrain.options import ListenOptions, LogOptions, TlsOptions
+from finegrain.options import ListenOptions, LogOptions, TlsOptions, tls_options
+from finegrain.rpc.addresses import MANAGER_DEFAULT
 from finegrain_cli.config.directories import run_directory, state_directory
 from finegrain_cli.config.model import (
     ListenSection,
@@ -14,7 +15,7 @@ from finegrain_cli.config.model import (
     Settings,
 )
 from resource_manager.engine.model.settings import Fairness, Measure, Order
-from resource_manager.options import DEFAULT_ADDRESS, ResourceManagerOptions
+from resource_manager.options import ResourceManagerOptions
 from task_executor.options import DeviceType, TaskExecutorOptions
 
 NO_METRICS = "none"
@@ -81,7 +82,7 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
     return TaskExecutorOptions(
         state_dir=Path(own.state_dir) if own.state_dir else state_directory("executor"),
         run_dir=Path(own.run_dir) if own.run_dir else run_directory(name),
-        managers=tuple(own.manager) or (DEFAULT_ADDRESS,),
+        managers=tuple(own.manager) or (MANAGER_DEFAULT,),
         executor_id=own.executor_id,
         listen=_listen(own),
         advertise_address=own.advertise,
@@ -181,13 +182,6 @@ def _listen(section: ListenSection) -> ListenOptions:
         insecure=section.insecure,
         reflection=section.reflection,
     )
-
-
-def tls_options(ca: str, certificate: str, key: str) -> TlsOptions | None:
-    """Returns TLS options with these files; None if no file is given."""
-    if not (ca or certificate or key):
-        return None
-    return TlsOptions(ca=_path(ca), certificate=_path(certificate), key=_path(key))
 
 
 def _executor_tls(rm: RmSection) -> TlsOptions | None:

@@ -18,13 +18,11 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from finegrain.errors import ConfigurationError
+from finegrain_cli.config import sources
 from finegrain_cli.config.model import DeviceTypeSection, Kind, Settings
 from finegrain_cli.config.renamed import RENAMED, renaming_warning
+from finegrain_cli.config.sources import ENV_PREFIX, ENV_SEPARATOR, is_key, user_file
 from finegrain_cli.config.values import DEVICES, amount_text, keys_of
-
-HOST_FILE = Path("/etc/finegrain/finegrain.toml")
-ENV_PREFIX = "FINEGRAIN_"
-ENV_SEPARATOR = "__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +114,6 @@ def _merged(layers: Iterable[tuple[str, list[Value]]], problems: list[str]) -> C
     return Configuration(settings, origins, tuple(warnings))
 
 
-def user_file(environment: Mapping[str, str]) -> Path:
-    """Returns the path of the user's configuration file, whether it exists or not."""
-    base = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "/")) / ".config"
-    return Path(base) / "finegrain" / "config.toml"
-
-
 class Value(NamedTuple):
     """One value of a layer; `warning` is set if it was given under an old name."""
 
@@ -145,8 +137,8 @@ def check_file(path: Path) -> Configuration:
 def _layers(
     config_file: str, environment: Mapping[str, str], problems: list[str]
 ) -> Iterator[tuple[str, list[Value]]]:
-    if HOST_FILE.is_file():
-        yield str(HOST_FILE), _from_file(HOST_FILE, problems)
+    if sources.HOST_FILE.is_file():
+        yield str(sources.HOST_FILE), _from_file(sources.HOST_FILE, problems)
     own = user_file(environment)
     if config_file:
         yield config_file, _from_file(Path(config_file), problems)
@@ -220,8 +212,7 @@ def _from_environment(
     environment: Mapping[str, str], problems: list[str]
 ) -> Iterator[tuple[str, list[Value]]]:
     for name, text in sorted(environment.items()):
-        if not name.startswith(ENV_PREFIX) or ENV_SEPARATOR not in name:
-            # Not a key: FINEGRAIN_MANAGER sets a flag, and FINEGRAIN_TASK_ID is set for tasks.
+        if not is_key(name):
             continue
         section, _, given_name = name.removeprefix(ENV_PREFIX).lower().partition(ENV_SEPARATOR)
         key = RENAMED.get((section, given_name), given_name)

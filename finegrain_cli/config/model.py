@@ -23,6 +23,7 @@ from finegrain.cpu_policy import (
 from finegrain.cpu_words import read_word
 from finegrain.errors import InvalidArgument
 from finegrain.resources import MIB
+from finegrain.rpc.addresses import MANAGER_DEFAULT
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms
 from resource_manager import options as rm
 from resource_manager.engine.model.settings import Fairness
@@ -162,7 +163,7 @@ class ListenSection(Section):
 class RmSection(ListenSection):
     """The resource manager."""
 
-    listen: str = Field(rm.DEFAULT_ADDRESS, description=LISTEN)
+    listen: str = Field(MANAGER_DEFAULT, description=LISTEN)
     metrics_listen: str = Field(rm.DEFAULT_METRICS_ADDRESS, description=METRICS_LISTEN)
     state_dir: str = Field("", description="directory for tokens, lock and SQLite database")
     database: str = Field("", description="URL of the database; default: SQLite in state_dir")
