@@ -43,7 +43,8 @@ class TaskExecutorServiceStub:
         finegrain.v1.task_executor_pb2.AllocateSlotsResponse,
     ]
     """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
-    "INSUFFICIENT_RESOURCES" with asked, available and total in the details). The answer contains the true state.
+    "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains the
+    true state.
     """
 
     FreeSlots: grpc.UnaryUnaryMultiCallable[
@@ -70,8 +71,8 @@ class TaskExecutorServiceStub:
     - "IN_PROGRESS": the slot is being parked or unparked, which can take long. A later report shows the change. If it
       does not, the same change in another command gets the outcome.
 
-    A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. One that gives it
-    as many GPUs again unparks it.
+    A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. A change that
+    gives it as many GPUs again unparks it.
     """
 
     SubmitTask: grpc.UnaryUnaryMultiCallable[
@@ -157,7 +158,8 @@ class TaskExecutorServiceAsyncStub:
         finegrain.v1.task_executor_pb2.AllocateSlotsResponse,
     ]
     """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
-    "INSUFFICIENT_RESOURCES" with asked, available and total in the details). The answer contains the true state.
+    "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains the
+    true state.
     """
 
     FreeSlots: grpc.aio.UnaryUnaryMultiCallable[
@@ -184,8 +186,8 @@ class TaskExecutorServiceAsyncStub:
     - "IN_PROGRESS": the slot is being parked or unparked, which can take long. A later report shows the change. If it
       does not, the same change in another command gets the outcome.
 
-    A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. One that gives it
-    as many GPUs again unparks it.
+    A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. A change that
+    gives it as many GPUs again unparks it.
     """
 
     SubmitTask: grpc.aio.UnaryUnaryMultiCallable[
@@ -273,7 +275,8 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.task_executor_pb2.AllocateSlotsResponse, collections.abc.Awaitable[finegrain.v1.task_executor_pb2.AllocateSlotsResponse]]:
         """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
-        "INSUFFICIENT_RESOURCES" with asked, available and total in the details). The answer contains the true state.
+        "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains the
+        true state.
         """
 
     @abc.abstractmethod
@@ -304,8 +307,8 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
         - "IN_PROGRESS": the slot is being parked or unparked, which can take long. A later report shows the change. If it
           does not, the same change in another command gets the outcome.
 
-        A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. One that gives it
-        as many GPUs again unparks it.
+        A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. A change that
+        gives it as many GPUs again unparks it.
         """
 
     @abc.abstractmethod
