@@ -281,6 +281,6 @@ def _room_for(host: Host, scheduling_class: SchedulingClass) -> int:
 
 
 def _still_holds_older_slot(slots: Slots, request: Request, host: Host) -> bool:
-    """Returns True if an older slot of the request is still being taken down on the executor."""
+    """Returns True if an older slot of the request is still being freed on the executor."""
     superseded_slots = slots.superseded.get(request.allocation_id, ())
     return any(slot.executor_id == host.host_id for slot in superseded_slots)

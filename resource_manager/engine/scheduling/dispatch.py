@@ -5,8 +5,9 @@ slots, allocates many slots, or resizes one slot.
 
 - FreeSlots is sent first, because it makes room. It cannot delay other commands indefinitely,
   because only slots that were allocated can be freed.
-- ResizeSlot and AllocateSlots alternate. Even many orders of one kind delay an order of the other
-  kind by one command only. Their order does not matter for capacity, because all of it is booked.
+- ResizeSlot and AllocateSlots alternate. So even many orders of one kind delay an order of the
+  other kind by only one command. Their order does not matter for capacity, because the capacity of
+  both is already booked.
 """
 
 from __future__ import annotations

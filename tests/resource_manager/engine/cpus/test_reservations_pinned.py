@@ -128,7 +128,7 @@ def test_no_other_slot_grows_by_cpus_of_a_host_that_is_held() -> None:
     cluster.resize("half-0", profile)
     assert cluster.slot("half-0").wanted is not None
     (change,) = explain(cluster.state, "half-0").resizes
-    assert change.summary == "there is room on host-a, which is reserved for node"
+    assert change.summary == "there is room on host-a, but it is reserved for node"
     cluster.release("half-1")
     assert cluster.state_of("node") == "GRANTED"
     cluster.settle()

@@ -662,7 +662,7 @@ def test_what_is_held_for_a_gang_counts_as_room_for_it() -> None:
     assert (found.placeable, found.members) == (1, 2)
     assert found.summary == (
         "1 of 2 members fit now, each on a separate executor; fits if 1 more executor has room"
-        " for one"
+        " for one member"
     )
     cluster.submit_gang("h", [4_000, 4_000], GangPlacement.SPREAD, job="large")
     found = explain(cluster.state, "h-0").gang
