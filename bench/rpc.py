@@ -1,12 +1,12 @@
-"""Measures what one call costs a server: blocking or asyncio, with and without the guard, and
-streams.
+"""Measures the cost of one call for a blocking and an asyncio server, with and without the guard,
+and the cost of streams.
 
     .venv/bin/python -m bench.rpc [--seconds 5] [--concurrency 32] [--json]
 
-The server runs in a separate process, so its CPU time is measured alone. Callers run here. CPU time
-per call hardly depends on the load of the machine, but calls per second do: compare only those of
-one run. `guarded` is the server that finegrain uses (token, sizes, statuses). Its cost above
-`asyncio` is the cost of the guard.
+The server runs in a separate process, so that its CPU time is measured separately from that of the
+callers, which run in this process. CPU time per call hardly depends on the load of the machine.
+Calls per second do, so compare only figures of one run. `guarded` is the server that finegrain uses
+(token, sizes, statuses). Its cost above `asyncio` is the cost of the guard.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     .venv/bin/python -m bench.stoppable_rm JSON     (what `StoppableManager.start` does)
 
-It is an ordinary resource manager with `--standby`, with one difference. If its stop file names a
-place in a write transaction, the process stops itself (SIGSTOP) when it reaches that place next.
+It is an ordinary resource manager with `--standby`, with one difference: if its stop file names a
+place in a write transaction, the process stops itself (SIGSTOP) the next time it reaches this
+place.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def serve(given: dict[str, str]) -> int:
 
 @dataclass
 class StoppableManager:
-    """The process. Its folder holds the two tokens, its log and its state directory."""
+    """The process. Its folder contains the two tokens, its log and its state directory."""
 
     name: str
     folder: Path

@@ -1,6 +1,6 @@
 """The options of the current invocation: configuration, form of the output, addresses.
 
-Commands get them from `current()`. Nothing here imports gRPC.
+Commands get these options from `current()`. This module does not import gRPC.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Invocation:
         return self._configuration
 
     def client_settings(self) -> ClientSettings:
-        """Returns what a call to a resource manager needs of the configuration.
+        """Returns the values of the configuration that a call to a resource manager needs.
 
         Raises:
-            ConfigurationError: as `configuration`.
+            ConfigurationError: see `configuration`.
         """
         if not is_configured(self.config_file, os.environ):
             return ClientSettings()

@@ -67,7 +67,7 @@ def _options(
         typer.Option("--color", help="Whether the output has colour; auto: only on a terminal."),
     ] = ColorChoice.AUTO,
 ) -> None:
-    # See `__main__`. A caller that ignores Ctrl-C (nohup, a job in the background) is left alone.
+    # See `__main__`. If the caller ignores Ctrl-C (nohup, background jobs), it stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     choose_colour(color)
