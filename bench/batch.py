@@ -1,12 +1,12 @@
-"""Measures the batch runner of the client: what a thread of work costs it, in time and memory.
+"""Measures how much time and memory a thread of work costs the client's batch runner.
 
     python -m bench.batch [--threads 100000] [--slots 1000] [--seconds 0.5] [--folder DIR]
         [--results] [--profile]
 
-This process also plays the cluster: it grants slots, agrees to reuse them, and ends tasks after a
-number of seconds. The state file is real, on disk, and every commit is synced. Prints the CPU time
-of this process per thread of work (the played cluster is included), threads per second, the growth
-of its memory, its open files, and the size of its state file.
+This process also simulates the cluster: it grants slots, agrees to reuse them, and ends tasks after
+a number of seconds. The state file is real, on disk, and every commit is synced. The benchmark
+prints the CPU time of this process per thread of work (including the simulated cluster), threads
+per second, the growth of its memory, its open files, and the size of its state file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ most = {"files": 0, "tasks": 0}
 
 
 class Cluster:
-    """Plays the resource manager, its job and its slots."""
+    """Simulates the resource manager, its job and its slots."""
 
     job_id, secret, detached = "job", "secret", False
 
@@ -165,7 +165,7 @@ async def measure(threads: int, folder: Path, results: bool) -> None:
 
 def main() -> None:
     """Reads the command line and measures."""
-    global SLOTS_MAX, SECONDS  # the few lines above know no other way
+    global SLOTS_MAX, SECONDS  # the simulated cluster above reads these
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=100_000)
     parser.add_argument("--slots", type=int, default=SLOTS_MAX)

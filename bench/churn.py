@@ -5,15 +5,16 @@ refused, and how much capacity is stranded.
         [--policy first-fit --policy best-fit --policy pack --policy spread --policy balanced]
 
 Slots and hosts have the sizes of a real cluster. Slots stay for exponentially distributed times. On
-average, they need the part `--load` of the scarcer resource. A request for which no host has room
-is refused, and does not return. `--slots` arrive at once, then slots come and go. One turnover is
-one mean duration.
+average, they need the fraction `--load` of the scarcer resource. A request for which no host has
+room is refused, and does not return. First, the number `--slots` of slots arrives at once; then
+slots come and go. One turnover is one mean duration.
 
-Prints for each policy, at every half turnover: the number of slots, the part of arrivals that was
-refused since the line before, what is allocated, and what is stranded (free cpu and memory of hosts
-where no size of the trace fits). It also prints the CPU time of placing per arrival. `best-fit` is
-implemented here: it compares all hosts, and takes the one with the least sum of free parts. The
-other policies use the whole engine, with commands and answers.
+The benchmark prints a line for each policy at every half turnover: the number of slots, the
+fraction of arrivals that was refused since the previous line, allocated capacity, and stranded
+capacity (free cpu and memory of hosts where no size of the trace fits). It also prints the CPU time
+of placing per arrival. `best-fit` is implemented in this module: it compares all hosts, and takes
+the host with the least sum of free fractions. The other policies use the whole engine, with
+commands and answers.
 
 Sizes and hosts: the 24 most frequent requests (7,363 of 8,152) and the six most frequent kinds of
 nodes of the Alibaba GPU cluster trace of 2023, GPUs left out (Q. Weng et al., "Beware of
@@ -88,7 +89,7 @@ def mean(sizes: tuple[Size, ...]) -> tuple[float, float]:
 
 
 def cluster_for(slots: int, load: float, seed: int) -> list[Size]:
-    """Returns hosts in random order; `slots` need the part `load` of their scarcer resource."""
+    """Returns hosts in random order; `slots` need the fraction `load` of the scarcer resource."""
     scarcer = max(needed / there for needed, there in zip(mean(SLOTS), mean(HOSTS), strict=True))
     count = round(slots * scarcer / load)
     of_trace = sum(each.frequency for each in HOSTS)
@@ -115,7 +116,7 @@ class Policy(Protocol):
 
 
 class BestFit:
-    """Chooses the host with the least sum of free parts of cpu and memory."""
+    """Chooses the host with the least sum of its free fractions of cpu and memory."""
 
     def __init__(self, hosts: list[Size]) -> None:
         self._total = np.array([[each.cpu_milli, each.memory_mib] for each in hosts], dtype=float)
@@ -210,10 +211,10 @@ class Churn:
         self._random = random.Random(seed)
         self._weights = list(accumulate(each.frequency for each in SLOTS))
         self._running: list[tuple[str, Size, int]] = []
-        self._shown = (0, 0)  # arrivals and refusals at the line before
+        self._shown = (0, 0)  # arrivals and refusals at the previous line
         self.arrivals = 0
         self.refused = 0
-        self.spent_s = 0.0  # of CPU, with placing
+        self.spent_s = 0.0  # CPU seconds spent on placing
 
     def run(self, slots: int, turnovers: float) -> None:
         """Fills the cluster with `slots`, then lets slots come and go for `turnovers`."""

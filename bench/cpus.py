@@ -2,17 +2,17 @@
 
     python -m bench.cpus [--repeat 20] [--seed 1] [--by-need]
 
-Three hosts: two packages of 64 cores with two threads (256 cpus, 2 NUMA nodes); the same cpus on 8
-NUMA nodes; and 8 NUMA nodes with eight threads per core (1,024 cpus). Each host is tried empty,
-half full (slots of 4 cpus, node after node) and fragmented (half of the threads, chosen at random,
-are in use). Prints the CPU time of this process per decision, for slots of 2 to 200 cpus, also for
-those that do not fit:
+There are three hosts: two packages of 64 cores with two threads (256 cpus, 2 NUMA nodes); the same
+cpus on 8 NUMA nodes; and 8 NUMA nodes with eight threads per core (1,024 cpus). Each host is tried
+empty, half full (slots of 4 cpus, node after node) and fragmented (half of the threads, chosen at
+random, are in use). The benchmark prints the CPU time of this process per decision, for slots of 2
+to 200 cpus, including slots that do not fit:
 
-- choice of cpus: `take` alone, by bind policy and NUMA strategy;
+- choice of cpus: only `take`, by bind policy and NUMA strategy;
 - whole decision: `assign`, from a request and the ledger of the host to an assignment or a refusal,
   by NUMA alignment policy; "shared pool" is a slot without dedicated cpus;
-- first decision of a kind: the same before the answers for an empty host are cached. Equal hosts
-  share them.
+- first decision of a kind: `assign` before results for an empty host are cached. Equal hosts share
+  these results.
 
 A row has the median over the sizes and strategies, and the maximum.
 """
@@ -196,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--repeat", type=int, default=20, help="calls per figure")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random allocations")
-    parser.add_argument("--by-need", action="store_true", help="medians for each need too")
+    parser.add_argument("--by-need", action="store_true", help="also print medians for each need")
     options = parser.parse_args()
     gc.disable()
     for name, layout in HOSTS.items():

@@ -7,10 +7,10 @@ DEFAULT1 has all slots when MED1 arrives, whose group has weight 4 (fair: 12 and
 arrives in the group of DEFAULT1 (fair: 6, 48, 6), and ends later (fair: 12, 48). Threads of work
 take 0.5 to 1.5 times the mean duration. With --alike all take the same time, so they end together.
 
-For each mean duration and lookahead a row of Markdown: seconds from each of the three changes until
-every flow stays within 5 % of its share in every window of 60 s ("-": not before the next change);
-and the largest error in any window of 60 s that begins a minute and three mean durations after a
-change or later.
+The benchmark prints a row of Markdown for each mean duration and lookahead. The row has the seconds
+from each of the three changes until every flow stays within 5 % of its share in every window of 60
+s ("-": not before the next change). It also has the largest error in any window of 60 s that begins
+at least a minute plus three mean durations after a change.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m bench.devices [--hosts 500] [--gpus 8] [--profile]
 
-Every host has the same GPUs and a NIC for each pair of them; 16 hosts are a rack. No database, no
-network; CPU time of this process.
+Every host has the same GPUs, and a NIC for each pair of GPUs; 16 hosts are a rack. The benchmark
+uses no database and no network, and prints the CPU time of this process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def host_devices(gpus: int) -> HostDevices:
 
 
 def described(devices: HostDevices) -> str:
-    """Returns a topology with devices, as registrations keep it."""
+    """Returns a topology with devices, in the form in which registrations store it."""
     data = json.loads(topology())
     data["devices"] = [
         {
@@ -92,7 +92,7 @@ class DeviceBench:
         self.apply(JobRegistered(AT, "job", "job", "default", None, "s", "r"))
 
     def apply(self, *events: Event) -> float:
-        """Applies events and decides until nothing is left over; returns the CPU time in ms."""
+        """Applies events and decides until no work is left; returns the CPU time in ms."""
         started = time.process_time()
         for event in events:
             step(self.state, event)
@@ -123,7 +123,7 @@ def run(hosts: int, gpus: int) -> None:
         placed = len(bench.state.slots)
         print(f"  {title:<44}{ms:>9.0f} ms  {placed} slots, {ms / placed * 1e3:.0f} us each")
     bench = DeviceBench(hosts, gpus)
-    # A slot on each host, so that no rack has enough.
+    # Each host gets slots, so that no rack has enough free GPUs.
     fill = tuple(spec(f"s{at}", 100) for at in range(hosts * (gpus - 4)))
     bench.apply(RequestsSubmitted(AT, "job", fill))
     members = tuple(spec(f"g{at}", 100 * gpus, gang="gang") for at in range(80 // gpus))

@@ -4,22 +4,23 @@ accept every order.
     python -m bench.engine [--hosts 1000] [--slots 10000] [--strategy first-fit --strategy pack]
         [--candidates 8] [--passes 5] [--workload FILE]
 
-Prints, as CPU time of this process, for each strategy:
+The benchmark prints the CPU time of this process, for each strategy:
 
-- counted: one placement pass that fills an empty cluster. Its input are entries with a count, its
-  output is how many slots of each entry go on each host. The indexes are exact again at the end.
-  The figure is the least of several passes, each on a new cluster.
-- expanded: the same with events and effects: a request, a slot and an order for each, from the
-  submission until the commands are written. The steps before and after it are shown as well.
+- counted: one placement pass that fills an empty cluster. Its input are entries with a count, and
+  its output is the number of slots of each entry on each host. The time includes the correction of
+  the indexes at the end. The figure is the least of several passes, each on a new cluster.
+- expanded: a pass with events and effects, which makes a request, a slot and an order for each
+  slot, from the submission until the commands are written. The steps before and after the pass are
+  shown as well.
 - the arrival of jobs with 10 slots at the full cluster, one at a time; each is answered and then
   released. Also a full report of every host, an explanation, and the sums of the cluster.
 - the release of all slots.
 
-Both passes go through the same function (`Placer.place`). "hosts used" is after the pass.
+Both passes call the same function (`Placer.place`). "hosts used" is the number after the pass.
 
-The workload is the one of `gen_workload` below (N equal hosts of 16 cores and 64 GiB with a pool
-per memory part, 24 slot profiles, jobs of 5 to 100 slots over 2 to 5 of them), made from a
-fixed seed, or read from a file of the same format ("finegrain-wl-1").
+`gen_workload` makes the workload from a fixed seed: N equal hosts of 16 cores and 64 GiB with a
+pool per memory part, 24 slot profiles, and jobs of 5 to 100 slots with 2 to 5 of these profiles.
+Alternatively, the workload is read from a file of the same format ("finegrain-wl-1").
 """
 
 from __future__ import annotations

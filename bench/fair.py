@@ -9,8 +9,8 @@ that all jobs request, and for ten profiles of which each job requests one:
 
 - submission: all jobs with their ranges;
 - burst: one pass that fills the empty cluster, per slot;
-- steady: the cluster is full. One slot ends, one is placed, and time passes in between. "choose and
-  place" is `place_waiting`; the other work of a slot is shown separately;
+- steady: the cluster is full. One slot ends, another slot is placed, and time passes in between.
+  "choose and place" is `place_waiting`; the other work of a slot is shown separately;
 - side by side: `--alone` requests of one job, then of 2 and of 10 jobs, placed in one pass.
 
 Half of the groups have other weights than 1.

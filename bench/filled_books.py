@@ -53,7 +53,7 @@ PROFILES = tuple(
     for managed in (0, 512 * MIB)
 )
 TOO_LARGE = ResourceProfile(cpu_milli=500_000, task_heap_memory_bytes=GIB)
-"""Fits on no host: a request for it waits indefinitely, if it may."""
+"""This profile fits on no host. A request for it waits indefinitely if it has `allow_pending`."""
 
 ISOLATION = Isolation(
     cpu="quota",
@@ -77,7 +77,7 @@ class Size:
 
 @cache
 def machine() -> resources_pb2.HostTopology:
-    """Returns what detection finds on the machine."""
+    """Returns the topology that detection finds on the machine."""
     with (
         tempfile.TemporaryDirectory() as folder,
         tarfile.open(TOPOLOGIES / f"{MACHINE}.tar.xz") as packed,

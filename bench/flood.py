@@ -1,4 +1,4 @@
-"""Measures what a job master that floods the resource manager costs it, and other job masters.
+"""Measures the effect of a job master that floods the resource manager with requests.
 
     .venv/bin/python -m bench.flood [--requests 1000000] [--call-items 10000] [--parallel 100]
         [--streams 16] [--rude] [--database sqlite|postgresql] [--json]
@@ -12,8 +12,9 @@ Three real processes take part:
 - light executors that send heartbeats, with another job, which requests one slot at a time, waits
   for the grant, and releases the slot.
 
-Prints the time from the other job's request to its grant: without the flood, with it, and while the
-flooder's job ends. Also prints the memory of the resource manager.
+The benchmark prints the time from a request of the other job to its grant: without the flood,
+during the flood, and while the flooder's job ends. It also prints the memory of the resource
+manager.
 """
 
 from __future__ import annotations

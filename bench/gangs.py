@@ -1,10 +1,10 @@
-"""Measures what gangs cost the resource manager's engine on clusters that are nearly full: no
-database, no RPC, and simulated executors that accept every order.
+"""Measures the cost of gangs for the resource manager's engine on nearly full clusters, without
+database and RPC. Simulated executors accept every order.
 
     python -m bench.gangs [--hosts 1000 --hosts 10000] [--arrivals 50] [--waiting 1000]
 
-Prints, as CPU time of this process, for each size of the cluster (hosts in racks of 40, filled with
-the workload of `bench.engine`, seventeen slots a host):
+The benchmark prints the CPU time of this process, for each size of the cluster (hosts in racks of
+40, filled with the workload of `bench.engine`, 17 slots per host):
 
 - a gang of 4 arrives, until its commands are written, for each placement; each is then released;
 - gangs of different kinds arrive that do not fit (8 to 40 members, each needs most of a host):

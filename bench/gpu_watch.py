@@ -2,9 +2,9 @@
 
     nice -n 5 python -m bench.gpu_watch [--runs 20]
 
-A real executor (as root) reads GPUs from the driver for tests. In each run, a task is above its
-share from a random moment within a second on. The time from that moment until its job master sees
-the end of the task is measured. A real driver adds the time of its own calls.
+A real executor (as root) reads fake GPUs from the test driver. In each run, a task exceeds its
+share from a random moment on. The benchmark measures the time from this moment until the job master
+learns that the task has ended. With a real driver, its calls take additional time.
 """
 
 from __future__ import annotations

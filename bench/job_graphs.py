@@ -46,7 +46,7 @@ def pipeline(slots: int, tasks: int) -> fg.JobGraph:
 
 
 def run(plan: Plan) -> tuple[float, int]:
-    """Runs the schedule; all requests are granted at once, and all tasks end well.
+    """Runs the schedule; all requests are granted at once, and all tasks succeed.
 
     Returns the seconds, and the number of tasks.
     """

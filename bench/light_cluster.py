@@ -1,9 +1,9 @@
 """Light executors and job masters, for benchmarks of the resource manager.
 
-They use the whole protocol over real gRPC, with separate channels. They do as little as possible: a
-slot is only the message that ordered it, and every answer is immediate. So a measurement shows the
-cost of the resource manager. All executors share one address, because every command names its
-executor. The resource manager dials this address once for each of them.
+They use the whole protocol over real gRPC, with separate channels, but do as little work as
+possible: a slot is only the message that ordered it, and every answer is immediate. So a
+measurement shows the cost of the resource manager. All executors share one address, because every
+command names its executor. The resource manager dials this address once for each executor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MEMORY_BYTES = 256 * GIB
 ISOLATION = resources_pb2.IsolationReport(
     cpu="quota", cpuset="cpuset", memory="limit", pids="limit", kill="cgroup", driver="v2"
 )
-"""What every slot says is enforced for it."""
+"""The isolation report of every slot."""
 POLL_S = 0.02
 PATIENCE_S = 120.0
 ACKNOWLEDGE_INTERVAL_S = 1.0
@@ -100,7 +100,7 @@ class LightExecutor:
         if not self.devices.devices:
             return request
         devices_to_topology(self.devices, request.topology)
-        # Only hosts that describe their cpus give out devices.
+        # Slots can get devices only on hosts that describe their cpus.
         request.host_cpus.slot_cpus = request.shared_cpus
         request.host_cpus.numa.extend(
             cpus_pb2.NumaCapacity(numa_node_id=n, memory_bytes=MEMORY_BYTES // 2) for n in range(2)

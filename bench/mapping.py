@@ -1,11 +1,12 @@
-"""Measures the compiled conversions against the same ones written by hand.
+"""Compares the time of compiled conversions with conversions that are written by hand.
 
     python -m bench.mapping [--repeat 2000]
 
-Four conversions that calls, heartbeats and restarts make most often: a slot as the client reads it,
-a request and an event as the resource manager writes them, and a request as a row of its table,
-both ways. Each is measured in turns with a version written by hand. The least of all turns counts,
-because other work on the host only adds to it. Prints microseconds of each, and their ratio.
+It measures the conversions that calls, heartbeats and restarts make most often: a slot as the
+client reads it, a request and an event as the resource manager writes them, and a request to and
+from a row of its table. The compiled version and the version written by hand run in turn. The least
+of all turns counts, because other work on the host only makes a turn longer. The benchmark prints
+the microseconds of both versions, and their ratio.
 """
 
 from __future__ import annotations

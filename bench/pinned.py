@@ -1,5 +1,5 @@
-"""Measures what it costs to place slots with dedicated cpus: no database, no RPC, and simulated
-executors that accept every order.
+"""Measures the cost of placing slots with dedicated cpus, without database and RPC. Simulated
+executors accept every order.
 
     python -m bench.pinned [--hosts 1000 --hosts 10000] [--strict 0] [--slots 300]
 
@@ -11,11 +11,11 @@ command is written:
 - slots that are placed and released one after the other: plain, pinned, with whole cores, on one
   NUMA node (median and maximum);
 - many pinned slots of one job at once;
-- a slot that the index rules out on all hosts, and one that the index admits on all hosts although
-  it fits on none: the first search, and the end of a slot with the search that follows;
+- a slot that the index rules out on all hosts, and a slot that the index admits on all hosts
+  although it fits on none: the first search, and the end of a slot with the search that follows;
 - the rejection of a request that would fit on no host even when empty.
 
-With `--strict N`, N hosts align all slots. Requests for amounts alone are then placed there too.
+With `--strict N`, N hosts align all slots. Requests that name only amounts are also placed on them.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def topology() -> str:
 
 
 def announced(*, strict: bool) -> str:
-    """Returns what a host announces about its cpus."""
+    """Returns the announcement of a host's cpus."""
     numa = [{"numa_node_id": node, "memory_bytes": 64 * GIB} for node in range(NODES)]
     policy = {"policy": {"alignment": "SingleNUMANode"}} if strict else {}
     return json.dumps({"slot_cpus": f"0-{CPUS - 1}", "numa": numa, **policy})

@@ -6,17 +6,17 @@ Prints, for each backlog, the least and the median CPU time of this process for 
 executors it requests, and their cost compared with a lower bound (the linear relaxation, in which
 executors and requests can be divided). The backlogs are:
 
-- all requests equal; 24 and 1,000 different ones; all different;
-- all different, with a tenth of the executors requested already, and with all of them;
+- all requests equal; 24 and 1,000 different requests; all requests different;
+- all different, with a tenth of the executors already requested, and with all of them requested;
 - all different, with a limit on the totals that serves about a third; the same with a tenth
-  requested already; and the same in three zones, of which every second request names one;
+  already requested; and the same in three zones, where every second request names a zone;
 - large requests that nearly fill an executor.
 
-At the end, the whole engine plans for all different requests: the decisions of the planning pass,
-their longest and their sum.
+At the end, the whole engine plans for requests that are all different. The benchmark prints the
+number of decisions of the planning pass, the time of the longest, and their total time.
 
-Shapes have 4 to 64 cpus, with 2 to 8 GiB for each cpu. Their prices follow their size, plus or
-minus a tenth. All random numbers come from a fixed seed.
+Shapes have 4 to 64 cpus, with 2 to 8 GiB for each cpu. Their prices are in proportion to their
+size, plus or minus a tenth. All random numbers come from a fixed seed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def backlog(
 
 
 def labelled(asked: Backlog, chance: random.Random) -> Backlog:
-    """Returns a backlog in three zones, of which every second request names one."""
+    """Returns a backlog in three zones; every second request names a zone."""
     zones = [{"zone": name} for name in "abc"]
     demands = [
         replace(each, labels=tuple(chance.choice(zones).items())) if at % 2 else each
@@ -113,9 +113,9 @@ def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def bound(asked: Backlog, plan: Plan) -> float:
     """Returns a lower bound of the cost of any executors that serve these amounts.
 
-    It is the dual of the linear relaxation: the largest value of the served amounts, at prices of
-    cpu and memory for which no executor is worth more than its cost. The optimum is where two such
-    conditions meet.
+    It solves the dual of the linear relaxation: the largest value of the served amounts, at prices
+    of cpu and memory for which no executor is worth more than its cost. The optimum is at a point
+    where two of these conditions are equalities.
     """
     cpu = memory = 0
     for new in plan.new:

@@ -67,7 +67,7 @@ class Asked:
     cpu_ms: float = 0.0
     commit_cpu_ms: float = 0.0
     transactions: int = 0
-    bytes_per_member: float = 0.0  # that Python has taken
+    bytes_per_member: float = 0.0  # memory allocated by Python
     rows: int = 0
     database_bytes: int = 0
 
@@ -78,13 +78,13 @@ class Through:
 
     members: int = 0
     running: int = 0
-    cpu_us: float = 0.0  # of the engine, per member, from placing to giving back
+    cpu_us: float = 0.0  # CPU time of the engine per member, from placing to release
     commit_cpu_us: float = 0.0
-    bytes_per_running: float = 0.0  # that Python has taken more, at half time
-    bytes_after: int = 0  # the same, when all that ran have ended
+    bytes_per_running: float = 0.0  # additional memory of Python, halfway through
+    bytes_after: int = 0  # additional memory of Python, when all served members have ended
     requests_after: int = 0
     rows_after: int = 0
-    row_bytes_max: int = 0  # of the part with most disorder, at half time
+    row_bytes_max: int = 0  # longest row of a range part, halfway through
     read_again_ms: float = 0.0
 
 
@@ -93,10 +93,10 @@ class Process:
     """The figures of the real process."""
 
     calls: int
-    call_s: float = 0.0  # all of them, by the clock
+    call_s: float = 0.0  # wall time of all calls
     cpu_s: float = 0.0
-    rss_bytes: int = 0  # more than before
-    ready_s: float = 0.0  # after a kill
+    rss_bytes: int = 0  # growth of resident memory
+    ready_s: float = 0.0  # from a kill until the process serves
     ready_empty_s: float = 0.0
 
 
@@ -114,7 +114,7 @@ class Figures:
 class TimedExecutor(FakeExecutor):
     """A simulated executor that measures its own CPU time."""
 
-    cpu_s = 0.0  # of all of them
+    cpu_s = 0.0  # CPU time of all simulated executors
 
     def execute(self, command: Command, at: Instant, rm_epoch: int) -> Event:
         """Executes a command."""

@@ -9,10 +9,10 @@ executor gets its first slot, because a job that is alone would get all slots, a
 count. After `--seconds`, DEFAULT2 is cancelled; after the same time MED1, and then DEFAULT1. So
 there are three phases, with shares of 8:1:1, 8:2 and all by weight.
 
-Prints a row of Markdown for each phase, without its first fifth, in which shares settle. It has the
-cpu seconds of each job, as the control groups of its tasks measured them, their shares, the shares
-by weight, and the load of the host. A thread that overlaps the beginning or end of a phase counts
-in part.
+The benchmark prints a row of Markdown for each phase, without its first fifth, in which shares
+settle. The row has the cpu seconds of each job, measured by the control groups of its tasks, their
+shares, the shares by weight, and the load of the host. A thread that overlaps the beginning or end
+of a phase counts in proportion.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CPU_MILLI = 2_000
 JOBS = {"MED1": "medium", "DEFAULT1": "default", "DEFAULT2": "default"}
 WEIGHTS = {"medium": 4.0, "default": 1.0}
 SETTLING = 0.2
-"""The part of a phase that is left out."""
+"""The fraction of a phase, at its beginning, that is left out."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Phase:
     jobs: tuple[str, ...]
     begin_s: float
     end_s: float
-    load: float  # of the host at its end, over a minute
+    load: float  # one-minute load of the host at the end of the phase
 
 
 async def measure(cluster: fg.Cluster, args: argparse.Namespace, folder: Path) -> list[Phase]:
@@ -89,14 +89,14 @@ def cpu_within(results: list[ThreadResult], begin_s: float, end_s: float) -> flo
 
 
 def overlap(start: datetime, end: datetime, begin_s: float, end_s: float) -> float:
-    """Returns the part of a thread's time between two moments."""
+    """Returns the fraction of a thread's time that is between two moments."""
     first, last = start.timestamp(), end.timestamp()
     inside = min(last, end_s) - max(first, begin_s)
     return max(0.0, inside / max(last - first, 1e-3)) if last > first else float(first >= begin_s)
 
 
 def entitled(names: tuple[str, ...]) -> dict[str, float]:
-    """Returns the shares by weight: of groups, then of the jobs in each."""
+    """Returns each job's share by weight: its group's share, divided among the group's jobs."""
     groups = {JOBS[name] for name in names}
     whole = sum(WEIGHTS[group] for group in groups)
     return {

@@ -3,12 +3,12 @@
     .venv/bin/python -m bench.restart [--executors 10000] [--slots 100000] [--queued 200000]
         [--returning 2000] [--database sqlite|postgresql] [--seconds 20] [--json]
 
-Fills databases through the store (`filled_books.py`), starts the real process on each, and measures
-until it has registered a job. Memory is the growth of its resident set: with executors, compared
-with an empty database; with waiting requests, compared with none, once as restored from the
-database and once as submitted over the network. At the end, `--returning` executors (0: none) of a
-second process register at once, and send heartbeats for `--seconds`. The longest time without a
-heartbeat must stay below the lost timeout.
+The benchmark fills databases through the store (`filled_books.py`), starts the real process on each
+database, and measures the time until the process has registered a job. It also measures the growth
+of the resident memory: with executors, compared with an empty database; with waiting requests,
+compared with no requests, once restored from the database and once submitted over the network. At
+the end, `--returning` executors (0: none) of a second process register at the same time, and send
+heartbeats for `--seconds`. The longest time without a heartbeat must stay below the lost timeout.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Executors that return to a restarted resource manager at once, in a separate process, for
 benchmarks.
 
-Each has its own connection. It sends a report, must register again, registers with its
-topology and slots, and then sends a heartbeat every `REPORT_INTERVAL_S`. Nothing is carved, and no
-server listens: the resource manager sends no commands to executors whose slots agree with its
-state.
+Each executor has its own connection. It sends a report, is asked to register again, registers with
+its topology and slots, and then sends a heartbeat every `REPORT_INTERVAL_S`. No slot is carved and
+no server listens, because the resource manager sends no commands to executors whose slots agree
+with its state.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ CALL_TIMEOUT_S = 10.0
 class Returned:
     """The result of the return."""
 
-    registered_s: float  # until the last one was registered, from when the first one called
-    longest_silence_s: float  # of any executor, from one acknowledged report to the next
+    registered_s: float  # from the first call until the last executor was registered
+    longest_silence_s: float  # longest time between two acknowledged reports of an executor
     failed_calls: int
-    cpu_s: float  # of this process
+    cpu_s: float  # CPU time of this process
 
 
 def registration(number: int, slots: list[Slot]) -> rm_pb2.RegisterExecutorRequest:
@@ -130,7 +130,7 @@ class _Executor:
         self._authority = authority
         self._registration = registration
         self._registered = registered
-        self._number = 0  # of the last report
+        self._number = 0  # number of the last report
         self._heard_s = 0.0
         self.longest_silence_s = 0.0
         self.failed_calls = 0

@@ -1,5 +1,5 @@
-"""Measures what one call costs a server: blocking or asyncio, with and without the guard, and
-streams.
+"""Measures the cost of one call for a blocking and an asyncio server, with and without the guard,
+and the cost of streams.
 
     .venv/bin/python -m bench.rpc [--seconds 5] [--concurrency 32] [--json]
 

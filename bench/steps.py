@@ -1,5 +1,5 @@
-"""Measures how long single steps of the writer take while a million requests are queued: no
-database, no RPC, and simulated executors that accept every order.
+"""Measures how long single steps of the writer take while a million requests are queued, without
+database and RPC. Simulated executors accept every order.
 
     python -m bench.steps [--hosts 5000] [--requests 1000000] [--classes 10] [--slowest 8] [--each]
 
@@ -165,7 +165,7 @@ class Life(Bench):
         self.carry_out(self.batch(*events))
 
     def carry_out(self, effects: list[Effect]) -> None:
-        """Lets the executors execute commands, and those that follow."""
+        """Lets the executors execute commands, and the commands that follow from their answers."""
         most = LaneLimits().urgent_items_max
         while answers := self.answers(effects):
             effects = []
@@ -211,7 +211,7 @@ class Life(Bench):
                 self.call(make(self.at))
 
     def cancel(self, job: str, names: Sequence[str]) -> None:
-        """Cancels requests. Those that a step did not reach are sent to the engine again."""
+        """Cancels requests. Requests that a step did not reach are sent to the engine again."""
         for some in _chunks(names):
             left = some
             while left:
@@ -372,7 +372,7 @@ def reads(life: Life, job: str) -> None:
 
 
 def large_host(life: Life) -> ExecutorRegistered:
-    """Returns a host with room for a thousand slots, which only requests with its label use."""
+    """Returns a host with room for a thousand slots. Only requests with its label use the host."""
     total = {"cpu_milli": 100 * LARGE_SLOTS, "memory_bytes": 64 * MIB * LARGE_SLOTS}
     life.totals["large"], life.tables["large"], life.numbers["large"] = total, {}, 1
     registration = Registration("large", "large", "large:7000", total, {}, SMALL, labels=(LARGE,))

@@ -2,8 +2,9 @@
 
     .venv/bin/python -m bench.stoppable_rm JSON     (what `StoppableManager.start` does)
 
-It is an ordinary resource manager with `--standby`, with one difference. If its stop file names a
-place in a write transaction, the process stops itself (SIGSTOP) when it reaches that place next.
+It is an ordinary resource manager with `--standby`, with one difference: if its stop file names a
+place in a write transaction, the process stops itself (SIGSTOP) the next time it reaches this
+place.
 """
 
 from __future__ import annotations

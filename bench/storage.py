@@ -3,10 +3,10 @@
     .venv/bin/python -m bench.storage [--seconds 2] [--url URL ...] [--json]
 
 Each batch is one `Store.commit`. Of every four rows, one is a request, one a slot, one an entry of
-a job's log, and one an update of an earlier request. This is what the database gets when requests
-are placed. Without `--url` it measures an SQLite file in the file system of the working directory,
-and a PostgreSQL server that it starts, both with full durability. One writer commits batch after
-batch; the service fills the next batch during a commit.
+a job's log, and one an update of an earlier request. The database gets such rows when requests are
+placed. Without `--url`, the benchmark measures an SQLite file in the file system of the working
+directory, and a PostgreSQL server that it starts, both with full durability. One writer commits one
+batch after the other. (The real service fills the next batch during a commit.)
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""Measures how long a cluster has no leader, and checks that the earlier leader does nothing after
-it.
+"""Measures how long a cluster has no leader, and checks that a replaced leader does nothing more.
 
     .venv/bin/python -m bench.takeover [--trials 100] [--sqlite-trials 20] [--json]
 
 Two real resource managers with `--standby` share a real database. Executors check epochs like real
 ones, and a job master requests slots all the time. On PostgreSQL the leader is killed, stopped
-(SIGSTOP), or stopped inside a write transaction, in turn. A stopped one is continued after the
-other has taken over. On SQLite the leader is killed.
+(SIGSTOP), or stopped inside a write transaction, in turn. A stopped leader is continued after the
+other resource manager has taken over. On SQLite the leader is killed.
 
-Prints the seconds from the fault to the new leader's committed epoch, and to the first request that
-the job master sees acknowledged after that, with the same list of addresses. These count as
-violations: a row that was written while another process led (a trigger in the database checks it),
-an epoch that falls, a command of an older epoch that an executor executed, and a gap or a repeated
-event in the job's stream.
+The benchmark prints the seconds from the fault until the new leader has committed its epoch, and
+until the job master's first request is acknowledged after that, with the same list of addresses.
+These count as violations: a row that was written while another process led (a trigger in the
+database checks it), an epoch that falls, a command of an older epoch that an executor executed, and
+a gap or a repeated event in the job's stream.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ else:
     _Servicer = TaskExecutorServiceServicer
 
 
-# Executors that follow as real ones do, and remember what they received.
+# Executors that find the leader like real executors, and record the commands that they receive.
 
 
 class Executors(_Servicer):

@@ -1,4 +1,4 @@
-"""Default directories of state and sockets: for root those of the system, for others XDG's."""
+"""Default directories of state and sockets: system directories for root, else XDG directories."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_private(directory: Path) -> None:
     """Creates a directory of `run_directory` and its parent, or checks that they are private.
 
     Raises:
-        ConfigurationError: it cannot be created, or another user could have written to it.
+        ConfigurationError: a directory cannot be created, or other users can write to it.
     """
     for path in (directory.parent, directory):
         try:

@@ -34,9 +34,10 @@ def main() -> None:
 
 
 def _fill_closed_descriptors() -> None:
-    """Opens /dev/null as standard input, output or error where the caller has closed it.
+    """Opens /dev/null in place of standard input, output or error that the caller has closed.
 
-    Otherwise the next file or socket that is opened would get that number, and be taken for it.
+    Otherwise the next file or socket that is opened would get this number, and code would use it as
+    standard input, output or error.
     """
     for number in range(3):
         try:

@@ -126,7 +126,7 @@ def write_file(name: str, text: str) -> None:
     """Writes a text file that the user named.
 
     Raises:
-        ConfigurationError: it cannot be written.
+        ConfigurationError: the file cannot be written.
     """
     try:
         Path(name).write_text(text, encoding="utf-8")

@@ -8,12 +8,15 @@ when needed.
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finegrain import targets
+from finegrain.directories import state_directory
 from finegrain.errors import Reason, Unavailable
 from finegrain.rpc.addresses import is_loopback, parse_address
 from finegrain.targets import Target
+from finegrain_cli.config.sources import ClientSettings
 from finegrain_cli.context import Invocation, current
 
 if TYPE_CHECKING:
@@ -35,15 +38,12 @@ def resolve_target(invocation: Invocation | None = None) -> Target:
         FinegrainError: see `finegrain.targets.resolve_target`.
         ConfigurationError: the configuration is invalid.
     """
-    from finegrain_cli.config.daemon_options import rm_state_dir
-
     invocation = invocation or current()
-    settings = invocation.configuration().settings
-    client = settings.client
+    client = invocation.client_settings()
     return targets.resolve_target(
-        invocation.manager or tuple(client.manager),
+        invocation.manager or client.manager,
         invocation.credentials or client.credentials,
-        state_dir=rm_state_dir(settings.rm),
+        state_dir=_own_state_dir(client),
     )
 
 
@@ -82,12 +82,17 @@ def open_cluster_async(budget_s: float) -> finegrain_client.Cluster:
     )
 
 
+def _own_state_dir(client: ClientSettings) -> Path:
+    """Returns the state directory of a resource manager that this host may run."""
+    return Path(client.rm_state_dir) if client.rm_state_dir else state_directory("rm")
+
+
 def _check_listens(target: Target) -> None:
-    """Checks that a local resource manager can be there at all, so that a command fails at once.
+    """Checks whether any process listens at a loopback address, so that a command fails at once.
 
     Raises:
-        Unavailable: all addresses are loopback addresses at which nothing listens, and no note says
-            that a resource manager runs there, which may be about to start or to restart.
+        Unavailable: all addresses are loopback addresses, no process listens at them, and no note
+            names a resource manager there. With such a note, the manager may just be restarting.
     """
     if not all(map(is_loopback, target.addresses)):
         return
@@ -99,9 +104,7 @@ def _check_listens(target: Target) -> None:
         except OSError:
             return
         return
-    from finegrain_cli.config.daemon_options import rm_state_dir
-
-    own = rm_state_dir(current().configuration().settings.rm)
+    own = _own_state_dir(current().client_settings())
     if any(each.address in target.addresses for each in targets.local_managers(own)):
         return
     raise Unavailable(

@@ -1,15 +1,17 @@
 """The options of the current invocation: configuration, form of the output, addresses.
 
-Commands get them from `current()`. Nothing here imports gRPC.
+Commands get these options from `current()`. This module does not import gRPC.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from finegrain_cli.config.sources import ClientSettings, is_configured
 from finegrain_cli.text.output import OutputFormat
 
 if TYPE_CHECKING:
@@ -38,6 +40,20 @@ class Invocation:
             self._configuration = load_configuration(self.config_file)
             warn_of(self._configuration)
         return self._configuration
+
+    def client_settings(self) -> ClientSettings:
+        """Returns the values of the configuration that a call to a resource manager needs.
+
+        Raises:
+            ConfigurationError: see `configuration`.
+        """
+        if not is_configured(self.config_file, os.environ):
+            return ClientSettings()
+        settings = self.configuration().settings
+        return ClientSettings(
+            **{**settings.client.model_dump(), "manager": tuple(settings.client.manager)},
+            rm_state_dir=settings.rm.state_dir,
+        )
 
 
 def warn_of(configuration: Configuration) -> None:

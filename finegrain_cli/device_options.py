@@ -1,4 +1,4 @@
-"""Options that request devices: from the texts on the command line to amounts and hints."""
+"""Converts options that request devices from texts on the command line to amounts and hints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OPTIONS: Final = {
 }
 """Options by name of the resource."""
 
-# The longest names first, because one begins with another.
+# The longest names come first, because some names are the beginning of others.
 _ANY_NAME: Final = "|".join(map(re.escape, sorted(_OPTIONS, key=len, reverse=True)))
 _NAME: Final = re.compile(rf"(?<![\w.-])(?:{_ANY_NAME})(?![\w.-]|\.\w)")
 
@@ -40,13 +40,12 @@ _LIMITED_GPUS: Final = ("gpu", *_PERCENT, "gpu-memory")
 
 
 def device_dimensions(name: str) -> tuple[str, ...]:
-    """Returns the dimensions that a limit of this name is about; none: it is no device.
+    """Returns the dimensions that a limit with this name applies to; empty: it names no device.
 
-    `device.NAME` names a configured type, and `extended.NAME` a countable resource, whatever it is
-    called.
+    `device.NAME` always names a configured device type, and `extended.NAME` a countable resource.
 
     Raises:
-        InvalidArgument: it begins like the name of an amount of GPUs, and is none.
+        InvalidArgument: the name begins like a name of GPU amounts, but there is no such name.
     """
     kind = name.removeprefix(DEVICE_PREFIX)
     if kind.startswith("gpu") and kind not in _LIMITED_GPUS:
@@ -59,10 +58,10 @@ def device_dimensions(name: str) -> tuple[str, ...]:
 
 
 def device_limit(option: str, name: str, text: str) -> int:
-    """Returns a limit in the unit of its dimension, from the unit in which `run` takes it.
+    """Returns a limit in the unit of its dimension; `text` is in the unit of `finegrain run`.
 
     Raises:
-        InvalidArgument: it cannot be read.
+        InvalidArgument: `text` is not a valid amount.
     """
     kind = name.removeprefix(DEVICE_PREFIX)
     if kind == "gpu-memory":
@@ -76,7 +75,7 @@ def device_limit(option: str, name: str, text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """The options as typed; `gpu`, `rdma`, `fpga` and `device` in devices."""
+    """The options as typed; `gpu`, `rdma`, `fpga` and `device` are numbers of devices."""
 
     gpu: str = ""
     gpu_core: int = 0
@@ -113,14 +112,14 @@ class DeviceOptions:
         return found
 
     def hints(self) -> tuple[fg.DeviceHint, ...]:
-        """Returns how the devices are chosen."""
+        """Returns hints: the GPU model, and that NICs must be near the GPUs."""
         import finegrain_client
 
         found = []
         gpus = any((self.gpu, self.gpu_core, self.gpu_memory, self.gpu_memory_ratio))
         if self.gpu_model:
             found.append(finegrain_client.DeviceHint(type="gpu", model=self.gpu_model))
-        # A NIC at another switch than the GPUs would cost bandwidth.
+        # A NIC at another PCIe switch than the GPUs would reduce the bandwidth.
         if self.rdma and gpus:
             found.append(finegrain_client.DeviceHint(type="rdma", near="gpu"))
         return tuple(found)
@@ -155,7 +154,8 @@ def _hundredths(option: str, text: str) -> int:
     """Returns a number of devices in hundredths.
 
     Raises:
-        InvalidArgument: it is no number, or neither a part of one device nor a whole number.
+        InvalidArgument: `text` is not a number, or is neither a part of one device nor a whole
+            number.
     """
     hundredths = _in_hundredths(option, text)
     if hundredths > WHOLE and hundredths % WHOLE:
@@ -166,14 +166,14 @@ def _hundredths(option: str, text: str) -> int:
 
 
 def _in_hundredths(option: str, text: str) -> int:
-    """Returns a number of devices in hundredths, whether they are whole or not."""
+    """Returns a number of devices in hundredths; the number need not be whole."""
     if not _NUMBER.fullmatch(text):
         raise InvalidArgument(option, text, "a number such as 2 or 0.5, in hundredths at the most")
     return int(Decimal(text) * WHOLE)
 
 
 def _about_options(error: InvalidArgument, typed: Mapping[str, str]) -> InvalidArgument:
-    """Returns an error about resources as one about the options that name them.
+    """Converts an error about resources into an error about the options that the user typed.
 
     Args:
         error: the error.

@@ -22,10 +22,10 @@ def load_graph(text: str) -> JobGraph:
     """Returns the graph that a user named on the command line.
 
     Args:
-        text: FILE.toml, or FILE.py:NAME, where NAME is a function that returns a graph, or a graph.
+        text: FILE.toml, or FILE.py:NAME, where NAME is a graph or a function that returns a graph.
 
     Raises:
-        InvalidArgument: it is neither, or the file's content is wrong.
+        InvalidArgument: `text` has another form, or the file's content is wrong.
         ConfigurationError: the file cannot be read.
     """
     if found := _PYTHON.fullmatch(text):
@@ -69,7 +69,7 @@ def _from_python(text: str, file: Path, name: str) -> JobGraph:
 
 
 def _described(error: BaseException, file: Path) -> str:
-    """Returns the error, and the last line of the user's file that led to it, if there is one."""
+    """Returns the error, and the last line of the user's file in its traceback, if any."""
     name = type(error).__name__
     what = f"it raised {name}: {error}" if str(error) else f"it raised {name}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -78,7 +78,7 @@ def _described(error: BaseException, file: Path) -> str:
 
 
 def _imported(file: Path) -> ModuleType:
-    """Runs a Python file as a module; as for a script, its folder is searched for imports."""
+    """Runs a Python file as a module. Imports find modules in its folder, as in a script."""
     spec = importlib.util.spec_from_file_location(f"finegrain_job_{file.stem}", file.resolve())
     if spec is None or spec.loader is None:
         raise ConfigurationError(f"{file} cannot be read as Python")

@@ -1,4 +1,7 @@
-"""The `finegrain` command: registers all commands. Each is in `commands` and imports lazily."""
+"""The `finegrain` command: its own options, and the entry point.
+
+The commands are in `commands`; `command_tree` loads the one that is used.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,13 @@ from typing import Annotated
 
 import typer
 
-from finegrain_cli.commands import (
-    advise,
-    batch,
-    daemons,
-    database,
-    devices,
-    elastic,
-    executors,
-    groups,
-    host,
-    identities,
-    job,
-    lists,
-    operate,
-    run,
-    settings,
-    simulate,
-    slot,
-)
+from finegrain_cli.command_tree import COMPLETE_VARIABLE, CommandTree
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.text.output import ColorChoice, choose_colour
 
 app = typer.Typer(
     name="finegrain",
+    cls=CommandTree,
     help="Run tasks in slots of any size on a cluster, and see why a request waits.",
     epilog="\b\nExamples:\n  finegrain up\n  finegrain run --cpu 0.5 -- hostname    (in another "
     "terminal)",
@@ -44,31 +30,12 @@ app = typer.Typer(
     add_completion=False,  # `finegrain completion` prints the scripts
 )
 
-for module in (
-    run,
-    batch,
-    job,
-    daemons,
-    executors,
-    lists,
-    advise,
-    operate,
-    groups,
-    elastic,
-    slot,
-    devices,
-    host,
-    identities,
-    database,
-    simulate,
-    settings,
-):
-    module.register(app)
-
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        settings.show_version()
+        from finegrain_cli.commands.settings import show_version
+
+        show_version()
         raise typer.Exit
 
 
@@ -100,7 +67,7 @@ def _options(
         typer.Option("--color", help="Whether the output has colour; auto: only on a terminal."),
     ] = ColorChoice.AUTO,
 ) -> None:
-    # See `__main__`. A caller that ignores Ctrl-C (nohup, a job in the background) is left alone.
+    # See `__main__`. If the caller ignores Ctrl-C (nohup, background jobs), it stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     choose_colour(color)
@@ -108,7 +75,7 @@ def _options(
 
 def main() -> None:
     """Runs the command line. A closed pipe (`finegrain ... | head`) ends it without a traceback."""
-    if settings.COMPLETE_VARIABLE in os.environ:
+    if COMPLETE_VARIABLE in os.environ:
         from typer._completion_classes import completion_init
 
         completion_init()

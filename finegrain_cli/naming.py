@@ -17,8 +17,8 @@ def full_allocation_id(cluster: Cluster, text: str) -> str:
     """Returns the full id of a request or slot, active or ended; active ones have priority.
 
     Raises:
-        NotFound: no id begins like this.
-        InvalidArgument: several ids begin like this.
+        NotFound: no id begins with `text`.
+        InvalidArgument: several ids begin with `text`.
     """
     active = [each.allocation_id for each in cluster.requests(allocation_ids=[text])]
     ended = [] if active else cluster.requests(allocation_ids=[text], states=ENDED_STATES)
@@ -66,14 +66,14 @@ def only(what: str, text: str, found: list[str], reason: Reason) -> str:
     """Returns the id that equals `text`; if there is none, the only id that begins with it.
 
     Args:
-        what: kind of the thing, for errors.
+        what: what the ids name, such as "request or slot"; for errors.
         text: what the user typed.
         found: the ids to choose from.
-        reason: reason of the error NotFound.
+        reason: reason code of the error NotFound.
 
     Raises:
-        NotFound: there is none.
-        InvalidArgument: there are several.
+        NotFound: no id begins with `text`.
+        InvalidArgument: several ids begin with `text`.
     """
     if text in found:
         return text

@@ -35,7 +35,7 @@ _NO_PROFILE: Final = ", or no profile at all for a default slot"
 def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
     """Changes an error about a field so that it names the option, and its value as typed.
 
-    An error about anything else stays as it is.
+    Other errors stay as they are.
 
     Args:
         error: the error.
@@ -47,12 +47,12 @@ def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
     field = found["field"]
     parameter = _OPTIONS[field]
     text = typed.get(parameter)
-    # The default of an option, or a command that has no such option.
+    # The user did not type the option, or the command does not have it.
     if not text:
         return
     option = _flag(parameter)
     value = f"'{text}'"
-    # One of several values: the field names it, and it is in the same unit.
+    # If the option has several values, the field names the wrong one.
     if isinstance(text, list | tuple):
         part = (found["part"] or "").removeprefix("[").removesuffix("]")
         option, value = f"{option} {part.strip()}", found["value"]
@@ -68,7 +68,7 @@ def _flag(parameter: str) -> str:
 
 
 def _in_units(field: str, expected: str) -> str:
-    """Returns what is expected with options for fields, and amounts in the unit of the option."""
+    """Returns the expectation with option names, and with amounts in the unit of the option."""
     if field.endswith("_milli"):
         expected = _NUMBER.sub(lambda number: format_cpu(int(number[0])), expected)
     elif field.endswith("_bytes"):

@@ -1,6 +1,7 @@
 """Alembic's entry point: runs migrations on the connection of `resource_manager.storage.migrate`.
 
-For developers (`alembic revision`, with the `alembic.ini` beside this file) it connects by itself.
+When a developer runs `alembic revision` (with the `alembic.ini` beside this file), it opens a
+connection.
 """
 
 from __future__ import annotations

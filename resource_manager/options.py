@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from finegrain.options import ListenOptions, LogOptions
-from finegrain.rpc.addresses import format_address, parse_address
+from finegrain.rpc.addresses import MANAGER_DEFAULT, format_address, parse_address
 from resource_manager.engine.model.settings import Fairness
 
-DEFAULT_ADDRESS = "127.0.0.1:7170"
 JOIN_PORT_DISTANCE = 3
 """If nothing is configured, the join port is this much above the main port: 7170 and 7173."""
 DEFAULT_METRICS_ADDRESS = "127.0.0.1:7171"
@@ -26,7 +25,7 @@ class ResourceManagerOptions:
     database_url: str = ""  # empty: SQLite in the state directory
     listen: ListenOptions = field(
         default_factory=lambda: ListenOptions(
-            address=DEFAULT_ADDRESS, metrics_address=DEFAULT_METRICS_ADDRESS
+            address=MANAGER_DEFAULT, metrics_address=DEFAULT_METRICS_ADDRESS
         )
     )
     advertise_address: str = ""  # address for other processes; empty: the bound address

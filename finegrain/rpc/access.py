@@ -136,7 +136,7 @@ _LARGE = {
     "ListRequests",
     "OfferSlots",
 }
-_TASK = {"SubmitTask", "SetTaskPeers", "WriteTaskInput"}  # 64 KiB of input, thousands of peers
+_TASK = {"SubmitTask", "SetTaskPeers", "WriteTaskInput"}  # 64 KiB of input, or many peers
 
 
 def request_bytes_max(method: str) -> int:

@@ -104,7 +104,7 @@ SERVICE_CONFIG = json.dumps(
                     "retryableStatusCodes": ["UNAVAILABLE"],
                 },
             },
-            # Streams are resumed by their callers, which know the position.
+            # Only the caller of a stream knows its position, so it resumes the stream itself.
             {"name": [{"service": service, "method": method} for service, method in _STREAMING]},
         ]
     }
@@ -119,9 +119,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     # again, and the work of the server would be lost.
     ("grpc.min_reconnect_backoff_ms", CONNECT_TIME_MAX_MS),
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
-    ("grpc.max_send_message_length", ANSWER_BYTES_MAX),  # the server rejects what is too large
+    ("grpc.max_send_message_length", ANSWER_BYTES_MAX),  # the server rejects larger messages
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # backoff of one channel does not slow another
+    ("grpc.use_local_subchannel_pool", 1),  # so that one channel's backoff does not delay others
     ("grpc.enable_retries", 1),
     ("grpc.service_config", SERVICE_CONFIG),
 )
@@ -167,7 +167,7 @@ def _options(
         "grpc.ssl_target_name_override": server.dns_name,
     }
     if leave_frozen_after_s is not None:
-        # The ping is sent after half of the time. Its answer must arrive within the other half.
+        # gRPC sends the ping after half of the time. The answer must arrive within the other half.
         half_ms = max(2 * PING_INTERVAL_MS_MIN, round(leave_frozen_after_s * 500))
         options |= {
             "grpc.keepalive_time_ms": half_ms,
@@ -183,7 +183,7 @@ def _options(
 class _Call:
     """A gRPC multi-callable that adds a deadline if one is configured.
 
-    An interceptor could do the same, but grpc.aio runs every intercepted call in a task of its own,
+    An interceptor could do the same, but grpc.aio runs every intercepted call in a separate task,
     which is slower.
     """
 

@@ -21,8 +21,8 @@ class Known(Generic[T]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._values: dict[bytes, T] = {}
-        # The method of this dict is looked up once, for speed. So the dict may be cleared, but
-        # never be replaced by another one.
+        # For speed, the dict's method is bound only once. So code may clear the dict, but must
+        # never replace it.
         self.get = self._values.get
 
     def keep(self, data: bytes, value: T) -> None:

@@ -1,8 +1,8 @@
 """Chooses which of several resource managers a client calls.
 
-A standby rejects calls and names the leader that it knows: this is a hint. A client follows a hint
-at once, but the same hint only once until a call succeeds. Otherwise it would switch without any
-delay between two standbys that name each other. This module makes no calls.
+A standby rejects calls and names the leader that it knows: this is a hint. A client follows a new
+hint at once, but follows the same hint again only after a call has succeeded. Otherwise it would
+switch without any delay between two standbys that name each other. This module makes no calls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from finegrain.rpc.status import LEADER_ADDRESS
 
 
 class Leaders:
-    """The addresses of one cluster's resource managers, and the one to call.
+    """The addresses of one cluster's resource managers, and which of them to call.
 
     Args:
         addresses: at least one; tried in order.
@@ -26,7 +26,7 @@ class Leaders:
         self._current = self._addresses[0]
         self._last_listed = self._current
         self._followed: set[str] = set()  # hints that were followed since the last success
-        # a standby named the current address as the leader, or it has answered a call
+        # False after a failure, until the current address answers or a standby names it as leader
         self._current_confirmed = True
 
     @property
@@ -56,18 +56,18 @@ class Leaders:
 
         Returns:
             True if the caller should call the current address without delay, because a standby
-            named
-                it as the leader, or because it has answered another call.
+            named it as the leader, or because it has answered another call.
         """
         if address != self._current:
-            # Another call has failed here before and has already switched.
+            # Another call to this address failed earlier and has already switched.
             return self._current_confirmed
         hint = self._hint(error)
         if hint == address:  # it names itself: it is about to become the leader
             self._current_confirmed = False
             return False
         if hint and hint not in self._followed:
-            # Only once, because two standbys may name each other until one of them becomes leader.
+            # Follow a hint only once, because two standbys may name each other until one of them
+            # becomes the leader.
             self._followed.add(hint)
             self._switch_to(hint)
             self._current_confirmed = True

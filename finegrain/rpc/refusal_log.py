@@ -16,7 +16,7 @@ LINES_MAX = 10
 
 @dataclass(slots=True)
 class _Window:
-    """The refusals of one method, for one reason, since a moment."""
+    """The refusals of one method for one reason, in the window that began at `since_s`."""
 
     since_s: float
     lines: int = 0
@@ -24,7 +24,7 @@ class _Window:
 
 
 class RefusalLog:
-    """Writes the first refusals of each window as lines, and the number of the others.
+    """Writes a line for each of the first refusals in a window, and only counts the others.
 
     Example: a method is called 1,000 times a second with a wrong token. In each window of 10 s the
     log gets 10 lines `call_refused`. The first line of the next window says `left_out: 9990`.

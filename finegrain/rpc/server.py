@@ -158,7 +158,8 @@ class GuardedServer:
         A stream that is still sending a message, because its client does not read, also ends after
         `grace_s` seconds.
         """
-        # Set before streams end: a handler that is cancelled below then ends with UNAVAILABLE.
+        # Set this before the streams end, so that a handler that is cancelled below ends with
+        # UNAVAILABLE.
         self._lifecycle.stopping = True
         await self.set_serving(False)
         self._lifecycle.end_streams()

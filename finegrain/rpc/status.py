@@ -1,4 +1,5 @@
-"""Converts errors to gRPC statuses and back. It has the only table of status codes by error class.
+"""Converts errors to gRPC statuses and back. It contains the only table of status codes by error
+class.
 
 A status carries google.rpc.Status details: ErrorInfo with the reason, BadRequest and RetryInfo. The
 caller converts the status back to an error of the same class.
@@ -67,7 +68,7 @@ for _class, _status in STATUS_BY_CLASS.items():
     # If several classes have the same status, the first one is used. So UNAVAILABLE without a
     # reason becomes Unavailable and not StoreError.
     _CLASS_BY_STATUS.setdefault(_status, _class)
-# Set explicitly, because the loop above has found IllegalTransition first.
+# Set explicitly, because the loop above found IllegalTransition first, which has the same status.
 _CLASS_BY_STATUS[grpc.StatusCode.INTERNAL] = errors.FinegrainError
 
 _CLASS_BY_REASON: dict[Reason, type[FinegrainError]] = {
@@ -188,7 +189,7 @@ def _build(
         kept.setdefault("reason", reason_text)  # a reason that only newer versions know
     error: FinegrainError
     if issubclass(cls, InvalidArgument):
-        # The constructor composes a message of its own. It is replaced by the server's message.
+        # The constructor composes a message, which the server's message replaces.
         error = InvalidArgument(kept.get("field", ""), "", kept.get("expected", ""))
         error.message, error.args = message, (message,)
         error.reason = reason or error.reason

@@ -1,8 +1,7 @@
 """Converts shared values from and to messages, and checks them: amounts, labels, times, durations.
 
 The argument `field` is always the path of the message in the request ("requests[3].profile"), so
-that errors name the wrong field. The functions of `wire_topology.py` can be imported from here,
-too.
+that errors name the wrong field. This module also exports the functions of `wire_topology.py`.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ LABEL_VALUE_LENGTH_MAX = 128
 DURATION_MS_MAX = 10 * 366 * 24 * 3600 * 1000
 
 KNOWN_MAX = 16_384
-"""The most profiles that are cached. Clusters have few different profiles, but remote callers could
+"""Maximum number of cached profiles. Clusters have few different profiles, but remote callers could
 send many.
 """
 
@@ -92,11 +91,11 @@ _profiles: Known[ResourceProfile] = Known(KNOWN_MAX)
 
 
 _MOST = {CPU_MILLI: CPU_MILLI_MAX, BEST_EFFORT_CPU_MILLI: CPU_MILLI_MAX}
-"""Bounds of dimensions that are below `AMOUNT_MAX`."""
+"""Largest amounts of the dimensions whose limit is below `AMOUNT_MAX`."""
 
 
 def check_amount(field: str, value: int, most: int = AMOUNT_MAX) -> int:
-    """Returns the value itself, if it is a valid amount.
+    """Returns `value` unchanged if it is a valid amount.
 
     Args:
         field: name of the field, for the error.
@@ -112,13 +111,14 @@ def check_amount(field: str, value: int, most: int = AMOUNT_MAX) -> int:
 
 
 def profile_from_proto(message: resources_pb2.ResourceProfile, field: str) -> ResourceProfile:
-    """Reads a profile and checks every amount. Minimum sizes are checked by the resource manager.
+    """Reads a profile and checks every amount. The resource manager checks minimum sizes.
 
     Raises:
-        InvalidArgument: an amount is negative or too large, a name is malformed, or the devices
-            could never be given out.
+        InvalidArgument: an amount is negative or too large, a name is malformed, or no host could
+            ever provide the devices.
     """
-    # Equal profiles may differ in the order of map entries; that only costs a second entry.
+    # Equal profiles may differ in the order of their map entries. The cache then has two entries
+    # for one profile, which does no harm.
     data = message.SerializeToString()
     profile = _profiles.get(data)
     if profile is None:
@@ -244,7 +244,7 @@ def duration_ms_from_proto(
         largest_ms: largest allowed value.
 
     Raises:
-        InvalidArgument: it is malformed, or outside of `smallest_ms` to `largest_ms`.
+        InvalidArgument: it is malformed, or not from `smallest_ms` to `largest_ms`.
     """
     # The inner parentheses round nanoseconds up to milliseconds.
     duration_ms = message.seconds * 1000 - (-message.nanos // 1_000_000)

@@ -50,7 +50,8 @@ class Words(Generic[WordT]):
         """Returns the word of a number, with `unspecified` for 0.
 
         Raises:
-            InvalidArgument: this version does not know the number, or it is 0 and that has no word.
+            InvalidArgument: this version does not know the number, or the number is 0 and there is
+                no word `unspecified`.
         """
         word = self.optional_word(number, field) or self._unspecified
         if word is None:

@@ -1,7 +1,7 @@
 """Converts CPU policies and assignments from and to messages (cpus.proto), and checks them.
 
-It sets defaults for fields that a message does not set. Words of a newer version are rejected. The
-resource manager checks which policies a request may combine.
+It sets defaults for fields that a message does not set. It rejects words that only a newer version
+knows. The resource manager checks which policies a request may combine.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ NOTES_MAX = 32
 NOTE_LENGTH_MAX = 1_000
 
 DEFAULT_BINDS = (BindPolicy.NONE, BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
-"""Bind policies that a host may set as default for requests without one."""
+"""Bind policies that a host may set as the default for requests without a bind policy."""
 
 STRICT_BY_DEFAULT = frozenset({NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE})
-"""NUMA policies that are required unless the message says otherwise."""
+"""NUMA policies that are required unless the message sets another strength."""
 
 _STRENGTHS: dict[int, bool] = {pb.STRENGTH_PREFERRED: False, pb.STRENGTH_REQUIRED: True}
 
@@ -170,7 +170,7 @@ def assignment_to_proto(assignment: CpuAssignment) -> pb.CpuAssignment:
 
 
 def host_policy_from_proto(message: pb.HostPolicy, field: str) -> HostPolicy:
-    """Reads one layer of a host's settings; settings that are not set are None.
+    """Reads one layer of a host's settings. A setting that the message lacks is None.
 
     Raises:
         InvalidArgument: a list is malformed, or a word is unknown or not allowed for hosts.
@@ -211,7 +211,8 @@ def effective_policy_to_proto(policy: EffectivePolicy) -> pb.EffectiveHostPolicy
                 numa_strategy=policy.numa_strategy,
                 alignment=policy.alignment,
                 reserved_cpus=reserved,
-                # One flag cannot say that only some are strict; `strictly_reserved_cpus` has these.
+                # True only if all reserved cpus are strict; `strictly_reserved_cpus` lists the
+                # strict ones.
                 reserved_strict=bool(reserved) and strict == reserved,
                 default_bind=policy.default_bind,
                 default_exclusive=policy.default_exclusive,
@@ -272,7 +273,7 @@ def cpus_from_text(text: str, field: str) -> CpuSet:
     """Reads a list of cpus or nodes, and checks its length.
 
     Raises:
-        InvalidArgument: it is not a list of numbers, or too long.
+        InvalidArgument: the text is not a list of numbers, or it is too long.
     """
     return CpuSet.parse(check_cpu_list(text, field), field)
 
@@ -281,7 +282,7 @@ def notes_from_proto(notes: Any, field: str) -> tuple[str, ...]:
     """Reads sentences for people.
 
     Raises:
-        InvalidArgument: there are too many, or one is too long or has control characters.
+        InvalidArgument: there are too many notes, or a note is too long or has control characters.
     """
     if len(notes) > NOTES_MAX:
         raise InvalidArgument(field, f"{len(notes)} notes", f"at most {NOTES_MAX}")

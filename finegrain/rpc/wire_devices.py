@@ -1,5 +1,5 @@
-"""Converts devices, what slots request of them, and what slots were given, from and to messages
-(devices.proto), and checks them.
+"""Converts devices, device requests and device shares from and to messages (devices.proto), and
+checks them.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ _DIMENSIONS_MAX = 64
 def requests_from_proto(
     message: resources_pb2.ResourceProfile, field: str
 ) -> tuple[tuple[DeviceRequest, ...], Labels]:
-    """Reads what a profile requests of devices, and how strictly its amounts must be enforced.
+    """Reads the device requests of a profile, and the isolation levels that it requires.
 
     Returns:
-        The devices, with the levels that are required of them, and the levels of cpu and memory.
+        The device requests, with the levels required for their devices, and the levels required for
+        cpu and memory.
 
     Raises:
         InvalidArgument: a name, amount, hint or level is not allowed, or no host could ever serve
-            it.
+            the request.
     """
     found = _device_requests(message, field)
     if not message.require_isolation:
@@ -98,12 +99,12 @@ def _device_requests(
 def requests_to_proto(
     requests: Iterable[DeviceRequest], message: resources_pb2.ResourceProfile
 ) -> None:
-    """Writes what a profile requests of devices; `requests_from_proto` reads the same again."""
+    """Writes device requests into a profile; the inverse of `requests_from_proto`."""
     for request in requests:
         for name, amount in request.totals:
             message.devices[name] = amount
         amounts = dict(request.amounts)
-        # Without it, the amounts of several GPUs would stand for another number of them.
+        # Without GPU_SHARED, a reader would compute another number of GPUs from the amounts.
         is_spread = request.count > 1 and any(each != WHOLE for each in amounts.values())
         if request.type == GPU and (is_spread or NPU_CPU in amounts):
             message.devices[GPU_SHARED] = request.count
@@ -156,7 +157,9 @@ def shares_from_proto(messages: Iterable[pb.DeviceShare], field: str) -> tuple[D
 
 
 def devices_to_topology(host: HostDevices, message: resources_pb2.HostTopology) -> None:
-    """Writes a host's devices into its topology. Replaces those that the message has."""
+    """Writes a host's devices into its topology, and replaces the devices that the message already
+    has.
+    """
     del message.devices[:]
     message.devices.extend(device_to_proto(each) for each in host.devices)
     message.device_links.extend(link_to_proto(each) for each in host.links)
@@ -219,7 +222,8 @@ def condition_to_proto(condition: DeviceCondition) -> pb.DeviceCondition:
 
 
 def condition_from_proto(message: pb.DeviceCondition, field: str) -> DeviceCondition:
-    """Reads the condition of a device. A health that is not known counts as unknown.
+    """Reads the condition of a device. A health that this version does not know is read as
+    `DeviceHealth.UNKNOWN`.
 
     Raises:
         InvalidArgument: a name, amount or text is malformed.
@@ -229,7 +233,7 @@ def condition_from_proto(message: pb.DeviceCondition, field: str) -> DeviceCondi
     return DeviceCondition(
         type=_name(message.type, f"{field}.type"),
         uuid=_text(message.uuid, f"{field}.uuid"),
-        # A later version may know further ones; such a device must get no work.
+        # A later version may send another health. Such a device must get no work.
         health=known.get(message.health, DeviceHealth.UNKNOWN),
         problem=check_text(f"{field}.problem", message.problem, longest=_LONG_TEXT, empty_ok=True),
         work_lost=message.work_lost,
@@ -317,7 +321,7 @@ def usages_from_proto(messages: Sequence[pb.DeviceUsage], field: str) -> tuple[D
 
 
 def link_to_proto(link: DeviceLink) -> pb.DeviceLink:
-    """Writes how two GPUs are connected."""
+    """Writes the link between two GPUs."""
     return pb.DeviceLink(
         first_uuid=link.first_uuid,
         second_uuid=link.second_uuid,
@@ -329,7 +333,7 @@ def link_to_proto(link: DeviceLink) -> pb.DeviceLink:
 def device_isolation_from_proto(
     message: resources_pb2.DeviceIsolation, field: str
 ) -> DeviceIsolation:
-    """Reads the levels of one device of a slot.
+    """Reads the isolation levels of one device of a slot.
 
     Raises:
         InvalidArgument: a name or text is malformed.
@@ -376,7 +380,7 @@ def devices_from_topology(message: resources_pb2.HostTopology, field: str) -> Ho
 
 
 def dimensions_from_proto(amounts: Mapping[str, int], field: str) -> dict[str, int]:
-    """Returns amounts of devices by dimension or name of a resource.
+    """Returns device amounts by dimension or resource name.
 
     Raises:
         InvalidArgument: there are too many, a name is malformed, or an amount is negative or too
@@ -393,7 +397,7 @@ def dimensions_from_proto(amounts: Mapping[str, int], field: str) -> dict[str, i
 def _hinted(
     request: DeviceRequest, hint: pb.DeviceHint, types: Iterable[str], field: str
 ) -> DeviceRequest:
-    """Returns a request with a hint taken into account."""
+    """Returns the request with the settings of the hint."""
     vendor = _text(hint.vendor, f"{field}.vendor", empty_ok=True)
     if request.vendor and vendor not in ("", request.vendor):
         expected = f"{request.vendor}, whose devices are requested, or nothing"
@@ -434,7 +438,7 @@ def _hinted(
         functions=(_rules(hint.functions, f"{field}.functions") if hint.virtual_function else None),
         near=hint.near,
         near_required=hint.near_required,
-        # Devices at all PCIe groups of the others are at least one for each group.
+        # A required `near` includes `per_group`: one device at each PCIe group of the other type.
         per_group=hint.per_group or hint.near_required,
         scope=hint.scope,
         best_partition=hint.best_partition,

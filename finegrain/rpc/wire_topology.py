@@ -29,7 +29,7 @@ _NOTES_MAX = 100
 _CPU_LIST_LENGTH_MAX = 65_536
 _CORE_LENGTH_MAX = 100  # such as "0-1,64-65": the threads of one core
 _PORT_MAX = 65_535
-_ISOLATIONS_KNOWN_MAX = 1_024  # most slots of a cluster have one of few isolations
+_ISOLATIONS_KNOWN_MAX = 1_024  # few isolations occur, and most slots share them
 
 _ISOLATION_WORDS = tuple(each.name for each in fields(Isolation) if each.type == "str")
 
@@ -64,7 +64,7 @@ def topology_to_proto(topology: HostTopology) -> resources_pb2.HostTopology:
             for node in topology.numa_nodes
         ],
         memory_bytes=topology.memory_total_bytes or 0,
-        # The resource manager rejects longer lists, and with them the registration.
+        # The resource manager rejects a registration with more warnings.
         warnings=topology.warnings[:_NOTES_MAX],
     )
 
@@ -114,7 +114,8 @@ def isolation_from_proto(message: resources_pb2.IsolationReport, field: str) -> 
     """Reads an isolation report.
 
     Raises:
-        InvalidArgument: a text is too long or has control characters, or a port is not one.
+        InvalidArgument: a text is too long or has control characters, or a port number is not
+            valid.
     """
     data = message.SerializeToString()
     isolation = _isolations.get(data)
@@ -144,7 +145,7 @@ def _checked_isolation(message: resources_pb2.IsolationReport, field: str) -> Is
 
 
 def check_cpu_list(text: str, field: str, *, longest: int = _CPU_LIST_LENGTH_MAX) -> str:
-    """Returns the text itself, if it is a cpu list that is not too long (empty: no cpus).
+    """Returns `text` unchanged if it is a cpu list that is not too long (empty: no cpus).
 
     Args:
         text: the list.

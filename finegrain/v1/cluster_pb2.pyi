@@ -33,7 +33,7 @@ class _ExecutorState:
 class _ExecutorStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ExecutorState.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     EXECUTOR_STATE_UNSPECIFIED: _ExecutorState.ValueType  # 0
-    """Never sent."""
+    """Unspecified; no message has this value."""
     EXECUTOR_STATE_UNCONFIRMED: _ExecutorState.ValueType  # 1
     """In the RM's stored state, but not registered with this incarnation of the RM yet. It keeps its slots and gets no
     new ones.
@@ -47,7 +47,7 @@ class ExecutorState(_ExecutorState, metaclass=_ExecutorStateEnumTypeWrapper):
     """State of an executor."""
 
 EXECUTOR_STATE_UNSPECIFIED: ExecutorState.ValueType  # 0
-"""Never sent."""
+"""Unspecified; no message has this value."""
 EXECUTOR_STATE_UNCONFIRMED: ExecutorState.ValueType  # 1
 """In the RM's stored state, but not registered with this incarnation of the RM yet. It keeps its slots and gets no
 new ones.
@@ -65,7 +65,7 @@ class _ProvidedExecutorState:
 class _ProvidedExecutorStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ProvidedExecutorState.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     PROVIDED_EXECUTOR_STATE_UNSPECIFIED: _ProvidedExecutorState.ValueType  # 0
-    """Never sent."""
+    """Unspecified; no message has this value."""
     PROVIDED_EXECUTOR_STATE_ASKED: _ProvidedExecutorState.ValueType  # 1
     """The RM has requested it from its provider."""
     PROVIDED_EXECUTOR_STATE_STARTED: _ProvidedExecutorState.ValueType  # 2
@@ -79,7 +79,7 @@ class ProvidedExecutorState(_ProvidedExecutorState, metaclass=_ProvidedExecutorS
     """State of an executor that the RM requested."""
 
 PROVIDED_EXECUTOR_STATE_UNSPECIFIED: ProvidedExecutorState.ValueType  # 0
-"""Never sent."""
+"""Unspecified; no message has this value."""
 PROVIDED_EXECUTOR_STATE_ASKED: ProvidedExecutorState.ValueType  # 1
 """The RM has requested it from its provider."""
 PROVIDED_EXECUTOR_STATE_STARTED: ProvidedExecutorState.ValueType  # 2

@@ -321,8 +321,8 @@ class CpuAssignment(google.protobuf.message.Message):
 
     @property
     def parked_devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceShare]:
-        """The GPUs that it had before it was parked: it no longer has them, and the contents of their memory lie in the
-        memory of the host. Empty: it is not parked.
+        """The GPUs that the slot had before it was parked. It no longer has them; the contents of their memory are in the
+        host's memory. Empty: the slot is not parked.
         """
 
     def __init__(

@@ -51,7 +51,7 @@ class DeviceHint(google.protobuf.message.Message):
     as_count: builtins.bool
     """True: the amount is the number of devices, and the slot gets the smallest share (1) of each."""
     near: builtins.str
-    """Type of other devices of the same slot. These devices should be near the other ones; empty: no such condition."""
+    """Type of other devices of the same slot that these devices should be near; empty: no such condition."""
     near_required: builtins.bool
     """True: each of these devices must be at a PCIe group of the devices that `near` names."""
     per_group: builtins.bool
@@ -207,7 +207,7 @@ class DeviceCondition(google.protobuf.message.Message):
     """Number of failures within the last hour. With each further failure, the device stays out of use for longer."""
     @property
     def foreign_uses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ForeignUse]:
-        """Uses of the device by others than slots. As long as there are any, the device gets no new work."""
+        """Uses of the device by programs that belong to no slot. Until they end, no new slot gets the device."""
 
     def __init__(
         self,
@@ -377,7 +377,7 @@ class DeviceLink(google.protobuf.message.Message):
     first_uuid: builtins.str
     """UUID of one GPU."""
     second_uuid: builtins.str
-    """UUID of the other one."""
+    """UUID of the other GPU."""
     lanes: builtins.int
     """Number of bonded NVLink or XGMI links, direct or through a switch; 0: none."""
     path: builtins.str

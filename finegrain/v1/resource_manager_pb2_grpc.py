@@ -198,11 +198,11 @@ class ResourceManagerServiceServicer(object):
         (FAILED_PRECONDITION, reason "INFEASIBLE_NEVER"). A new change replaces one that waits. A change to the slot's
         current size withdraws it. If a request returns to the queue later, it is placed at its original size.
 
-        A change may also park the slot or unpark it. Parking frees the slot's GPUs while its processes stay: the profile is
-        that of the slot without GPUs, and `park` is set. The contents of the GPUs' memory then take memory of the slot. Work
-        on the GPUs waits. Unparking is a change back to a profile with the GPUs of the request; it waits in the queue until
-        they are free. Slots can be parked on GPUs whose `Device.parking` says so. An executor that fails to park a slot
-        leaves it as it was, and the change is refused; unparking is tried again.
+        A change may also park or unpark the slot. Parking frees the slot's GPUs while its processes stay. To park a slot,
+        send its profile without GPUs, and set `park`. The contents of the GPUs' memory then take memory of the slot, and
+        work on the GPUs waits. To unpark it, send a profile with the GPUs of the request; the change is queued until GPUs
+        are free. `Device.parking` shows whether slots can be parked on a GPU. If the executor fails to park a slot, the
+        slot stays as it was and the change is refused. If it fails to unpark a slot, it tries again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,7 +39,7 @@ class _RequestState:
 class _RequestStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_RequestState.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     REQUEST_STATE_UNSPECIFIED: _RequestState.ValueType  # 0
-    """Never sent."""
+    """Unspecified; no message has this value."""
     REQUEST_STATE_PENDING: _RequestState.ValueType  # 1
     """Acknowledged, durable and queued. It leaves the queue when it is placed, or when it ends."""
     REQUEST_STATE_ALLOCATING: _RequestState.ValueType  # 2
@@ -51,15 +51,15 @@ class _RequestStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     REQUEST_STATE_REJECTED: _RequestState.ValueType  # 5
     """Ended: no executor could serve it; the reason says why."""
     REQUEST_STATE_RELEASED: _RequestState.ValueType  # 6
-    """Ended: it had a slot and gave it back."""
+    """Ended: its slot was released."""
     REQUEST_STATE_LOST: _RequestState.ValueType  # 7
-    """Ended: its slot was lost with its executor, and the request did not ask for another one."""
+    """Ended: its slot was lost with its executor, and the request has no `restart_on_loss`."""
 
 class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper):
     """State of a slot request."""
 
 REQUEST_STATE_UNSPECIFIED: RequestState.ValueType  # 0
-"""Never sent."""
+"""Unspecified; no message has this value."""
 REQUEST_STATE_PENDING: RequestState.ValueType  # 1
 """Acknowledged, durable and queued. It leaves the queue when it is placed, or when it ends."""
 REQUEST_STATE_ALLOCATING: RequestState.ValueType  # 2
@@ -71,9 +71,9 @@ REQUEST_STATE_CANCELLED: RequestState.ValueType  # 4
 REQUEST_STATE_REJECTED: RequestState.ValueType  # 5
 """Ended: no executor could serve it; the reason says why."""
 REQUEST_STATE_RELEASED: RequestState.ValueType  # 6
-"""Ended: it had a slot and gave it back."""
+"""Ended: its slot was released."""
 REQUEST_STATE_LOST: RequestState.ValueType  # 7
-"""Ended: its slot was lost with its executor, and the request did not ask for another one."""
+"""Ended: its slot was lost with its executor, and the request has no `restart_on_loss`."""
 global___RequestState = RequestState
 
 class _SlotState:
@@ -83,7 +83,7 @@ class _SlotState:
 class _SlotStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_SlotState.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     SLOT_STATE_UNSPECIFIED: _SlotState.ValueType  # 0
-    """Never sent."""
+    """Unspecified; no message has this value."""
     SLOT_STATE_PENDING: _SlotState.ValueType  # 1
     """The RM has booked it; the executor has not confirmed."""
     SLOT_STATE_ALLOCATED: _SlotState.ValueType  # 2
@@ -95,7 +95,7 @@ class SlotState(_SlotState, metaclass=_SlotStateEnumTypeWrapper):
     """State of a slot."""
 
 SLOT_STATE_UNSPECIFIED: SlotState.ValueType  # 0
-"""Never sent."""
+"""Unspecified; no message has this value."""
 SLOT_STATE_PENDING: SlotState.ValueType  # 1
 """The RM has booked it; the executor has not confirmed."""
 SLOT_STATE_ALLOCATED: SlotState.ValueType  # 2
@@ -111,7 +111,7 @@ class _GangPlacement:
 class _GangPlacementEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_GangPlacement.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     GANG_PLACEMENT_UNSPECIFIED: _GangPlacement.ValueType  # 0
-    """Never sent."""
+    """Unspecified; no message has this value."""
     GANG_PLACEMENT_ANYWHERE: _GangPlacement.ValueType  # 1
     """Wherever they fit."""
     GANG_PLACEMENT_SAME_EXECUTOR: _GangPlacement.ValueType  # 2
@@ -125,7 +125,7 @@ class GangPlacement(_GangPlacement, metaclass=_GangPlacementEnumTypeWrapper):
     """Where the members of a gang are placed."""
 
 GANG_PLACEMENT_UNSPECIFIED: GangPlacement.ValueType  # 0
-"""Never sent."""
+"""Unspecified; no message has this value."""
 GANG_PLACEMENT_ANYWHERE: GangPlacement.ValueType  # 1
 """Wherever they fit."""
 GANG_PLACEMENT_SAME_EXECUTOR: GangPlacement.ValueType  # 2
@@ -143,7 +143,7 @@ class _SlotResizeState:
 class _SlotResizeStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_SlotResizeState.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     SLOT_RESIZE_STATE_UNSPECIFIED: _SlotResizeState.ValueType  # 0
-    """Never sent."""
+    """Unspecified; no message has this value."""
     SLOT_RESIZE_STATE_WAITING: _SlotResizeState.ValueType  # 1
     """It is queued: its executor has no room for the growth now, or the slot uses more than its new size."""
     SLOT_RESIZE_STATE_ORDERED: _SlotResizeState.ValueType  # 2
@@ -153,7 +153,7 @@ class SlotResizeState(_SlotResizeState, metaclass=_SlotResizeStateEnumTypeWrappe
     """State of a change of a slot's size; see ResourceManagerService.ResizeSlot."""
 
 SLOT_RESIZE_STATE_UNSPECIFIED: SlotResizeState.ValueType  # 0
-"""Never sent."""
+"""Unspecified; no message has this value."""
 SLOT_RESIZE_STATE_WAITING: SlotResizeState.ValueType  # 1
 """It is queued: its executor has no room for the growth now, or the slot uses more than its new size."""
 SLOT_RESIZE_STATE_ORDERED: SlotResizeState.ValueType  # 2
@@ -258,7 +258,7 @@ class RequestRange(google.protobuf.message.Message):
     """Many equal slot requests that differ only in their index: for example, one for each thread of work.
 
     Member number `index` of a range is a separate slot request, with the allocation id `<range_id>.<index>`. This id is
-    valid everywhere an allocation id is. The RM keeps waiting members and ended members as intervals, so a million of
+    valid everywhere an allocation id is. The RM keeps waiting members and ended members as intervals, so a million
     members cost hardly more than a few. A range may be sent in parts: calls with the same `range_id` and other indexes.
     Parts must not overlap. A repeated part has no further effect.
     """
@@ -542,7 +542,7 @@ global___EndedSlot = EndedSlot
 
 @typing.final
 class SlotReport(google.protobuf.message.Message):
-    """Everything one executor has allocated plus what it has available, at one moment.
+    """The allocated slots and the available amounts of one executor, at one moment.
 
     An executor numbers every state that it sends, in registrations, reports and the answers to commands alike. The
     `report_number` rises with each state. It never falls as long as the instance exists, also after a new registration.

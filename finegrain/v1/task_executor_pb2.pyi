@@ -32,7 +32,7 @@ class _TaskState:
 class _TaskStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_TaskState.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     TASK_STATE_UNSPECIFIED: _TaskState.ValueType  # 0
-    """Never sent."""
+    """Unspecified; no message has this value."""
     TASK_STATE_STARTING: _TaskState.ValueType  # 1
     """Accepted; the executor is creating its process."""
     TASK_STATE_RUNNING: _TaskState.ValueType  # 2
@@ -46,7 +46,7 @@ class TaskState(_TaskState, metaclass=_TaskStateEnumTypeWrapper):
     """State of a task."""
 
 TASK_STATE_UNSPECIFIED: TaskState.ValueType  # 0
-"""Never sent."""
+"""Unspecified; no message has this value."""
 TASK_STATE_STARTING: TaskState.ValueType  # 1
 """Accepted; the executor is creating its process."""
 TASK_STATE_RUNNING: TaskState.ValueType  # 2
@@ -64,7 +64,7 @@ class _QuotaEnforcement:
 class _QuotaEnforcementEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_QuotaEnforcement.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     QUOTA_ENFORCEMENT_UNSPECIFIED: _QuotaEnforcement.ValueType  # 0
-    """Never sent."""
+    """Unspecified; no message has this value."""
     QUOTA_ENFORCEMENT_DECLARED: _QuotaEnforcement.ValueType  # 1
     """Nothing: the operator only knows its quota."""
     QUOTA_ENFORCEMENT_POOL: _QuotaEnforcement.ValueType  # 2
@@ -76,7 +76,7 @@ class QuotaEnforcement(_QuotaEnforcement, metaclass=_QuotaEnforcementEnumTypeWra
     """What keeps an operator to its quota."""
 
 QUOTA_ENFORCEMENT_UNSPECIFIED: QuotaEnforcement.ValueType  # 0
-"""Never sent."""
+"""Unspecified; no message has this value."""
 QUOTA_ENFORCEMENT_DECLARED: QuotaEnforcement.ValueType  # 1
 """Nothing: the operator only knows its quota."""
 QUOTA_ENFORCEMENT_POOL: QuotaEnforcement.ValueType  # 2
@@ -631,9 +631,11 @@ class OperatorStatus(google.protobuf.message.Message):
     enforcement: global___QuotaEnforcement.ValueType
     """How the quota is enforced."""
     limit_bytes: builtins.int
-    """What it may use now, in bytes: its quota, less what it lends to other operators of the slot, plus what it borrows."""
+    """Memory that the operator may use now, in bytes: its quota, minus memory that it lends to other operators of the
+    slot, plus memory that it borrows.
+    """
     revoked_bytes: builtins.int
-    """What it must give back now, in bytes, because the owner wants it."""
+    """Borrowed memory that the operator must release now, in bytes, because its owner needs it."""
     def __init__(
         self,
         *,
@@ -798,7 +800,7 @@ class TaskStatus(google.protobuf.message.Message):
     pid: builtins.int
     """Process id on its host."""
     memory_limit_bytes: builtins.int
-    """Its memory limit within that of its slot, in bytes; 0: none."""
+    """Its memory limit within the limit of its slot, in bytes; 0: only the slot's limit applies."""
     @property
     def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When its process was created."""
@@ -890,8 +892,8 @@ class TaskExit(google.protobuf.message.Message):
     end_message: builtins.str
     """The reason as a sentence, with amounts; empty without a reason."""
     peak_gpu_memory_bytes: builtins.int
-    """Most memory of GPUs that its slot used while it ran, in bytes, as the driver reports about once a second; 0: not
-    measured.
+    """Peak memory of GPUs that its slot used while the task ran, in bytes, from readings of the driver about once a
+    second; 0: not measured.
     """
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:

@@ -134,7 +134,8 @@ class TaskExecutorServiceServicer(object):
 
     def AllocateSlots(self, request, context):
         """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
-        "INSUFFICIENT_RESOURCES" with asked, available and total in the details). The answer contains the true state.
+        "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains the
+        true state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,8 +162,8 @@ class TaskExecutorServiceServicer(object):
         - "IN_PROGRESS": the slot is being parked or unparked, which can take long. A later report shows the change. If it
         does not, the same change in another command gets the outcome.
 
-        A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. One that gives it
-        as many GPUs again unparks it.
+        A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. A change that
+        gives it as many GPUs again unparks it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,8 @@ class TaskExecutorServiceStub:
         finegrain.v1.task_executor_pb2.AllocateSlotsResponse,
     ]
     """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
-    "INSUFFICIENT_RESOURCES" with asked, available and total in the details). The answer contains the true state.
+    "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains the
+    true state.
     """
 
     FreeSlots: grpc.UnaryUnaryMultiCallable[
@@ -72,8 +73,8 @@ class TaskExecutorServiceStub:
     - "IN_PROGRESS": the slot is being parked or unparked, which can take long. A later report shows the change. If it
       does not, the same change in another command gets the outcome.
 
-    A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. One that gives it
-    as many GPUs again unparks it.
+    A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. A change that
+    gives it as many GPUs again unparks it.
     """
 
     SubmitTask: grpc.UnaryUnaryMultiCallable[
@@ -161,7 +162,8 @@ class TaskExecutorServiceAsyncStub:
         finegrain.v1.task_executor_pb2.AllocateSlotsResponse,
     ]
     """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
-    "INSUFFICIENT_RESOURCES" with asked, available and total in the details). The answer contains the true state.
+    "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains the
+    true state.
     """
 
     FreeSlots: grpc.aio.UnaryUnaryMultiCallable[
@@ -188,8 +190,8 @@ class TaskExecutorServiceAsyncStub:
     - "IN_PROGRESS": the slot is being parked or unparked, which can take long. A later report shows the change. If it
       does not, the same change in another command gets the outcome.
 
-    A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. One that gives it
-    as many GPUs again unparks it.
+    A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. A change that
+    gives it as many GPUs again unparks it.
     """
 
     SubmitTask: grpc.aio.UnaryUnaryMultiCallable[
@@ -279,7 +281,8 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.task_executor_pb2.AllocateSlotsResponse, collections.abc.Awaitable[finegrain.v1.task_executor_pb2.AllocateSlotsResponse]]:
         """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
-        "INSUFFICIENT_RESOURCES" with asked, available and total in the details). The answer contains the true state.
+        "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains the
+        true state.
         """
 
     @abc.abstractmethod
@@ -310,8 +313,8 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
         - "IN_PROGRESS": the slot is being parked or unparked, which can take long. A later report shows the change. If it
           does not, the same change in another command gets the outcome.
 
-        A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. One that gives it
-        as many GPUs again unparks it.
+        A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. A change that
+        gives it as many GPUs again unparks it.
         """
 
     @abc.abstractmethod

@@ -64,11 +64,11 @@ def stop(path: Path) -> BatchStatus:
 
 
 class WorkedOn(Protocol):
-    """Something that a runner may work on."""
+    """The status of a batch or job that a runner may work on."""
 
     @property
     def is_worked_on(self) -> bool:
-        """Whether a runner does."""
+        """Whether a runner works on it."""
 
     @property
     def runner_pid(self) -> int:
@@ -80,10 +80,10 @@ class WorkedOn(Protocol):
 
 
 def stop_runner(status: Callable[[], S], what: str) -> S:
-    """Interrupts a runner and waits until none works; returns the last status.
+    """Interrupts the runner and waits until no runner works; returns the last status.
 
     Args:
-        status: reads the status.
+        status: reads the current status.
         what: "batch" or "job".
 
     Raises:
@@ -104,7 +104,8 @@ def stop_runner(status: Callable[[], S], what: str) -> S:
                 f"pid {found.runner_pid} on {found.runner_host} runs the {what}; stop it there",
                 details={"pid": found.runner_pid, "host": found.runner_host},
             )
-        if found.runner_pid > 0 and signalled_pid != found.runner_pid:  # a second SIGINT ends it
+        # Only one SIGINT for each runner: a second one would end it before it has cleaned up.
+        if found.runner_pid > 0 and signalled_pid != found.runner_pid:
             signalled_pid = found.runner_pid
             _interrupt(signalled_pid, what)
         time.sleep(POLL_INTERVAL_S / 5)

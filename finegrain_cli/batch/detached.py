@@ -1,4 +1,4 @@
-"""Starts a runner in the background: in its own session, with a log beside the state file.
+"""Starts a runner in the background, in its own session, with a log beside the state file.
 
 The start of a batch is complete when its runner has a job and has reported progress.
 """
@@ -34,7 +34,7 @@ ERROR_LINE = re.compile(r"finegrain: (.*) \[([A-Z0-9_]+)\]")
 class NotStartedError(FinegrainError):
     """The runner in the background ended before the batch started.
 
-    It has the error that the runner printed, with its code, and the runner's exit code.
+    The exception has the error message and code that the runner printed, and its exit code.
     """
 
     def __init__(self, exit_code: int, log: Path, output: str) -> None:
@@ -101,7 +101,7 @@ def start_runner(
     while True:
         exit_code = process.poll()  # polled before the read: a runner that has ended writes no more
         started = has_started(process.pid)
-        # THREADS_FAILED is an outcome of short work, not a failure to start.
+        # With THREADS_FAILED the runner did start: its short work has already ended.
         if exit_code not in (None, ExitCode.OK, ExitCode.THREADS_FAILED):
             raise NotStartedError(exit_code or 0, log, _last_output(log, log_offset))
         if started or exit_code is not None or time.monotonic() > deadline:
@@ -110,7 +110,7 @@ def start_runner(
 
 
 def _start(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    # The runner gets none of this command's flags, so they become environment variables.
+    # The runner gets no flags of this command. Environment variables have the same effect.
     target = resolve_target()
     environment = dict(os.environ) | {"FINEGRAIN_MANAGER": ",".join(target.addresses)}
     if target.file is not None:

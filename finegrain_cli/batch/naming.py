@@ -36,7 +36,8 @@ def state_file_of(text: str) -> Path:
     """Returns the state file of a batch.
 
     `text` may be, in order of priority: the path of the file, the file's name without suffix, the
-    name of a batch, the beginning of the file's name. Of several, the newest batch is chosen.
+    name of a batch, the beginning of the file's name. If several batches match, the newest is
+    chosen.
 
     Raises:
         NotFound: there is no such batch.

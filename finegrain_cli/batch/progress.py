@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from finegrain_client.batch.values import Progress
 
 GOING_ON = ("OPEN", "STOPPING")
-"""States in which a batch has not ended. Only then the display shows what the batch waits for."""
+"""States in which a batch has not ended. Only in these the display shows why the batch waits."""
 
 LINE_EVERY_S = 10.0
-"""Shortest time between two lines without a terminal."""
+"""Shortest time between two lines of progress, if standard error is not a terminal."""
 
 
 class Display(Protocol):

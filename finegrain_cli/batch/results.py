@@ -33,7 +33,7 @@ def print_outcome(batch: BatchStatus, form: OutputFormat) -> None:
             print_json_line(result.to_dict())
         return
     found = read_thread_results(batch.state_file, failed_only=True)
-    if form is not OutputFormat.JSON:  # there may be a million failures; people need a few
+    if form is not OutputFormat.JSON:  # a million failures are too many for people
         found = islice(found, FAILURES_SHOWN)
     failures = list(found)
     shown = {**batch_dict(batch), "failures": [each.to_dict() for each in failures]}
@@ -124,6 +124,6 @@ def _text(batch: BatchStatus, failures: list[ThreadResult]) -> str:
 
 
 def _why(result: ThreadResult) -> str:
-    """Returns in one line how a thread ended."""
+    """Returns one line about the end of a thread: message or reason, and number of attempts."""
     tries = f" ({result.attempts} attempts)" if result.attempts > 1 else ""
     return " ".join((result.message or result.reason).split()) + tries

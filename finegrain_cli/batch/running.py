@@ -1,7 +1,7 @@
 """The main sequence of `finegrain batch`: start, continue, follow or stop a batch, and report it.
 
-Exit codes are chosen here. The first Ctrl-C stops the batch, which can be continued later. The
-second one ends this process at once; the batch can still be continued.
+This module also chooses exit codes. The first Ctrl-C stops the batch in order; a second Ctrl-C ends
+this process at once. In both cases the batch can be continued later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from finegrain_client.batch.values import BatchState
 if TYPE_CHECKING:
     from finegrain_client.batch.spec import BatchSpec
 
-OUTAGE_S = 60.0  # limit of one call with all retries; the runner then calls again
+OUTAGE_S = 60.0  # limit of one call with all its retries; after that, the runner calls again
 COMPANION_SUFFIXES = ("-wal", "-shm", ".lock", detached.LOG)
 """Suffixes of the files that are removed together with a state file."""
 
@@ -56,7 +56,7 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
         options: the options of the command.
 
     Raises:
-        FinegrainError: the batch could not be started; nothing is left of it.
+        FinegrainError: the batch could not be started; its files have been removed.
     """
     asyncio.run(check_connection())
     path = Path(state).absolute() if state else default_state_file(spec.name)
@@ -157,7 +157,7 @@ async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
 
 
 async def _end_leftover_job(path: Path) -> None:
-    """Ends the job of a runner that was killed before it could do that."""
+    """Ends the job of a runner that was killed before it could end its job."""
     async with open_cluster_async(PATIENCE_S) as cluster:
         await BatchJob(cluster, state_file=path).cancel()
 
@@ -191,7 +191,7 @@ def _print_detached(batch: BatchStatus, options: BatchOptions, where: str) -> in
 
 
 def _remove_unless_started(path: Path) -> None:
-    """Removes the state file of a batch that never had a job: it has nothing to continue."""
+    """Removes the state file if the batch never had a job: there is nothing to continue."""
     with suppress(FinegrainError):
         batch = read_status(path)
         if not (batch.job_id or batch.is_worked_on):
@@ -216,7 +216,7 @@ def _write_error(error: OSError, path: Path) -> ConfigurationError:
 
 
 def _report_outcome(batch: BatchStatus, options: BatchOptions) -> int:
-    """Prints how a batch ended and returns the exit code for that."""
+    """Prints how a batch ended and returns the exit code."""
     _keep_results(batch)
     print_outcome(batch, options.form)
     progress = batch.progress

@@ -65,7 +65,7 @@ class OnFailure(StrEnum):
 
 
 def _names(incomplete: str) -> list[str]:
-    """Returns names of batches that begin like this, for shell completion."""
+    """Returns names of batches that begin with `incomplete`, for shell completion."""
     from finegrain_client.batch.status import state_files
 
     return [path.stem for path in state_files() if path.stem.startswith(incomplete)]

@@ -1,7 +1,7 @@
 """Commands that start daemons: the resource manager, an executor, or a whole local cluster.
 
 The daemons' flags are generated from the keys of the configuration, only when one of these commands
-is used. Nothing here imports gRPC, because an executor's helper must be started before that.
+is used. This module does not import gRPC: an executor must start its helper before it loads gRPC.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def up(
 
 
 def _machine(fake_gpus: str, scale: int | None) -> str:
-    """Returns the machine whose GPUs are played.
+    """Returns the machine whose GPUs each executor pretends to have.
 
     Raises:
         InvalidArgument: there is no such machine, or executors are started on demand.

@@ -156,8 +156,8 @@ def restore(
     url = _url(database, make=True)
     # Checked before the user is asked to confirm, so that no one confirms an impossible restore.
     schema.check_restorable(url)
-    # Executors reject commands of an older epoch than the highest that they have seen. So the new
-    # epoch must be higher than that.
+    # Executors reject commands with an epoch below the highest epoch that they have seen. So the
+    # new epoch must be higher than every epoch that an executor has seen.
     epoch = _epoch(above_epoch)
     confirm(
         f"{_shown(url)} will be replaced by {file}; the present database is kept in the same "
@@ -203,8 +203,9 @@ def _url(given: str, *, make: bool = False) -> str:
     """Returns the URL of the database.
 
     Args:
-        given: on the command line; empty: that of the configuration.
-        make: create the resource manager's state directory, as its own start does.
+        given: the URL on the command line; empty: the URL in the configuration.
+        make: whether to create the resource manager's state directory, as a start of the resource
+            manager does.
     """
     from finegrain_cli.config.daemon_options import database_url, rm_state_dir
 

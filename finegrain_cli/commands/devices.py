@@ -67,7 +67,7 @@ def cordon(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Give a device no new work; existing slots on it stay.
+    """Keep new slots from a device; existing slots on the device stay.
 
     The cordon stays after restarts. `finegrain uncordon` ends it.
 
@@ -90,7 +90,7 @@ def uncordon(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Give a cordoned device new work again.
+    """Let new slots use a cordoned device again.
 
     \b
     Examples:

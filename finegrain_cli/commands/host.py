@@ -213,11 +213,11 @@ def _lines(rows: list[dict[str, str]]) -> list[str]:
 
 
 def _executor_id(cluster: Cluster, text: str) -> str:
-    """Returns the full id of an executor: an exact match, or the only one that begins like this.
+    """Returns the id that equals `text`, or else the only id that begins with it.
 
     Raises:
-        NotFound: there is no such executor.
-        InvalidArgument: there are several.
+        NotFound: no executor has an id that begins with `text`.
+        InvalidArgument: several ids begin with `text`.
     """
     ids = [each.executor_id for each in cluster.executors()]
     found = [text] if text in ids else [each for each in ids if each.startswith(text)]

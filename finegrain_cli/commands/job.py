@@ -1,6 +1,7 @@
 """`finegrain job ...`: job graphs.
 
-`plan` shows what a graph needs, without a cluster. `run` runs it, `status` shows how far it is.
+`plan` shows the plan of a graph, without a cluster. `run` runs the graph, and `status` shows the
+progress of a job.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _names(incomplete: str) -> list[str]:
-    """Returns names of jobs that begin like this, for shell completion."""
+    """Returns names of jobs that begin with `incomplete`, for shell completion."""
     from finegrain_client.graph_run.status import state_files
 
     return [path.stem for path in state_files() if path.stem.startswith(incomplete)]
@@ -208,9 +209,9 @@ def status(
 ) -> None:
     """Show the regions, tasks and slots of a job.
 
-    For each region, the table shows what it waits for. For each operator, it shows the managed
-    memory. The command reads the state file of the job, and asks executors for the managed memory.
-    If an executor does not answer, the rest is shown.
+    The output also shows what each region waits for, and the managed memory of each operator. The
+    command reads the state file of the job, and asks executors for the managed memory. If an
+    executor does not answer, its managed memory is not shown.
 
     \b
     Examples:

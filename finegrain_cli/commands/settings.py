@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from finegrain_cli.command_tree import COMPLETE_VARIABLE
 from finegrain_cli.common import ConfigOption, OutputOption, enter_command, reporting_errors
 from finegrain_cli.context import current
 from finegrain_cli.exit_codes import ExitCode
@@ -20,7 +21,6 @@ from finegrain_cli.text.output import OutputFormat, print_list, print_object
 if TYPE_CHECKING:
     from finegrain_cli.config.load import Configuration
 
-COMPLETE_VARIABLE = "_FINEGRAIN_COMPLETE"
 PARTS = ("grpcio", "protobuf", "sqlalchemy", "psycopg", "nvidia-ml-py", "uvloop")
 
 

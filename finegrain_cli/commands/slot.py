@@ -31,7 +31,7 @@ NoWaitOption = Annotated[
     bool, typer.Option("--no-wait", help="Return as soon as the change is stored durably.")
 ]
 TimeoutOption = Annotated[
-    str, typer.Option("--timeout", help="Stop waiting after this time; the change goes on.")
+    str, typer.Option("--timeout", help="Stop waiting after this time; the change stays pending.")
 ]
 
 
@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True)
     group.command()(reporting_errors(park))
     group.command()(reporting_errors(unpark))
-    app.add_typer(group, name="slot", help="Free the GPUs of a slot for a while.")
+    app.add_typer(group, name="slot", help="Free the GPUs of a slot for a time.")
 
 
 def park(
@@ -54,9 +54,9 @@ def park(
 ) -> None:
     """Free the GPUs of a slot while its processes stay.
 
-    The contents of the GPUs' memory move to the memory of the slot, and work on the GPUs waits.
-    Others can have the GPUs until `finegrain slot unpark`. The executor of the slot must allow it
-    (gpu_parking) and have NVIDIA's cuda-checkpoint.
+    The contents of the GPUs' memory move to the slot's main memory, and work on the GPUs waits.
+    Other slots can use the GPUs until `finegrain slot unpark`. The executor must allow parking
+    (option gpu_parking) and have NVIDIA's cuda-checkpoint.
 
     \b
     Examples:
@@ -76,9 +76,9 @@ def unpark(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Give a parked slot its GPUs again, so that its processes go on.
+    """Give a parked slot GPUs again, so that its processes continue.
 
-    It waits in the queue until the GPUs are free; `finegrain resize SLOT --withdraw` ends that.
+    The change is queued until GPUs are free; `finegrain resize SLOT --withdraw` withdraws it.
 
     \b
     Examples:

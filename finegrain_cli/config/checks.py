@@ -1,4 +1,4 @@
-"""Checks combinations of values in a configuration, and the files that they name.
+"""Checks combinations of values in a configuration, and the files that the values name.
 
 The checks start no process and open no connection.
 """

@@ -1,4 +1,4 @@
-"""Converts settings to the daemons' options. A key that is not set keeps the daemon's default."""
+"""Converts settings to the daemons' options. A key without a value keeps the daemon's default."""
 
 from __future__ import annotations
 

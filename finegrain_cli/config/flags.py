@@ -1,4 +1,4 @@
-"""Generates the flags of a command from the keys of the configuration, so that every key has one.
+"""Generates the flags of a command from the keys of the configuration; every key has a flag.
 
 A flag's value is decoded by the same code as the value of a key in a file.
 """
@@ -52,7 +52,7 @@ def flags_given(sections: tuple[str, ...], given: Mapping[str, Any]) -> list[Fla
 def flag_name(key: Key, name: str = "") -> str:
     """Returns the flag of a key: "--log-level" for log.level, "--listen" for rm.listen.
 
-    With `name`, an older name of the key, it returns the flag of that name.
+    `name` may be an older name of the key; the function then returns the flag of the older name.
     """
     name = name or key.name
     name = _NAMES.get(name, name.replace("_", "-"))

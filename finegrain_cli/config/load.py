@@ -1,8 +1,8 @@
 """Merges the configuration and records where each value comes from.
 
-Order, highest priority first: flags, environment (FINEGRAIN_RM__LISTEN), the file given with
---config or else the user's file, the host's file, defaults. An unknown key is an error that names
-the nearest known key.
+The sources, highest priority first: flags; environment variables (FINEGRAIN_RM__LISTEN); the file
+of --config or else the user's file; the host's file; defaults. An unknown key is an error that
+names the nearest known key.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from finegrain.errors import ConfigurationError
+from finegrain_cli.config import sources
 from finegrain_cli.config.model import DeviceTypeSection, Kind, Settings
 from finegrain_cli.config.renamed import REMOVED, RENAMED, renaming_warning
+from finegrain_cli.config.sources import ENV_PREFIX, ENV_SEPARATOR, is_key, user_file
 from finegrain_cli.config.values import DEVICES, amount_text, keys_of
-
-HOST_FILE = Path("/etc/finegrain/finegrain.toml")
-ENV_PREFIX = "FINEGRAIN_"
-ENV_SEPARATOR = "__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +30,8 @@ class Configuration:
     """The merged settings.
 
     Attributes:
-        settings: all of them.
-        origins: for each "section.key" that is set, where its value comes from.
+        settings: the merged values, with defaults.
+        origins: the source of each value that is not a default, by "section.key".
         warnings: one sentence for each deprecated name that was used.
     """
 
@@ -58,7 +56,7 @@ class InvalidConfiguration(ConfigurationError):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A value of the command line for one key; `name` is as typed ("--listen")."""
+    """A value of the command line for one key; `name` is the flag as typed ("--listen")."""
 
     name: str
     section: str
@@ -76,14 +74,14 @@ def load_configuration(
     """Reads and merges the configuration.
 
     Args:
-        config_file: read in place of the user's file; empty: the user's file is read.
-        environment: environment variables; None: those of this process.
-        flags: of the command line; they have the highest priority.
+        config_file: this file is read in place of the user's file; empty: the user's file is read.
+        environment: environment variables; None: the environment of this process.
+        flags: the flags on the command line; they have the highest priority.
 
     Raises:
         ConfigurationError: `config_file` is missing, or a file cannot be read or is not TOML.
-        InvalidConfiguration: keys are unknown or set under their old and their new name, or values
-            are invalid.
+        InvalidConfiguration: a key is unknown, a key is set under both its old and its new name, or
+            a value is invalid.
     """
     environment = os.environ if environment is None else environment
     problems: list[str] = []
@@ -98,10 +96,10 @@ def _merged(layers: Iterable[tuple[str, list[Value]]], problems: list[str]) -> C
 
     Args:
         layers: the name of each source, and its values.
-        problems: mistakes that were found while the layers were read.
+        problems: mistakes that were found when the layers were read.
 
     Raises:
-        InvalidConfiguration: there are mistakes, or values are invalid.
+        InvalidConfiguration: `problems` is not empty, or values are invalid.
     """
     merged: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
@@ -114,12 +112,6 @@ def _merged(layers: Iterable[tuple[str, list[Value]]], problems: list[str]) -> C
                 warnings.append(warning)
     settings = _validated(merged, origins, problems)
     return Configuration(settings, origins, tuple(warnings))
-
-
-def user_file(environment: Mapping[str, str]) -> Path:
-    """Returns the path of the user's configuration file, whether it exists or not."""
-    base = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "/")) / ".config"
-    return Path(base) / "finegrain" / "config.toml"
 
 
 class Value(NamedTuple):
@@ -145,8 +137,8 @@ def check_file(path: Path) -> Configuration:
 def _layers(
     config_file: str, environment: Mapping[str, str], problems: list[str]
 ) -> Iterator[tuple[str, list[Value]]]:
-    if HOST_FILE.is_file():
-        yield str(HOST_FILE), _from_file(HOST_FILE, problems)
+    if sources.HOST_FILE.is_file():
+        yield str(sources.HOST_FILE), _from_file(sources.HOST_FILE, problems)
     own = user_file(environment)
     if config_file:
         yield config_file, _from_file(Path(config_file), problems)
@@ -186,7 +178,7 @@ def _from_file(path: Path, problems: list[str]) -> list[Value]:
                 values.append(Value(section, key, value))
                 continue
             old, new = f"{section}.{name}", f"{section}.{key}"
-            # To choose one of the two silently could surprise the user.
+            # Choosing one of the two values silently could surprise the user.
             if key in table:
                 problems.append(
                     f"{path}: {old} is the old name of {new}, and both are set; keep {new}"
@@ -220,8 +212,7 @@ def _from_environment(
     environment: Mapping[str, str], problems: list[str]
 ) -> Iterator[tuple[str, list[Value]]]:
     for name, text in sorted(environment.items()):
-        if not name.startswith(ENV_PREFIX) or ENV_SEPARATOR not in name:
-            # Not a key: FINEGRAIN_MANAGER sets a flag, and FINEGRAIN_TASK_ID is set for tasks.
+        if not is_key(name):
             continue
         section, _, given_name = name.removeprefix(ENV_PREFIX).lower().partition(ENV_SEPARATOR)
         key = RENAMED.get((section, given_name), given_name)
@@ -283,7 +274,7 @@ def _validated(
 
 
 def _given(problem: Any) -> str:
-    """Returns the value as typed, or, if it was already decoded, in the unit that people use."""
+    """Returns the value as the user typed it; a decoded value in the unit that people use."""
     value, kind = problem["input"], _kind(problem)
     return amount_text(kind, value) if kind and type(value) is int else repr(value)
 

@@ -1,8 +1,8 @@
 """The model of the configuration: for every key its name, unit, default and help.
 
-`config show` prints it, docs/configuration.md is generated from it, and the daemons' options are
-made from its values. Amounts are typed with units ("256M", "0.5", "10m"). Decoded values and
-defaults are in bytes, thousandths of a core and milliseconds.
+`config show` and docs/configuration.md list the keys of this model. Users type amounts with units
+("256M", "0.5", "10m"). Decoded values and defaults are in bytes, thousandths of a core and
+milliseconds.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from finegrain.cpu_policy import (
 from finegrain.cpu_words import read_word
 from finegrain.errors import InvalidArgument
 from finegrain.resources import MIB
+from finegrain.rpc.addresses import MANAGER_DEFAULT
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms
 from resource_manager import options as rm
 from resource_manager.engine.model.settings import Fairness
@@ -35,7 +36,7 @@ _FAIRNESS = Fairness()
 
 
 class Kind(StrEnum):
-    """What a number counts, if people type it with a unit."""
+    """The base unit of a number that people type with a unit."""
 
     SIZE = "bytes"
     CPU = "thousandths of a core"
@@ -70,7 +71,7 @@ def _pairs(value: Any) -> Any:
 
 
 def _word(kind: type[StrEnum], *without: StrEnum) -> BeforeValidator:
-    """Decodes a word of a vocabulary; an empty text means that it is not set."""
+    """Decodes a word of the vocabulary `kind`; an empty text means that the key is not set."""
 
     def read(value: Any) -> Any:
         if not value or not isinstance(value, str):
@@ -153,7 +154,7 @@ class ListenSection(Section):
 class RmSection(ListenSection):
     """The resource manager."""
 
-    listen: str = Field(rm.DEFAULT_ADDRESS, description=LISTEN)
+    listen: str = Field(MANAGER_DEFAULT, description=LISTEN)
     metrics_listen: str = Field(rm.DEFAULT_METRICS_ADDRESS, description=METRICS_LISTEN)
     join_listen: str = Field(
         "",

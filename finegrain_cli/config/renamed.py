@@ -13,7 +13,7 @@ RENAMED: Mapping[tuple[str, str], str] = {
     ("fairness", "service"): "usage_measure",
     ("fairness", "tally_interval"): "usage_interval",
 }
-"""New name by section and old name; deprecated since 0.2, to be removed in 0.3."""
+"""The new name of each key, by section and old name. Deprecated since 0.2, removed in 0.3."""
 
 _TLS = "TLS is always on and needs no files: remove the key"
 _TOKEN = "certificates have replaced tokens: remove the key, and see docs/operations.md"

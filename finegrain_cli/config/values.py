@@ -45,7 +45,7 @@ class Key:
 
     @property
     def kind(self) -> Kind | None:
-        """What its number counts; None for a value without a unit."""
+        """The base unit of the value; None for a value without a unit."""
         return next((each for each in _markers(self.field) if isinstance(each, Kind)), None)
 
     @property
@@ -68,7 +68,7 @@ def all_keys() -> Iterator[Key]:
 
 
 def device_type_keys(type_: str) -> list[Key]:
-    """Returns the keys of the section of a type of devices. No variable sets them."""
+    """Returns the keys of the section [devices.TYPE]. No environment variable sets these keys."""
     return [
         Key(f"{DEVICES}.{type_}", name, field)
         for name, field in DeviceTypeSection.model_fields.items()
@@ -91,7 +91,7 @@ def shown(value: Any) -> Any:
 
 
 def toml_text(key: Key, value: Any) -> str:
-    """Returns a value as TOML; empty if it is not set and TOML has no form for that."""
+    """Returns a value as TOML; None as "never" if the key has a default, else as empty text."""
     if value is None:
         return json.dumps(NEVER) if key.default is not None else ""
     if isinstance(value, Mapping):

@@ -1,1 +1,1 @@
-"""`./dev demo`: runs a real job on a small cluster on this host, and leaves nothing behind."""
+"""`./dev demo`: runs a real job on a small cluster on this host, then removes the cluster."""

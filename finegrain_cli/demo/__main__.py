@@ -1,6 +1,6 @@
-"""Runs the demo: starts a cluster, runs the job, checks that all resources are free, stops.
+"""Runs the demo: starts a cluster, runs the job, checks that all resources are free, stops it.
 
-The exit code is 1 if anything does not match.
+The exit code is 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from finegrain_cli.demo.job_master import DemoPlan, count_words
 from finegrain_cli.demo.report import DemoLog, report
 from finegrain_cli.local.cluster import ExecutorShare, LocalCluster
 
-# Control groups have these names, so two demos on one host at a time need different ones.
+# Control groups have these names, so two demos on the same host need different names.
 EXECUTORS = (f"demo-{os.getpid()}-a", f"demo-{os.getpid()}-b")
 FAKE_GPUS = "dgx-a100"
 MEMORY_BYTES = 1024 * MIB
@@ -29,7 +29,7 @@ PACKAGES = ("finegrain", "finegrain_cli", "finegrain_client", "resource_manager"
 
 
 def main() -> int:
-    """Runs the demo; returns 0 if there was no mismatch."""
+    """Runs the demo; returns 0 if all checks succeeded."""
     log = DemoLog()
     cpus = sorted(os.sched_getaffinity(0))
     share_milli = min(1000, 1000 * len(cpus) // len(EXECUTORS))

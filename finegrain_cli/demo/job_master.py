@@ -1,9 +1,9 @@
-"""The demo's job master: counts words in real files, with nothing but the public client.
+"""The demo's job master: counts words in real files; uses only the public client.
 
-Map tasks run in slots of many sizes. Reduce tasks read the maps' output from standard input. In
-addition, one request waits and explains why, and one executor is drained. One task exceeds the
-memory of its slot, and one has a dedicated cpu. Two slots share a GPU, and one has GPUs with a NIC
-near them; these devices are fake.
+Map tasks run in slots of many sizes. Reduce tasks read the output of map tasks from standard input.
+The demo also shows the explanation of a waiting request, a drained executor, a task that exceeds
+the memory of its slot, and a slot with a dedicated cpu. Two slots share a fake GPU, and another
+slot has two fake GPUs and a fake NIC near them.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class DemoPlan:
 
     @property
     def map_specs(self) -> list[fg.SlotSpec]:
-        """16 sizes: 4 to 11.5 % of an executor's cpu and 32 to 62 MiB each.
+        """Slots of 16 sizes: each has 4 to 11.5 % of an executor's cpu, and 32 to 62 MiB.
 
-        Together they are more than one executor has.
+        Together they need more than one executor has.
         """
         return [
             fg.SlotSpec(
@@ -69,7 +69,7 @@ async def count_words(cluster: fg.Cluster, plan: DemoPlan, log: DemoLog) -> Coun
             await slot.run([sys.executable, SCRIPT, "map", str(REDUCES), *chunk])
             for slot, chunk in zip(slots, plan.chunks(), strict=True)
         ]
-        # This request needs more than is free now. It gets a slot when map tasks have ended.
+        # This request needs more than is free now, so it waits until map tasks have ended.
         big = await _waiting_request(job, plan, log)
         await cluster.drain(plan.drained_executor, reason="demo")
         log.progress(
@@ -169,7 +169,7 @@ async def _reduce(job: fg.Job, plan: DemoPlan, lines: list[str], log: DemoLog) -
 
 
 async def _exceed_memory_limit(job: fg.Job, plan: DemoPlan, log: DemoLog) -> None:
-    """Shows that a task that exceeds its slot's memory is killed alone, and reported as such."""
+    """Shows a task that exceeds its slot's memory: only it is killed, and its result says why."""
     (request,) = await job.request_slots(
         fg.SlotSpec(cpu_milli=plan.share_milli // 2, memory_bytes=40 * fg.MIB)
     )
@@ -187,7 +187,7 @@ async def _exceed_memory_limit(job: fg.Job, plan: DemoPlan, log: DemoLog) -> Non
 
 
 async def _dedicated_cpu(cluster: fg.Cluster, job: fg.Job, plan: DemoPlan, log: DemoLog) -> None:
-    """Shows a pinned slot: only its own and best-effort tasks run on its cpu."""
+    """Shows a pinned slot: only its tasks and best-effort tasks run on its cpu."""
     if not plan.dedicated_cpus:
         log.progress("this host has too few cpus to dedicate one: skipped the pinned slot")
         return
@@ -200,7 +200,7 @@ async def _dedicated_cpu(cluster: fg.Cluster, job: fg.Job, plan: DemoPlan, log: 
     seen = CpuSet.parse(result.stdout.decode())
     log.progress(f"a slot has the dedicated cpu {slot.cpus} (LSR); its task sees cpu {seen}")
     if slot.isolation is None or slot.isolation.cpuset == "none":
-        log.progress("  on this host that is booked, but not enforced")
+        log.progress("  this host books the cpu for the slot, but does not enforce it")
     else:
         log.expect(seen == CpuSet.parse(slot.cpus), "a pinned task may run on other cpus")
     executor = await cluster.executor(slot.executor_id)
@@ -218,7 +218,7 @@ def _where(slot: fg.Slot) -> str:
 async def _shared_and_joint_devices(
     cluster: fg.Cluster, job: fg.Job, plan: DemoPlan, log: DemoLog
 ) -> None:
-    """Shows two slots that share a GPU, and one with two GPUs and the NIC at their PCIe switch."""
+    """Shows two slots that share a GPU, and a slot with two GPUs and the NIC at their switch."""
     listed = await cluster.devices(plan.steady_executor)
     near = {each.device.uuid: each.device.pcie_group for one in listed for each in one.devices}
     if not near:

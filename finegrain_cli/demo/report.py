@@ -13,7 +13,7 @@ from finegrain_client import Slot, TaskResult
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One task that ran: where, with which limits, and what it used."""
+    """One task that has ended: its executor, its limits, and what it used."""
 
     what: str
     executor_id: str
@@ -29,7 +29,7 @@ class Record:
 
 @dataclass(slots=True)
 class DemoLog:
-    """Prints progress on standard error; collects records for the report, and mismatches."""
+    """Prints progress on standard error; collects records of tasks, and failed checks."""
 
     started_at: float = field(default_factory=time.monotonic)
     records: list[Record] = field(default_factory=list)
@@ -45,7 +45,7 @@ class DemoLog:
         return result
 
     def expect(self, condition: bool, what: str) -> None:
-        """Records a mismatch if `condition` is false."""
+        """Records `what` as a failed check if `condition` is false."""
         if not condition:
             self.mismatches.append(what)
             self.progress(f"MISMATCH: {what}")

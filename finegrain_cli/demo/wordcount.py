@@ -26,7 +26,7 @@ def count_words(paths: Iterable[str]) -> Counter[str]:
 
 
 def part_of(word: str, parts: int) -> int:
-    """Returns the reducer of a word; the same in every process, unlike Python's `hash`."""
+    """Returns the number of a word's reducer. It is the same in every process, unlike `hash`."""
     return zlib.crc32(word.encode()) % parts
 
 

@@ -1,1 +1,1 @@
-"""The checks of `finegrain doctor`, one module per topic. None of them changes anything."""
+"""The checks of `finegrain doctor`, one module per topic. No check changes anything on the host."""

@@ -1,7 +1,7 @@
-"""Checks whether limits of slots can be enforced: control groups, version, controllers, access.
+"""Checks whether control groups can enforce the limits of slots: version, controllers, access.
 
 The result holds for the calling process: a daemon that systemd starts has another control group.
-Access is tested by creating and removing a group; no process is moved.
+The check of access creates and removes a group; it moves no process.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NONE_MEANS = "executors run with isolation none: amounts are booked, but not enf
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The cgroups of the calling process: one per v1 controller, and the one of v2."""
+    """The cgroups of the calling process: one per v1 controller, and its v2 cgroup."""
 
     v1: dict[str, Path] = field(default_factory=dict)
     v2: Path | None = None
 
     @property
     def version(self) -> str:
-        """ "v1", "v2", "hybrid" (both; the v1 controllers are used) or "none"."""
+        """ "v1", "v2", "none", or "hybrid" (both are mounted; the v1 controllers are used)."""
         if self.v1:
             return "hybrid" if self.v2 else "v1"
         return "v2" if self.v2 else "none"
@@ -41,7 +41,7 @@ def examine_cgroups(root: Path = ROOT) -> Iterator[Finding]:
     """Checks version and controllers, and whether groups can be created.
 
     Args:
-        root: stands for "/" in tests.
+        root: the root directory; tests pass a fake one.
     """
     groups = read_groups(root)
     if groups.version == "none":
@@ -54,7 +54,7 @@ def examine_cgroups(root: Path = ROOT) -> Iterator[Finding]:
 
 
 def read_groups(root: Path = ROOT) -> Groups:
-    """Reads mounts and own groups from /proc/self, because mount points may be unusual."""
+    """Reads mounts and groups of this process from /proc/self: mount points may be unusual."""
     # Stage 1: the group of this process in each hierarchy. A line is "4:cpu,cpuacct:/path"; the
     # unified hierarchy (v2) has no names: "0::/path".
     own: dict[str, str] = {}
@@ -71,8 +71,8 @@ def read_groups(root: Path = ROOT) -> Groups:
         kind, _source, options = right.split(" ", 2)
 
         def place(name: str, top: str = mount_root, point: str = mount_point) -> Path:
-            # In a container the mount shows only the subtree below `top`. Paths of groups begin
-            # with `top`; paths below the mount point do not.
+            # In a container the mount shows only the subtree below `top`. The path of a group
+            # begins with `top`, but below the mount point this beginning is absent.
             inside = own.get(name, "/").removeprefix(top.rstrip("/"))
             return root / f"{point}/{inside}".lstrip("/")
 
@@ -91,7 +91,7 @@ def _v1(groups: Groups) -> Iterator[Finding]:
     if missing:
         yield warn(
             "cgroup controllers",
-            f"without {', '.join(missing)}: those limits are not enforced",
+            f"without {', '.join(missing)}: the limits of these are not enforced",
             f"mount them: mount -t cgroup -o {missing[0]} cgroup /sys/fs/cgroup/{missing[0]}",
         )
     refused = {name: why for name, path in groups.v1.items() if (why := _cannot_make(path))}
@@ -116,7 +116,7 @@ def _v2(own: Path) -> Iterator[Finding]:
     if missing:
         yield warn(
             "cgroup controllers",
-            f"{own} has no {', '.join(missing)}: those limits are not enforced",
+            f"{own} has no {', '.join(missing)}: the limits of these are not enforced",
             "delegate them: Delegate=cpu cpuset memory pids in the unit of the user manager "
             "(systemctl edit user@.service) or of the executor",
         )

@@ -27,18 +27,18 @@ _FIXES: Final = (
     ("NoPermission", "let the executor's user open /dev/nvidiactl and /dev/nvidia*"),
     ("GpuIsLost", "reset the host; if the GPU is lost again, it or its slot is broken"),
 )
-"""What to do, by a part of the reason why NVML does not answer."""
+"""Pairs of a text and a fix. The fix applies if the reason of NVML's failure contains the text."""
 
 
 def examine_devices(
     settings: Settings, root: Path = Path("/"), source: NvmlSource | None = None
 ) -> Iterator[Finding]:
-    """Reports devices, those that slots cannot use, and those that other processes use.
+    """Reports usable devices, devices that slots cannot use, and GPUs that processes use now.
 
     Args:
         settings: the configuration of the executor.
-        root: stands for "/" in tests.
-        source: of NVIDIA GPUs; None: the driver.
+        root: the root directory; tests pass a fake one.
+        source: the source of data on NVIDIA GPUs; None: NVIDIA's driver.
     """
     from finegrain_cli.config.daemon_options import task_executor_options
     from task_executor.host.configured_devices import discover
@@ -76,7 +76,7 @@ def examine_devices(
         healthy[each.type] = healthy.get(each.type, 0) + (not each.problem)
     shown = ", ".join(f"{count} {type_}" for type_, count in sorted(healthy.items()))
     if not shown:
-        yield ok(NAME, "none that slots can have")
+        yield ok(NAME, "this host has no device that slots can use")
     elif options.devices == "none":
         yield ok(NAME, f"usable: {shown}; not offered, because executor.devices is none")
     else:
@@ -84,7 +84,7 @@ def examine_devices(
 
 
 def _nvidia(topology: HostTopology) -> Iterator[Finding]:
-    """Says whether NVML answers, if there is anything for it to report."""
+    """Reports whether NVML answers, and MIG modes that keep a GPU from slots."""
     found = [gpu for gpu in topology.gpus if gpu.vendor == "nvidia"]
     on_bus = [
         each
@@ -109,7 +109,7 @@ def _nvidia(topology: HostTopology) -> Iterator[Finding]:
             yield warn(
                 NVML,
                 f"GPU {each.index} ({each.uuid}) is in MIG mode without instances: slots cannot "
-                "have it",
+                "use it",
                 f"nvidia-smi mig -i {each.uuid} -cgi PROFILE -C, or nvidia-smi -i {each.uuid} -mig"
                 " 0; then restart the executor",
             )
@@ -126,7 +126,10 @@ def _amd(topology: HostTopology) -> Iterator[Finding]:
 
 
 def _in_use(gpu: Gpu) -> Finding:
-    """Returns the finding for a GPU with processes. The driver does not say whose they are."""
+    """Returns the finding for a GPU with processes.
+
+    The driver does not report whether a process is a task of finegrain.
+    """
     shown = ", ".join(
         f"{each.pid}" + (f" ({format_bytes(each.memory_bytes)})" if each.memory_bytes else "")
         for each in gpu.processes[:_PIDS_SHOWN]
@@ -136,8 +139,9 @@ def _in_use(gpu: Gpu) -> Finding:
         NAME,
         f"GPU {gpu.index} ({gpu.uuid}) is used by processes {shown}"
         + (f" and {more} more" if more > 0 else "")
-        + ": finegrain does not know about those that are not its tasks",
-        f"end the others, or cordon the device: finegrain cordon EXECUTOR/gpu{gpu.minor}"
+        + ": finegrain does not account for processes that are not its tasks",
+        "end processes that are not tasks of finegrain, or cordon the device: "
+        f"finegrain cordon EXECUTOR/gpu{gpu.minor}"
         if gpu.minor is not None
-        else "end the others",
+        else "end processes that are not tasks of finegrain",
     )

@@ -1,6 +1,6 @@
 """Findings of `finegrain doctor`, and the loop that runs its examinations.
 
-An examination that fails with an error is a finding, too; the others still run.
+If an examination raises an error, the error becomes a finding and the other examinations still run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result of an examination. `fix`: exactly what to do; empty if all is well."""
+    """One result of an examination. `fix` is a command or change that helps; empty for OK."""
 
     name: str
     grade: Grade

@@ -17,11 +17,11 @@ NAME = "kubelet"
 
 
 def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
-    """Compares the kubelet's files, as far as they are readable, with an executor's slots.
+    """Compares the cpus that the kubelet may dedicate with the cpus of an executor's slots.
 
     Args:
         settings: the configuration of the executor.
-        root: stands for "/" in tests.
+        root: the root directory; tests pass a fake one.
     """
     from finegrain_cli.config.daemon_options import task_executor_options
     from task_executor.helper.kubelet import KubeletFiles

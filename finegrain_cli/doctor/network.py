@@ -38,7 +38,8 @@ def examine_manager(*, named: bool) -> Iterator[Finding]:
     """Checks whether a resource manager answers.
 
     Args:
-        named: the user gave its address, so no answer is a failure rather than a warning.
+        named: the user gave the manager's address. Then a missing answer is a failure; otherwise it
+            is a warning.
     """
     from finegrain_cli.common import HINTS
     from finegrain_cli.connection import open_cluster, resolve_target
@@ -107,7 +108,10 @@ def _is_ours(words: list[str]) -> bool:
 
 
 def _owner(port: int) -> tuple[int, list[str]] | None:
-    """Returns pid and command line of the process that listens at a port; None if not visible."""
+    """Returns the pid and command line of the process that listens at a port.
+
+    None if this user cannot see the process.
+    """
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
     # /proc/net/tcp has the inode of each socket, and /proc/PID/fd links to "socket:[INODE]".
     marks = {f"socket:[{inode}]" for inode in inodes}

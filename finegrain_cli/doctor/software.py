@@ -35,7 +35,7 @@ def examine_software() -> Iterator[Finding]:
 
 
 def _sqlite() -> Iterator[Finding]:
-    """Reports the version, with the same judgement as `finegrain db check`."""
+    """Reports the version of SQLite; `finegrain db check` applies the same rules."""
     found = []
     if find_spec("sqlalchemy") is not None:
         from resource_manager.storage.sqlite_store import version_findings

@@ -1,1 +1,1 @@
-"""`finegrain job run` and `finegrain job status`: run a job graph, and show how far it is."""
+"""`finegrain job run` and `finegrain job status`: run a job graph, and show its progress."""

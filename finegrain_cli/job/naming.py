@@ -1,4 +1,7 @@
-"""Finds the job that a user means: by path or name of its state file; of several, the newest."""
+"""Finds the job that a user means, by path or name of its state file.
+
+If several jobs match, the newest one is meant.
+"""
 
 from __future__ import annotations
 

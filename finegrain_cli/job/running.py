@@ -1,7 +1,7 @@
 """The main sequence of `finegrain job run`: start, continue, follow or cancel a job.
 
-The first Ctrl-C cancels the job. The second one ends this process at once; the job can then be
-continued.
+The first Ctrl-C cancels the job. A second Ctrl-C ends this process at once; the job can be
+continued later.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def start(spec: GraphRunSpec, state: str, options: JobRunOptions) -> int:
     """Starts a new job and returns the exit code.
 
     Raises:
-        FinegrainError: the job could not be started; nothing is left of it.
+        FinegrainError: the job could not be started; its files have been removed.
     """
     asyncio.run(check_connection())
     path = Path(state).absolute() if state else default_state_file(spec.plan.name)
@@ -92,7 +92,7 @@ def attach(name: str, options: JobRunOptions) -> int:
         try:
             return _detached(path, options) if options.detach else work_on(path, options)
         except AlreadyExists as error:
-            # Another process has just resumed it; follow that one.
+            # Another process has just resumed the job, so this one follows it.
             if error.reason is not Reason.STORE_IN_USE:
                 raise
 
@@ -150,7 +150,7 @@ async def _cancel_left_job(path: Path) -> None:
 
 
 class _Lines:
-    """Prints the progress on standard error: what changes, at most once every `LINE_EVERY_S`."""
+    """Prints changed progress on standard error, at most one line every `LINE_EVERY_S`."""
 
     def __init__(self, name: str, *, quiet: bool) -> None:
         self._name, self._quiet = name, quiet
@@ -202,7 +202,7 @@ def _print_detached(job: GraphJobStatus, options: JobRunOptions) -> int:
 
 
 def _remove_unless_started(path: Path) -> None:
-    """Removes the state file of a job that was never registered: there is nothing to continue."""
+    """Removes the state file if the job was never registered: there is nothing to continue."""
     try:
         job = read_job_status(path)
     except FinegrainError:
@@ -213,6 +213,6 @@ def _remove_unless_started(path: Path) -> None:
 
 
 def _report_outcome(job: GraphJobStatus, options: JobRunOptions) -> int:
-    """Prints how a job ended and returns the exit code for that."""
+    """Prints how a job ended and returns the exit code."""
     print_outcome(job, options.form)
     return ExitCode.OK if job.state is GraphState.FINISHED else ExitCode.THREADS_FAILED

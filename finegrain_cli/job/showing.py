@@ -1,4 +1,4 @@
-"""`finegrain job status JOB` and `finegrain explain JOB`: a job, and what it waits for."""
+"""`finegrain job status JOB` and `finegrain explain JOB`: show a job, and why its regions wait."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def explain_job(path: Path, executor_id: str, max_executors: int, form: OutputFo
 
     Args:
         path: state file of the job.
-        executor_id: only this executor; empty: all.
-        max_executors: most executors to list for a request.
+        executor_id: explain only this executor; empty: all executors.
+        max_executors: the most executors to list for each request.
         form: table or JSON.
 
     Raises:
@@ -60,5 +60,5 @@ def explain_job(path: Path, executor_id: str, max_executors: int, form: OutputFo
                         each.allocation_ids[0], executor_id=executor_id, max_executors=max_executors
                     )
                 except NotFound:
-                    pass  # its runner has not requested it yet
+                    pass  # the runner has not sent this request yet
     print_explanation(job, waits, form)

@@ -1,4 +1,4 @@
-"""How a job that runs a plan is printed: for people, and as JSON."""
+"""Prints a job that runs a job graph: as text for people, and as JSON."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _OPERATORS = (
     Column("quota", lambda row: format_bytes(row["quota_bytes"]), right=True),
     Column(
         "used",
-        # What a declared operator uses is not known.
+        # With the enforcement DECLARED, no process measures what the operator uses.
         lambda row: format_bytes(row["used_bytes"]) if row["enforcement"] != DECLARED else "-",
         right=True,
     ),
@@ -99,7 +99,7 @@ def progress_text(progress: GraphProgress) -> str:
 
 
 def job_dict(job: GraphJobStatus) -> dict[str, Any]:
-    """Returns a job as data for JSON. Of its environment, only the names are shown."""
+    """Returns a job as data for JSON. Only the names of its environment variables are shown."""
     return {
         "job": Path(job.state_file).stem,
         "name": job.spec.plan.name,
@@ -155,7 +155,7 @@ def print_status(job: GraphJobStatus, found: OperatorsInUse, form: OutputFormat)
         for each in job.regions
         if each.message
     ]
-    # A job may have 100,000 tasks. Those that run are what people look for.
+    # A job may have 100,000 tasks. Running tasks come first, because people look for them.
     tasks = sorted(shown["tasks"], key=lambda row: not row["running"])
     if tasks:
         lines += ["", *table_lines(_TASKS, tasks[:TASKS_SHOWN])]
@@ -169,7 +169,7 @@ def print_status(job: GraphJobStatus, found: OperatorsInUse, form: OutputFormat)
         if len(managed) > TASKS_SHOWN:
             lines.append(f"({len(managed) - TASKS_SHOWN} more; -o json shows all)")
     lines += [
-        f"\nno managed memory of executor {name} is known: {error}"
+        f"\nmanaged memory on executor {name} is not known: {error}"
         for name, error in shown["operators_missing"].items()
     ]
     print_object("JobRun", shown, form, "\n".join(lines))
@@ -182,7 +182,7 @@ def print_explanation(
 
     Args:
         job: the job.
-        waits: explanations of the requests of regions that wait for slots, by number of the region.
+        waits: for each region that waits for slots, by its number: the explanation of its request.
         form: table or JSON.
     """
     shown = job_dict(job)

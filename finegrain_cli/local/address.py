@@ -1,7 +1,7 @@
 """Keeps the resource manager's address when `finegrain up` uses a state directory again.
 
-Batches, jobs and executors that outlived the former resource manager call its address. So the new
-one listens at the same port, if that is free.
+Batches, jobs and executors may outlive a resource manager, and continue to call its address. So the
+next resource manager listens at the same port, if that port is free.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def write_address(state_dir: Path, address: str) -> None:
 
 
 def previous_address(state_dir: Path, wanted: ListenOptions) -> ListenOptions:
-    """Returns `wanted`; if its port is 0, with the former port, provided that this is free now."""
+    """Returns `wanted`, with the former port if `wanted` has port 0 and the former port is free."""
     host, _, port = wanted.address.rpartition(":")
     if port != "0":
         return wanted

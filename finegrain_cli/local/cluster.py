@@ -1,7 +1,7 @@
 """A whole cluster on this host as child processes: for `finegrain up`, and for tests.
 
-This module determines the order in which daemons start and stop. Nothing is left behind, and when
-one process ends by itself, all others are stopped.
+This module determines the order in which daemons start and stop. When one daemon ends by itself,
+the others are stopped as well. A stopped cluster leaves no process and no cgroup.
 
 Tasks run as the user who starts the cluster. All files are in one directory: `rm/` (database,
 certificates), `executors/ID/`, `logs/`. Only sockets are in a temporary directory, because their
@@ -80,17 +80,20 @@ class LocalCluster:
     with `scale` also `scaled`.
 
     Args:
-        executors: number of executors, without `shares`; each gets an equal part of this host.
-        shares: the executors with their parts, in place of `executors`.
-        scale: start without executors; the resource manager starts and stops up to this many
-            itself.
-        state_dir: directory for everything, used again if it exists; None: a temporary directory.
+        executors: number of executors, each with an equal part of this host. Not used if `shares`
+            or `scale` is given.
+        shares: the executors, each with an explicit part of this host.
+        scale: how many executors the resource manager may start and stop on demand. The cluster
+            then starts without executors.
+        state_dir: directory of all files but sockets; may be the directory of an earlier cluster.
+            None: a temporary directory.
         listen: address of the resource manager; port 0: the kernel chooses.
         metrics_listen: address of its metrics; port 0: the kernel chooses.
-        cpus: divide only these cpus.
-        memory_bytes: divide only this much memory.
-        isolation: "auto", or "none": no limits are enforced.
-        fake_gpus: play the GPUs of this machine on each executor; empty: the real ones.
+        cpus: divide only these cpus; empty: all.
+        memory_bytes: divide only this much memory; None: all.
+        isolation: "auto"; or "none", so that no limits are enforced.
+        fake_gpus: each executor pretends to have the GPUs of this machine, such as "dgx-a100";
+            empty: the real GPUs.
         fairness: settings of the order in which requests are served; None: the defaults.
         log: level and format of the daemons' logs.
         show_logs: let the daemons log to this process's standard error.
@@ -163,15 +166,15 @@ class LocalCluster:
         """Starts everything and waits until all executors have registered.
 
         Raises:
-            ConfigurationError: a daemon did not start; the message has its last log line. Nothing
-                is left behind.
+            ConfigurationError: a daemon did not start; the message has its last log line. All
+                other daemons have been stopped.
         """
         try:
             self._prepare()
             self._start_manager()
             self._start_executors()
         except BaseException:
-            # Also after Ctrl-C: processes that have started by now must not be left behind.
+            # Also after Ctrl-C: processes that have already started must not be left behind.
             self.stop()
             raise
 
@@ -193,16 +196,16 @@ class LocalCluster:
         raise FinegrainError(f"{what}; everything else is stopped now")
 
     def stop(self) -> list[str]:
-        """Frees all slots, ends all processes, removes temporary files; may be repeated.
+        """Frees all slots, ends all processes and removes temporary files; may be called twice.
 
         Returns:
-            One line for each process, cgroup or directory that is left nevertheless.
+            One line for each process, cgroup or directory that could not be removed.
         """
         if self._base is None:
             return []
         with signals_deferred():
-            # Executors first, because they report their last changes to the resource manager. All
-            # get the signal before the first wait, so that they stop at the same time.
+            # Executors stop first, because they report their last changes to the resource manager.
+            # All get the signal before the first wait, so that they stop at the same time.
             for executor in self._executors:
                 executor.terminate()
             for executor in self._executors:
@@ -360,9 +363,9 @@ class LocalCluster:
         yield from (executor for executor in self._executors if executor.pid)
 
     def _end(self, daemon: DaemonProcess) -> None:
-        """Waits until a daemon that was asked to stop has ended; kills it after the timeout.
+        """Waits for the end of a daemon that got SIGTERM; kills it after the timeout.
 
-        If an executor did not stop in order, `sweep` frees its slots.
+        If the daemon is an executor that did not stop in order, `sweep` frees its slots.
         """
         if not daemon.pid:
             return
@@ -378,9 +381,9 @@ def _equal_shares(
 ) -> list[ExecutorShare]:
     """Returns equal parts of this host.
 
-    The executors' names contain a hash of the state directory. Names must be unique on the whole
-    host, since control groups are named after them, and must not change while the directory is
-    used.
+    The executors' names contain a hash of the path of the state directory. So the names are unique
+    on the host, as names of control groups must be, and stay the same when the directory is used
+    again.
     """
     mark = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:6]
     names = [f"local-{mark}-{number}" for number in range(1, executors + 1)]

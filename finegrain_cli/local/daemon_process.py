@@ -1,4 +1,4 @@
-"""One daemon as a child process: starts it with given options, stops it, reads its last log line.
+"""Runs one daemon as a child process: starts it, stops it, and reads its last log line.
 
 This module contains the code of the parent and of the child. The child receives its options over
 standard input, which stays open. When the parent ends, even by SIGKILL, the child reads the end of
@@ -27,7 +27,7 @@ NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class DaemonProcess:
-    """A daemon in its own process and session, so that Ctrl-C reaches the parent alone."""
+    """A daemon in its own process and session, so that Ctrl-C reaches only the parent."""
 
     def __init__(
         self, name: str, options: Options, log_file: Path, *, temporary_dir: Path, show_log: bool
@@ -59,7 +59,7 @@ class DaemonProcess:
             pickle.dump(self.options, pipe)
             pipe.flush()
         except BrokenPipeError:
-            pass  # it ended at once; `runs` and `exit_code` show that
+            pass  # the daemon has already ended; `runs` and `exit_code` show it
 
     @property
     def pid(self) -> int:
@@ -75,9 +75,9 @@ class DaemonProcess:
         return self._process is not None and self._process.poll() is None
 
     def endpoint(self) -> dict[str, Any] | None:
-        """Returns the note with the addresses that the daemon serves at; None until it serves.
+        """Returns the daemon's note with its addresses; None until the daemon serves.
 
-        A note with another pid is ignored; an earlier process left it.
+        A note with another pid is ignored, because an earlier process wrote it.
         """
         try:
             note = json.loads((self.options.state_dir / ENDPOINT_FILE).read_text(encoding="utf-8"))
@@ -108,7 +108,7 @@ class DaemonProcess:
             self._process.kill()
 
     def last_words(self) -> str:
-        """Returns the last log line (of a JSON line only the message); empty if there is none."""
+        """Returns the last line of the log, or its message if the line is JSON; empty: no line."""
         try:
             lines = self._log_file.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:

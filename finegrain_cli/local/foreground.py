@@ -1,7 +1,7 @@
 """`finegrain up`: runs a local cluster in the foreground.
 
-This module prints the messages for people. All daemons are stopped after Ctrl-C, SIGTERM, a closed
-terminal, or when one daemon has ended by itself.
+This module prints the messages for people. It stops all daemons after Ctrl-C, SIGTERM or a closed
+terminal, and when one daemon has ended by itself.
 """
 
 from __future__ import annotations
@@ -153,9 +153,9 @@ def _scale(cluster: LocalCluster) -> dict[str, Any] | None:
 
 
 def _not_enforced(executors: list[ExecutorStatus]) -> list[str]:
-    """Returns lines for each limit that is not enforced.
+    """Returns lines for the limits that are not enforced, then for the reasons with their fixes.
 
-    Reason and fix are the same for several limits, so each is printed once.
+    Several limits may have the same reason; it is printed once.
     """
     notes = [note for each in executors if each.isolation for note in each.isolation.notes]
     whats = dict.fromkeys(note.partition(" (")[0] for note in notes)
@@ -174,7 +174,7 @@ def _user() -> str:
 
 
 def _say(message: str) -> None:
-    """Prints a line, also if the terminal is closed."""
+    """Prints a line; a closed terminal is not an error."""
     try:
         say(message)
     except OSError:

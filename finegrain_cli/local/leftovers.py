@@ -1,7 +1,7 @@
 """Finds processes and cgroups that a stopped local cluster has left on this host; removes nothing.
 
-A process belongs to the cluster if its command line contains a path in the cluster's directories.
-The cgroups are those that the cluster's helpers created.
+A process belongs to the cluster if its command line contains a path in the cluster's directories. A
+cgroup belongs to the cluster if a helper of the cluster created it.
 """
 
 from __future__ import annotations

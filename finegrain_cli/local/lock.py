@@ -1,4 +1,4 @@
-"""The lock of a state directory: one local cluster uses it at a time, until its last process ends.
+"""The lock of a state directory. At most one local cluster uses the directory at a time.
 
 The sweeper of a cluster inherits the lock. If `finegrain up` is killed, the sweeper holds the lock
 while it stops the executors, and the next `finegrain up` waits for it.
@@ -22,7 +22,7 @@ POLL_INTERVAL_S = 0.1
 
 
 def take_lock(state_dir: Path, *, wait_s: float = SWEEP_WAIT_S) -> int:
-    """Locks a state directory and returns a descriptor.
+    """Locks a state directory and returns the descriptor of the lock.
 
     The lock is released when all copies of the descriptor are closed.
 
@@ -59,7 +59,7 @@ def _lock(descriptor: int, state_dir: Path, deadline: float) -> None:
             return
         except OSError:
             owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        # A running `finegrain up` keeps the lock, so waiting is useless. A sweeper releases it.
+        # A running `finegrain up` keeps the lock, so waiting is useless. A sweeper will release it.
         if _is_running(owner) or time.monotonic() > deadline:
             _refuse(state_dir, owner)
         time.sleep(POLL_INTERVAL_S)

@@ -18,7 +18,9 @@ from finegrain.local_managers import PART
 
 @contextmanager
 def published(note: Mapping[str, Any]) -> Iterator[None]:
-    """Publishes `note` (`address`, `rm_state_dir`) to other commands of this user, until the end.
+    """Publishes `note` (`address`, `rm_state_dir`) to other commands of this user.
+
+    The note is removed at the end of the context.
 
     Raises:
         ConfigurationError: the user's run directory is not safe to use.
@@ -37,6 +39,6 @@ def published(note: Mapping[str, Any]) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-            with suppress(OSError):  # not empty if this user runs other clusters
+            with suppress(OSError):  # the directory has other notes if other clusters run
                 directory.rmdir()
                 directory.parent.rmdir()

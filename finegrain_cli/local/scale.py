@@ -1,7 +1,8 @@
 """Executors of a local cluster that its resource manager starts and stops itself (`--scale`).
 
-This module divides the host among them and writes their providers' file. It also makes sure that no
-executor outlives the cluster: `finegrain up` stops them, or, if it was killed, the sweeper does.
+This module divides the host among these executors and writes the providers' file. It also makes
+sure that no executor outlives the cluster: `finegrain up` stops the executors at its end. If
+`finegrain up` is killed, the sweeper stops them.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ class ScaledExecutors:
     """All executors that the resource manager of one local cluster may start.
 
     Args:
-        scale: how many, and for how long they may be idle.
-        state_dir: of the cluster; executors in it are adopted.
-        cpus: divide only these cpus.
-        memory_bytes: divide only this much memory.
-        isolation: "auto", or "none": no limits are enforced.
+        scale: the most executors, and the time after which an idle executor is stopped.
+        state_dir: state directory of the cluster; executors that already run in it are adopted.
+        cpus: divide only these cpus; empty: all.
+        memory_bytes: divide only this much memory; None: all.
+        isolation: "auto"; or "none", so that no limits are enforced.
     """
 
     def __init__(
@@ -138,13 +139,16 @@ class ScaledExecutors:
         self._sweeper.stdin.flush()
 
     def ended(self) -> str:
-        """Returns a message if the sweeper has ended, which it must not; empty otherwise."""
+        """Returns a message if the sweeper has ended too early; empty while it runs."""
         if self._sweeper is None or self._sweeper.poll() is None:
             return ""
         return f"the sweeper of executors ended with exit code {self._sweeper.returncode}"
 
     def stop_executors(self) -> None:
-        """Stops all executors in order. The resource manager must still run: it gets reports."""
+        """Stops all executors in order.
+
+        The resource manager must still run, because the executors send it their last reports.
+        """
         fronts = [
             front
             for path in executor_paths(self.directory)
@@ -160,7 +164,7 @@ class ScaledExecutors:
         """Ends all remaining processes of executors, after the resource manager has ended.
 
         Returns:
-            One line for each thing that could not be ended.
+            One line for each process or cgroup that is still there.
         """
         # Read before the sweep, because it may remove the files that list the groups.
         groups = [
@@ -169,7 +173,7 @@ class ScaledExecutors:
         left = stop_everything(self.directory)
         left += [f"cgroup {group}" for group in groups if Path(group).exists()]
         if self._sweeper is not None:
-            self._sweeper.kill()  # everything is done
+            self._sweeper.kill()  # nothing is left for it to stop
             self._sweeper.communicate()
             self._sweeper = None
         return left
@@ -178,7 +182,7 @@ class ScaledExecutors:
         def text(value: str) -> str:
             return json.dumps(value, ensure_ascii=False)
 
-        # Named because of the ports, which each executor has besides its share of the host.
+        # The totals are written out, because each executor also offers ports.
         ports = len(offered_ports(read_range(TASK_PORTS_DEFAULT)))
         amounts = f'cpu = "{self.total[CPU_MILLI]}m", memory = "{self.total[MEMORY_BYTES]}"'
         lines = [

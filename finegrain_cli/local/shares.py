@@ -1,8 +1,8 @@
 """Divides this host into explicit shares for executors that run on it side by side.
 
-Each share has whole cores; with too few cores, single cpus. With fewer cpus than executors, shares
-are amounts of cpu time on the same cpus. Resources for the system are reserved only once for the
-whole host.
+Each share has whole cores or, if there are too few cores, single cpus. With fewer cpus than
+executors, shares are amounts of cpu time on the same cpus. Resources for the system are reserved
+once for the whole host, not once per executor.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ CPU_MILLI_MIN = 10
 class ExecutorShare:
     """One executor and its part of the host.
 
-    `cpus`: exactly these; empty: all that this process may use. `cpu_milli`: at most this cpu time.
-    `memory_bytes`: exactly this much. With no cpus and None: all of the host minus the reserve.
+    The executor gets exactly the cpus in `cpus`; if `cpus` is empty, all that this process may use.
+    It gets at most `cpu_milli` of cpu time, and exactly `memory_bytes` of memory. Without `cpus`
+    and with None for both amounts, it gets the whole host minus the reserve for the system.
     """
 
     executor_id: str
@@ -53,7 +54,7 @@ def divide_host(
     """
     if len(names) == 1:
         if cpus or memory_bytes is not None:
-            # Checked here, because the executor would refuse it only after the others have started.
+            # Checked now: the executor would refuse it only after other daemons have started.
             _host(cpus, memory_bytes)
         return [ExecutorShare(names[0], cpus=cpus, memory_bytes=memory_bytes)]
     return divide(names, *_host(cpus, memory_bytes))
@@ -62,17 +63,17 @@ def divide_host(
 def equal_parts(
     names: Sequence[str], *, cpus: str = "", memory_bytes: int | None = None
 ) -> list[ExecutorShare]:
-    """Like `divide_host`, but all shares are explicit and have the same size, even a single one.
+    """Like `divide_host`, but all shares have the same size, and even a single share is explicit.
 
     If whole cores cannot be divided evenly, every executor gets the same amount of cpu time on the
     same cpus. Example: 3 executors on 4 cores get 1333 thousandths of a core each, on all 4.
 
     Raises:
-        InvalidArgument: as `divide_host`.
+        InvalidArgument: the part does not exist here, or is too small for this many executors.
     """
     topology, capacity = _host(cpus, memory_bytes)
     shares = divide(names, topology, capacity)
-    # The executors are of one executor shape, so all must have the same size.
+    # All executors have the same executor shape, so they must have the same size.
     if len({cpu_milli_of(share) for share in shares}) == 1:
         return shares
     usable = str(capacity.cpus - capacity.isolated_cpus)
@@ -99,7 +100,7 @@ def _host(cpus: str, memory_bytes: int | None) -> tuple[HostTopology, Capacity]:
 
 
 def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> list[ExecutorShare]:
-    """Returns equal shares of a capacity of this topology, in order of the names.
+    """Returns equal shares of `capacity` on a host with this topology, in order of the names.
 
     Raises:
         InvalidArgument: an executor would get less than 10 thousandths of a core or 4 MiB.
@@ -117,8 +118,8 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
             f"{capacity.memory_bytes_total} bytes of memory in total",
         )
     parts = _parts(topology, usable, count)
-    # With a CPU quota, or fewer cpus than executors, a share of whole cpus would promise too much.
-    # So the CPU time of each share is limited as well.
+    # With a CPU quota, or fewer cpus than executors, the cpus of a share have more CPU time than
+    # the share may use. So the CPU time of each share is limited as well.
     capped = capacity.cpu_milli_total < 1000 * len(usable) or not parts
     return [
         ExecutorShare(

@@ -1,6 +1,6 @@
-"""Stops daemons of a local cluster in order, with everything that belongs to them.
+"""Stops daemons of a local cluster in order, together with their slots and tasks.
 
-It has the time limits for each daemon, and keeps a second Ctrl-C from interrupting the stop.
+The module has the time limits of the stop, and keeps a second Ctrl-C from interrupting it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from types import FrameType
 
 from finegrain_cli.local.daemon_process import DaemonProcess
 
-KILL_GRACE_MS = 5_000  # of tasks
-STOP_TIMEOUT_S = 30.0  # beyond the tasks' grace
+KILL_GRACE_MS = 5_000  # time between SIGTERM and SIGKILL for tasks
+STOP_TIMEOUT_S = 30.0  # time for a daemon to stop, in addition to the grace period of tasks
 SWEEP_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
 
 
 def sweep(executor: DaemonProcess) -> None:
-    """Frees what a crashed executor left: its helper, slots and tasks.
+    """Ends the helper, slots and tasks of a crashed executor.
 
-    The executor is started again, which adopts all of them, and is then stopped in order.
+    The function starts the executor again, which adopts all of them, and then stops it in order.
     """
     executor.start()
     deadline = time.monotonic() + SWEEP_TIMEOUT_S
@@ -48,7 +48,7 @@ def describe_exit(daemon: DaemonProcess) -> str:
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Ignores SIGINT, SIGTERM and SIGHUP, with a message, so that a stop is not left half done."""
+    """Answers SIGINT, SIGTERM and SIGHUP only with a message, so that a stop is not interrupted."""
     # Python sets signal handlers only in the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield

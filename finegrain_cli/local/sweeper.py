@@ -1,9 +1,9 @@
 """Stops the executors of a local cluster with `--scale`, if `finegrain up` was killed.
 
-The sweeper is a separate process in its own session. It reads the directories on standard input.
-The end of the input means that `finegrain up` has ended. The sweeper then waits until the resource
-manager has ended, and kills it after a timeout. It locks the state directory of the resource
-manager, so that no new one can start meanwhile.
+The sweeper is a separate process in its own session. It reads the names of directories from
+standard input. The end of the input means that `finegrain up` has ended. The sweeper then waits
+until the resource manager has ended, and kills it after a timeout. It locks the state directory of
+the resource manager, so that no other resource manager starts there while executors are stopped.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ POLL_INTERVAL_S = 0.1
 
 
 def main() -> int:
-    """Runs the sweeper; returns 1 if something is left."""
-    # A signal to the whole group or session must not end the one process that cleans up.
+    """Runs the sweeper; returns 1 if it could not stop everything."""
+    # A signal to the whole process group or session must not end the process that cleans up.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.readline()

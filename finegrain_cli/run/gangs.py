@@ -36,13 +36,13 @@ async def run_gang(
     environment: Mapping[str, str],
     signals: Signals,
 ) -> int:
-    """Requests all slots, runs the command in each, and returns the exit code of the whole.
+    """Requests all slots, runs the command in each, and returns the exit code of `finegrain run`.
 
     Args:
         job: the job that requests the slots.
         options: the command and its slot.
         wanted: size and placement of the gang.
-        environment: variables of all commands; those of the gang are added.
+        environment: variables of all commands; the variables of the gang are added.
         signals: forwards signals to all members.
 
     Raises:
@@ -94,8 +94,8 @@ class _Members:
         """Runs all members to their end; returns 0, or the exit code of the first that failed.
 
         Raises:
-            FinegrainError: the first failure had no exit code, such as a lost slot; the others are
-                ended.
+            FinegrainError: the first failure had no exit code, for example because the slot was
+                lost; the other members are ended.
         """
         works = [asyncio.ensure_future(self._run_one(index)) for index in range(len(self.slots))]
         try:

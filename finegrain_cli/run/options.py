@@ -1,6 +1,6 @@
 """Options of `finegrain run`, and code that single commands and gangs share.
 
-The shared code is about a command's environment, its exit code, and the report after its end.
+The shared code determines a command's environment and exit code, and prints the report at its end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PASSED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TERM", "TZ")
 
 @dataclass(frozen=True, slots=True)
 class GangOptions:
-    """Options of a gang (`--gang` and those that belong to it)."""
+    """Options of a gang: `--gang` and the options that need it."""
 
     members: int
     placement: str  # "ANYWHERE", "SAME_EXECUTOR", "SAME_LABEL", "SPREAD"
@@ -69,11 +69,11 @@ def environment_of(wanted: tuple[str, ...]) -> dict[str, str]:
 def tell_unenforced(slot: fg.Slot, spec: fg.SlotSpec) -> None:
     """Prints on standard error which of the requested amounts the slot's executor does not enforce.
 
-    The command could use more than these, and take it from others.
+    The command can use more of these amounts than it requested, so that other slots get less.
 
     Args:
         slot: the granted slot.
-        spec: what was requested; a default slot requests no amounts, so nothing is printed for it.
+        spec: the requested slot. A default slot requests no amounts, so nothing is printed for it.
     """
     isolation = slot.isolation
     if isolation is None or spec.is_unknown:
@@ -87,7 +87,7 @@ def tell_unenforced(slot: fg.Slot, spec: fg.SlotSpec) -> None:
         names, demands = " and ".join(open_), " ".join(f"{each}=kernel" for each in open_)
         say(
             f"finegrain: {names} of this slot are only booked, not enforced, on "
-            f"{slot.executor_id}; `finegrain slots -o wide` says why, and `--require-isolation"
+            f"{slot.executor_id}; `finegrain slots -o wide` shows why, and `--require-isolation"
             f" {demands.split()[-1]}` refuses such executors"
         )
 
@@ -104,7 +104,7 @@ def start_failure(reason: Reason) -> int:
 def exit_code_of_task(result: fg.TaskResult) -> int:
     """Returns the exit code; after a signal, 128 plus the signal's number, as shells do.
 
-    A command that has succeeded, but whose output is incomplete, counts as a failure of `run`.
+    If the command succeeded but its output is incomplete, the exit code is that of a failed `run`.
     """
     if result.signal:
         return ExitCode.SIGNAL + result.signal
@@ -119,7 +119,7 @@ def report(result: fg.TaskResult, options: RunOptions, member: int | None = None
     Args:
         result: the result of the task.
         options: the options of this run.
-        member: index in the gang; None: a single command.
+        member: index of the task in the gang; None: the task is not in a gang.
     """
     what = "the command" if member is None else f"member {member}"
     start = "finegrain: " if member is None else f"finegrain: {what}: "

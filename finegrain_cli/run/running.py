@@ -26,7 +26,7 @@ from finegrain_cli.run.streams import pass_on, standard_input
 from finegrain_cli.run.waiting import granted
 from finegrain_cli.text.output import say
 
-REASON_S = 3.0  # how long a run waits for the reason why its command was killed
+REASON_S = 3.0  # longest wait for the reason why the command was killed
 OUTAGE_S = 60.0  # longest outage of the resource manager that a run survives
 
 

@@ -1,8 +1,8 @@
 """Handles signals to `finegrain run`: they end the wait for a slot, or go to the command.
 
-Termination signals (SIGINT, SIGTERM, SIGHUP) are forwarded to the command first. If it still runs
-after the grace period, it is killed. A second one ends the grace period. Other signals are only
-forwarded.
+Termination signals (SIGINT, SIGTERM, SIGHUP) are forwarded to the command. If the command still
+runs after the grace period, it is killed. A second termination signal kills it at once. Other
+signals are only forwarded.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Signals:
         """Forwards signals to this task as well, including an earlier termination signal."""
         if not self._tasks:
             for number in OTHER_SIGNALS:
-                # Handled only from here on: before, these signals must have their usual effect.
+                # Handled only from here on: until now, these signals must have their usual effect.
                 self._loop.add_signal_handler(number, self._take, number)
         self._tasks.append(task)
         # The signal arrived while the task was being started.

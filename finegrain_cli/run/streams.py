@@ -1,7 +1,7 @@
 """Standard input and output of commands in slots.
 
-Bytes are passed on unchanged, or line by line with a label, so that lines of several members stay
-apart. This module also handles an output whose reader has gone.
+The bytes of a single command are passed on unchanged. The output of gang members is passed on line
+by line, with a label. This module also handles a pipe whose reader has closed it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def pass_on(chunk: fg.OutputChunk) -> None:
 def write(name: str, data: bytes) -> None:
     """Writes to standard output or error of this process.
 
-    If the stream has no reader any more, this process receives SIGTERM and later output is dropped.
+    If the reader has closed the stream, this process receives SIGTERM and later output is dropped.
     """
     stream = sys.stdout if name == "stdout" else sys.stderr
     try:
         stream.buffer.write(data)
         stream.buffer.flush()
     except BrokenPipeError:
-        # End like any command in a pipe whose reader has gone. /dev/null takes the output that
+        # Any command in a pipe ends when the reader closes it. /dev/null takes the output that
         # still arrives, so this happens only once.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -72,10 +72,10 @@ class LabelledLines:
 
 
 def standard_input() -> AsyncIterator[bytes] | None:
-    """Returns chunks of standard input.
+    """Returns chunks of standard input; None if standard input cannot be read.
 
-    None if it is closed, or if it is a terminal and this process is in the background: reading
-    would stop the process.
+    It cannot be read if it is closed, or if it is a terminal and this process is in the background:
+    the kernel would stop the process.
     """
     try:
         if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():

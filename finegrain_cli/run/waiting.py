@@ -1,4 +1,4 @@
-"""Waits for a slot, and prints the reason if that takes long."""
+"""Waits for a slot, and prints the reason of a long wait."""
 
 from __future__ import annotations
 

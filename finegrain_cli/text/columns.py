@@ -1,4 +1,7 @@
-"""Columns of the tables for each kind of thing. A row is the mapping that JSON output shows."""
+"""Columns of the tables of executors, slots, requests, jobs, events and batches.
+
+A row of a table is the same mapping that `-o json` prints.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 def age(row: Row, key: str) -> str:
-    """Returns the time since a timestamp of the row, for people; "-" without one."""
+    """Returns the time since the timestamp `key` of the row: "5m"; "-" if the row has none."""
     text = row.get(key)
     if not text:
         return "-"
@@ -34,7 +37,7 @@ def age(row: Row, key: str) -> str:
 
 
 def memory_of(amounts: Mapping[str, int]) -> int:
-    """Returns the memory in bytes: that of the one pool, or the sum over all pools."""
+    """Returns the memory in bytes: of the one pool for all memory, or summed over the parts."""
     return amounts.get(MEMORY_BYTES, 0) or sum(amounts.get(part, 0) for part in MEMORY_PARTS)
 
 
@@ -52,7 +55,7 @@ def amounts_text(amounts: Mapping[str, int]) -> str:
 
 
 def devices_of(amounts: Mapping[str, int]) -> dict[str, int]:
-    """Returns the amounts of devices, by dimension without its prefix."""
+    """Returns only the amounts of devices; the names have no prefix, such as "gpu-core"."""
     return {
         name.removeprefix(DEVICE_PREFIX): amount
         for name, amount in amounts.items()
@@ -61,7 +64,10 @@ def devices_of(amounts: Mapping[str, int]) -> dict[str, int]:
 
 
 def devices_text(amounts: Mapping[str, int]) -> list[str]:
-    """Returns amounts of devices: "gpu 0.5" where compute and memory are alike, else each."""
+    """Returns amounts of devices as text, such as "gpu 0.5".
+
+    If the shares of compute and memory differ, each is named: "gpu-core 50", "gpu-memory-ratio 25".
+    """
     left = dict(amounts)
     parts = []
     if GPU_CORE in left and left[GPU_CORE] == left.get(GPU_MEMORY_RATIO):
@@ -78,7 +84,7 @@ def devices_text(amounts: Mapping[str, int]) -> list[str]:
 
 
 def profile_text(data: Mapping[str, Any] | None) -> str:
-    """Returns a resource profile in one line; "default" for an unknown one."""
+    """Returns a resource profile in one line; "default" for None (a default slot)."""
     if data is None:
         return "default"
     profile = ResourceProfile.from_dict(data)
@@ -147,9 +153,9 @@ def _isolation(row: Row) -> str:
     isolation = row.get("isolation")
     if not isolation:
         return "-"
-    # Countable resources may only be declared although the driver enforces all others.
+    # Even a driver that enforces all other amounts may not enforce countable resources.
     declared = ["resources declared"] if isolation.get("countable") == "declared" else []
-    # The weakest levels; `-o json` has those of each device.
+    # For each kind of limit, the weakest level of all devices; `-o json` has the level of each.
     words = {"gpu_core": "gpu-core", "gpu_memory": "gpu-memory", "devices": "devices"}
     levels = [f"{shown} {isolation[name]}" for name, shown in words.items() if isolation.get(name)]
     return ", ".join([isolation["driver"], *declared, *levels])
@@ -185,7 +191,7 @@ EXECUTORS = (
 
 
 def _slot_devices(row: Row) -> str:
-    """Returns the devices of a slot with measured use and whatever is wrong with them."""
+    """Returns the devices of a slot, with measured use and problems of each."""
     bad = {(each["type"], each["uuid"]): each for each in row["device_conditions"]}
     used = {(each["type"], each["uuid"]): each for each in row.get("device_usage", ())}
     shown = []
@@ -244,7 +250,7 @@ REQUESTS = (
 def _job_state(row: Mapping[str, Any]) -> str:
     if not row["ended"]:
         return "ACTIVE"
-    # A job that its own master has ended has the reason ENDED, which says nothing more.
+    # If its own job master ended the job, the reason is ENDED, which adds nothing to the state.
     return "ENDED" if row["end_reason"] in ("", "ENDED") else f"ENDED {row['end_reason']}"
 
 

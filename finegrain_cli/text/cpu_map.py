@@ -1,8 +1,8 @@
 """Draws the cpus of an executor's host as text: one character per cpu shows what it is used for.
 
-The layout is: packages, in them NUMA nodes, in them rows of cores, with one character per hardware
-thread. A wider gap marks a change of the last-level cache. Lines have at most a hundred columns for
-any number of cpus, and colour is not needed. Programs use the report itself.
+Each package contains its NUMA nodes, and each node contains rows of cores with one character per
+hardware thread. A wider gap marks a change of the last-level cache. Lines have at most 96 columns
+for any number of cpus. Programs should read the report (`-o json`), not this map.
 
 Example of a row that starts with cpu 8, with two threads per core; A is a pinned slot:
 
@@ -33,7 +33,7 @@ LABEL: Final = 9  # width of a row's label: its first cpu, right-aligned
 ID_LENGTH_MIN: Final = 8
 
 NODE_UNKNOWN: Final = -1
-"""NUMA node of devices of which no node is known, as executors announce it."""
+"""The number that executors report if they do not know the NUMA node of a device."""
 
 SHARED, RESERVED, STRICT, KUBELET = "s", "r", "x", "k"
 ISOLATED, OFFLINE, FOREIGN, UNLETTERED = "i", "-", ".", "*"
@@ -50,7 +50,7 @@ class _Core:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Which character stands for which cpus; slots are ordered by their first cpu."""
+    """The characters of pinned slots, ordered by their first cpu, and of other uses of cpus."""
 
     slots: tuple[tuple[str, SlotStatus], ...]
     others: tuple[tuple[str, CpuSet], ...]  # by priority, highest first
@@ -128,7 +128,7 @@ def drawing(report: TopologyReport, marks: Marks) -> list[str]:
 
 
 def _devices_at(topology: Mapping[str, Any], node: int) -> list[str]:
-    """Returns the names of the devices at a NUMA node that slots can have: "gpu0, gpu1"."""
+    """Returns the names of devices for slots at a NUMA node: "gpu0, gpu1"."""
     names = [
         f"{each['kind']}{each.get('minor', 0)}"
         for each in topology.get("devices", ())
@@ -254,7 +254,7 @@ def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:
     first: dict[str, int] = {}
     for core in cores:
         first[core.kind] = min(core.cpus[0], first.get(core.kind, core.cpus[0]))
-    # Kinds are in the order of their lowest cpu.
+    # Kinds of cores are in the order of their lowest cpu.
     cores = sorted(cores, key=lambda core: (first[core.kind], core.cpus))
     # Cores with fewer threads are padded, so that columns stay aligned.
     width = max(len(core.cpus) for core in cores)
@@ -275,7 +275,7 @@ def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:
 
 
 def _pinned(report: TopologyReport, marks: Marks) -> Iterator[str]:
-    """Yields a line per pinned slot; long ones are folded."""
+    """Yields a line per pinned slot; long lines are folded."""
     short = ShortIds(text for each in report.slots for text in (each.allocation_id, each.job_id))
     for mark, slot in marks.slots:
         assignment = slot.assignment
@@ -297,7 +297,7 @@ def _pinned(report: TopologyReport, marks: Marks) -> Iterator[str]:
 
 
 class ShortIds:
-    """Shortens ids to at least 8 characters such that they stay unique within the given ids."""
+    """Shortens ids to 8 characters, or to more if 8 would not be unique among the given ids."""
 
     def __init__(self, ids: Iterable[str]) -> None:
         self._ids = sorted(set(ids))
@@ -305,12 +305,12 @@ class ShortIds:
     def of(self, known: str) -> str:
         """Returns the shortened form of one of the ids.
 
-        Only its neighbours in sorted order can have a longer common beginning, so only these are
-        compared.
+        The id shares its longest common beginning with a neighbour in sorted order, so only the two
+        neighbours are compared.
         """
         at = bisect_left(self._ids, known)
         near = self._ids[max(at - 1, 0) : at] + self._ids[at + 1 : at + 2]
-        # One character more at a time, until no neighbour begins with the same characters.
+        # One character is added at a time, until no neighbour begins with the same characters.
         length = ID_LENGTH_MIN
         while length < len(known) and any(each.startswith(known[:length]) for each in near):
             length += 1
@@ -318,7 +318,10 @@ class ShortIds:
 
 
 def _folded(line: str, indent: int) -> list[str]:
-    """Breaks a line that is too long: at commas between parts, or else within a list of numbers."""
+    """Breaks a line that is too long at commas between its parts.
+
+    If that is not enough, it also breaks the line within a list of numbers.
+    """
     lines = []
     while len(line) > WIDTH:
         end = line.rfind(", ", indent, WIDTH) + 1 or line.rfind(",", indent, WIDTH) + 1

@@ -50,18 +50,21 @@ def cpus_text(slot: Row) -> str:
 
 
 def nodes_text(slot: Row) -> str:
-    """Returns the NUMA nodes that a slot is bound to; "-" for none."""
+    """Returns the NUMA nodes that a slot is bound to; "-" if it is bound to none."""
     shares = (slot["assignment"] or {}).get("numa", ())
     return ",".join(str(each["node"]) for each in shares) or "-"
 
 
 def notes_text(slot: Row) -> str:
-    """Returns the preferences of a slot that could not be met; "-" for none."""
+    """Returns the preferences of a slot that were not met; "-" if all were met."""
     return "; ".join((slot["assignment"] or {}).get("notes", ())) or "-"
 
 
 def policy_rows(policy: Row) -> list[dict[str, str]]:
-    """Returns a row per setting of a host: effective value, its origin, and the value set here."""
+    """Returns a row per setting of a host.
+
+    A row has the effective value, the origin of that value, and the value set for this host.
+    """
     effective, here = policy["effective"], policy["set"]
     strict = effective["strictly_reserved_cpus"]
     holds = {**effective, "reserved_strict": f"cpus {strict}" if strict else "no"}

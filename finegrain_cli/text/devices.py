@@ -41,7 +41,10 @@ def _links_of(device: Device, executor: Any) -> list[dict[str, Any]]:
 
 
 def _links(row: Row) -> str:
-    """Returns links, devices with equal ones together: "NV12 gpu1 gpu2, SYS gpu3"."""
+    """Returns the links of a device; devices with equal links are grouped.
+
+    Example: "NV12 gpu1 gpu2, SYS gpu3".
+    """
     found: dict[str, list[str]] = {}
     for each in row["links"]:
         kind = f"NV{each['lanes']}" if each["lanes"] else each["path"] or "?"
@@ -50,7 +53,7 @@ def _links(row: Row) -> str:
 
 
 def _shares(row: Row) -> str:
-    """Returns what each slot has: "SLOT of job JOB: gpu-core 50, gpu-memory 20Gi"."""
+    """Returns each slot's share of a device: "SLOT of job JOB: gpu-core 50, gpu-memory 20Gi"."""
     return (
         "; ".join(
             f"{each['allocation_id']} of job {each['job_id']}: "
@@ -62,7 +65,7 @@ def _shares(row: Row) -> str:
 
 
 def _health(row: Row) -> str:
-    """Returns the health, and why the device gets no new work: "probing: it answers again"."""
+    """Returns the health, and why no new slot gets the device: "probing: it answers again"."""
     problem, condition = str(row["problem"]), row["condition"] or {}
     health = condition.get("health", "healthy")
     if not problem:
@@ -74,7 +77,7 @@ def _health(row: Row) -> str:
 
 
 def _measured(row: Row) -> str:
-    """Returns measured use: "12Gi, 80 %; SLOT 10Gi"."""
+    """Returns measured use of the device, then of each slot: "12Gi, 80 %; SLOT 10Gi"."""
     usage = row["usage"]
     if usage is None:
         return "-"
@@ -84,7 +87,7 @@ def _measured(row: Row) -> str:
 
 
 def _used(row: Row) -> str:
-    """Returns what slots have, of what there is: "50/100 gpu-core, 20Gi/40Gi gpu-memory"."""
+    """Returns allocated and total amounts: "50/100 gpu-core, 20Gi/40Gi gpu-memory"."""
     capacity, allocated = dict(row["device"]["capacity"]), row["allocated"]
     parts = []
     for name in sorted(capacity):
@@ -101,8 +104,9 @@ def _slots(row: Row) -> str:
 
 
 def _levels(row: Row) -> str:
-    """Returns how a share and the whole of a device would be enforced: "gpu-core mps, whole
-    kernel".
+    """Returns how limits of a device are enforced, for a share of it and for the whole device.
+
+    Example: "gpu-core mps, whole kernel".
     """
     levels = row["device"]["levels"]
     return ", ".join(f"{name} {level}" for name, level in sorted(levels.items())) or "none"
@@ -135,7 +139,7 @@ DEVICE_COLUMNS = (
 
 
 def offered_lines(host: HostDevices) -> list[str]:
-    """Returns a line for each device of a host: what slots can have of it, or why they cannot."""
+    """Returns a line for each device of a host: amounts for slots, or why slots cannot use it."""
     lines = []
     for each in host.devices:
         amounts = ", ".join(
@@ -155,7 +159,7 @@ def link_matrix(devices: Sequence[Device], links: Sequence[DeviceLink]) -> str:
     """Returns how the GPUs of a host are connected, as a matrix; empty if it has fewer than two.
 
     NV12 stands for 12 bonded NVLinks. PIX, PXB, PHB, NODE and SYS name the nearest part of the PCIe
-    bus that two GPUs have in common, as `nvidia-smi topo -m` does.
+    bus that connects two GPUs. `nvidia-smi topo -m` uses the same words.
     """
     gpus = [each for each in devices if each.type == "gpu"]
     if len(gpus) < 2:

@@ -1,4 +1,4 @@
-"""Draws a registered executor as text: its host cpu by cpu, and where its slots run.
+"""Draws a registered executor as text: the cpus of its host, and where its slots run.
 
 This module arranges the parts and lists slots in shared pools; `cpu_map.py` draws the cpus.
 """
@@ -25,7 +25,10 @@ SLOTS_LISTED_MAX = 20
 """The most slots listed per pool. A pool may have thousands; `finegrain slots` lists all."""
 
 _PoolKey = tuple[str, tuple[tuple[int, int], ...]]
-"""A slot's QoS class, and package and node of each of its pools; no pools: all of the class."""
+"""A slot's QoS class, and (package, node) of each pool that it runs in.
+
+Without pools, the slot runs in all pools of its class.
+"""
 
 
 def executor_text(executor: Data, report: TopologyReport) -> str:
@@ -50,7 +53,7 @@ def executor_text(executor: Data, report: TopologyReport) -> str:
 
 
 def _pools(report: TopologyReport) -> list[str]:
-    """Lists slots without dedicated cpus, by the pools that they run in."""
+    """Lists slots without dedicated cpus, grouped by the pools that they run in."""
     # Both pools of the whole host are listed, even if no slot runs in them.
     members: dict[_PoolKey, list[SlotStatus]] = {("LS", ()): [], ("BE", ()): []}
     jobs = ShortIds(each.job_id for each in report.slots)

@@ -1,4 +1,4 @@
-"""Explains a request as text: its size, what each host lacks, and a change that would fit."""
+"""Explains a request as text: its size, what each host lacks, and changes that make it fit."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def explanation_text(found: Explanation) -> str:
 
 
 def _order(found: Explanation) -> list[str]:
-    """Lists who is served before the request, what blocks it, and which capacity is reserved."""
+    """Lists what is served before the request, what blocks it, and which capacity is reserved."""
     lines = [f"  order    {step.summary}" for step in found.steps]
     for limit in found.limits:
         name = limit.dimension

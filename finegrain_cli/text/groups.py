@@ -47,7 +47,7 @@ def limits_text(amounts: Mapping[str, int]) -> str:
 
 
 def used_text(amounts: Mapping[str, int]) -> str:
-    """Returns what slots use, in the same form; memory that is pooled per part is summed up."""
+    """Returns the amounts of slots in the form of `limits_text`; parts of memory are added up."""
     found = {CPU_MILLI: amounts.get(CPU_MILLI, 0), MEMORY_BYTES: memory_of(amounts)}
     others = (EXTENDED_PREFIX, DEVICE_PREFIX)
     found |= {name: each for name, each in amounts.items() if name.startswith(others)}

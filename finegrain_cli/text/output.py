@@ -39,7 +39,7 @@ class ColorChoice(StrEnum):
 
 
 class Style(StrEnum):
-    """How a word is highlighted: the parameter of the terminal's SGR sequence."""
+    """How a word is highlighted; the value is the parameter of the terminal's SGR sequence."""
 
     BOLD = "1"
     GOOD = "32"
@@ -106,7 +106,7 @@ def print_list(
 
 
 def columns_in(columns: Sequence[Column], form: OutputFormat) -> list[Column]:
-    """Returns the columns that a form shows."""
+    """Returns the columns that are shown: without `-o wide`, the wide columns are left out."""
     return [column for column in columns if form is OutputFormat.WIDE or not column.wide]
 
 
@@ -181,12 +181,12 @@ def discard_standard_error() -> None:
 
 
 def print_error(error: FinegrainError, form: OutputFormat, hint: str = "") -> None:
-    """Prints an error with code and hint on standard error; with JSON also on standard output.
+    """Prints an error with its code and hint on standard error; with JSON also on standard output.
 
     Args:
         error: the error.
         form: table or JSON.
-        hint: what the user can do; empty: none.
+        hint: what the user can do; empty: no hint is printed.
     """
     say(f"finegrain: {error.message} [{error.reason}]")
     if hint:

@@ -1,4 +1,4 @@
-"""Provisioning as text: shapes, executors that were requested, and why."""
+"""Providers as text: executor shapes, executors that were requested, and the reason for each."""
 
 from __future__ import annotations
 

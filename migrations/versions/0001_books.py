@@ -1,4 +1,4 @@
-"""The state: jobs, requests, slots, executors, their logs, and which process leads.
+"""The first schema: jobs, requests, slots, executors, their events, and the leader.
 
 Forward only. Never edited once released.
 """

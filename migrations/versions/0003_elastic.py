@@ -1,4 +1,4 @@
-"""Gangs, changes of slots' sizes, and executors that were asked for.
+"""Gangs, resizes of slots, and executors that were requested from providers.
 
 Forward only. Never edited once released.
 """

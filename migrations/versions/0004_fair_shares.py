@@ -1,4 +1,4 @@
-"""Ranges of requests, resource groups, and what they and jobs have received.
+"""Ranges of requests, resource groups, and the usage of groups and jobs.
 
 Forward only. Never edited once released.
 """
@@ -28,8 +28,8 @@ def _flag(name: str) -> "sa.Column[bool]":
 
 
 def upgrade() -> None:
-    """Add the tables `request_ranges`, `groups` and `tallies`, and how many requests a job's event
-    is about.
+    """Add the tables `request_ranges`, `groups` and `tallies`, and the number of requests in a job
+    event.
     """
     op.add_column(
         "job_events", sa.Column("count", _NUMBER, server_default=sa.text("1"), nullable=False)

@@ -1,4 +1,4 @@
-"""What requests say about their cpus, what slots were given, and settings of hosts.
+"""CPU policies of requests, cpu assignments of slots, and settings of hosts.
 
 Forward only. Never edited once released.
 """
@@ -20,7 +20,7 @@ def _added(name: str, default: str) -> "sa.Column[str]":
 
 def upgrade() -> None:
     """Add the table `host_settings`, cpu policies of requests and ranges, assignments of slots, and
-    the cpus that executors announce.
+    the cpus that executors register.
     """
     op.add_column("requests", _added("cpu_policy", ""))
     op.add_column("request_ranges", _added("cpu_policy", ""))

@@ -1,7 +1,7 @@
 """Devices that operators have cordoned.
 
-Forward only. Never edited once released. What hosts have, and what slots were given, is part of
-columns that exist: the topology of executors, and the profile and assignment of slots.
+Forward only. Never edited once released. Existing columns already contain the devices of hosts (the
+topology of executors) and of slots (profile and assignment).
 """
 
 import sqlalchemy as sa

@@ -15,7 +15,7 @@ _FLAG = sa.Boolean().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Add the flag to requests and ranges; earlier ones did not ask for it."""
+    """Add the flag to requests and ranges. It is false for existing rows."""
     for table in ("requests", "request_ranges"):
         op.add_column(
             table,

@@ -60,7 +60,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     Raises:
         InvariantBroken: the rows contradict each other.
     """
-    # The order matters: each step links rows to those of the steps before.
+    # The order matters: each step links its rows to rows of the steps before.
     state = State(settings, snapshot.rm_epoch, at)
     _read_counters(state, snapshot)
     # Rows become linked entities: hosts, jobs, gangs, ranges, requests, slots.
@@ -92,18 +92,18 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     )
     state.usage.register()
     for host in state.hosts.values():
-        # A second time, now that the host has its slots: the capacity that they book depends on the
-        # registration.
+        # A second time, now that the host has its slots: the registration also determines the
+        # capacity that the slots book.
         host.adopt_registration()
         state.hosts.in_use += bool(host.slots)
     # After all bookings are final and all flows exist, because it charges bookings to flows.
     state.usage.adopt()
-    # Pending requests, gangs and resizes are queued again. Timers and indexes follow from the rest.
     _enqueue(state, at)
-    # After everything is queued: queueing can raise a flow's usage, and this sets the stored usage.
+    # After everything is queued: queueing can raise a flow's usage, and this line sets the usage
+    # back to the stored value.
     state.usage_checkpoints.restore(snapshot.usage_records, at)
-    # Also if provisioning is now off: executors that were requested under an older configuration
-    # must still be given back.
+    # Armed also if provisioning is now off: executors that were requested under an older
+    # configuration must still be given back.
     if state.settings.provisioning or state.provisions:
         state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
     state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
@@ -138,8 +138,8 @@ def _read_counters(state: State, snapshot: Snapshot) -> None:
 
 
 def _enqueue(state: State, at: Instant) -> None:
-    """Queues everything that is pending. All of it is marked as tried, so the first scheduling pass
-    treats none of it as new.
+    """Queues all pending requests, gangs and resizes. They are marked as tried, so the first
+    scheduling pass does not treat them as new.
     """
     for slot in state.slots.values():
         # While a resize order is in flight to the executor, the slot's next resize is not queued.
@@ -169,10 +169,10 @@ def _enqueue(state: State, at: Instant) -> None:
 def _waiting_since_ms(
     started: Instant, queue: WaitingQueue, gangs: GangLedger, requests: Requests, waiter: Waiter
 ) -> int:
-    """Returns when the starvation clock of a waiter started, never in the future.
+    """Returns when the starvation clock of a waiting item started, never in the future.
 
-    The time comes from the stored wall time. No time is stored for a resize, and none for a request
-    that has had a slot before: their clocks start at the restart.
+    The time comes from the stored wall time. No time is stored for a resize, nor for a request that
+    has had a slot before: their clocks start at the restart.
     """
     since_time_ms = started.time_ms
     if isinstance(waiter, int):
@@ -210,8 +210,8 @@ def _restore_executor(state: State, executor: Executor) -> None:
     )
     state.hosts[executor.executor_id] = host
     state.usage.total_changed(host)
-    # Also for a lost executor: the last process may have stopped before it had freed all slots of
-    # the executor. The timer frees the rest.
+    # Armed also for a lost executor: the previous process may have stopped before it had freed all
+    # slots of the executor. The timer frees the rest.
     state.timers.arm(Timer.SILENCE, executor.executor_id, now + state.settings.lost_timeout_ms)
 
 
@@ -268,8 +268,8 @@ def _restore_range(state: State, row: RequestRange) -> None:
 def _count_live(state: State, job: Job, count: int) -> None:
     job.live_requests += count
     state.requests.live += count
-    # The last process stopped before it had ended all requests of an ended job. The next `Decide`
-    # events end the rest.
+    # The previous process stopped before it had ended all requests of an ended job. The next
+    # `Decide` events end the rest.
     if count and job.state is JobState.ENDED:
         state.endings.setdefault(job.job_id, Ending())
 
@@ -277,7 +277,7 @@ def _count_live(state: State, job: Job, count: int) -> None:
 def _member_of(state: State, slot: Slot) -> Request | None:
     """Returns the range member that this slot belongs to, or None.
 
-    It finds a member that the stored range has as waiting, and that has no row of its own.
+    The member must be waiting in the stored range, and must have no row.
     """
     found = state.ranges.named(slot.allocation_id)
     if found is None or found[1] not in found[0].waiting or found[0].row.job_id != slot.job_id:
@@ -317,10 +317,10 @@ def _match(transitions: Transitions, request: Request | None, slot: Slot) -> Non
     """Derives the states of a request and one of its slots from both rows. The caller passes older
     slots first.
 
-    The row of a request is not written when the request is placed, granted or released. It has the
-    state and generation from when the request was last pending or ended. Example: the row is
-    pending with generation 2, and a slot has generation 3. Then that slot is the request's current
-    slot. A slot that belongs to no remaining request is being freed.
+    The row of a request is not written when the request is placed or granted. It has the state and
+    generation from when the request was last pending or ended. Example: the row is pending with
+    generation 2, and a slot has generation 3. Then that slot is the request's current slot. A slot
+    that belongs to no remaining request is being freed.
     """
     lives = request is not None and (
         request.generation < slot.generation

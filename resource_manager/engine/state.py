@@ -80,15 +80,16 @@ class State:
         self.transitions = Transitions()
         # A dict serves as an ordered set. The order makes equal events lead to equal decisions.
         self.outbox: dict[str, None] = {}  # executors that may need a command
-        # requests and parts of ranges that are accepted, but not yet recorded as placed or pending
+        # requests and parts of ranges that were accepted; the history does not yet say whether they
+        # were placed or must wait
         self.newcomers: deque[Request] = deque()
         self.new_parts: list[Part] = []
         self.elastic = Elastic(settings.provisioning)
         self.reservations = Reservations()
         self.considered_arrival = 0  # last arrival number at the last decision
-        # executors that this process has answered, so that they may know its epoch
+        # executors that this process has answered; they may know its epoch from the answer
         self.answered_executors: set[str] = set()
-        # Objects that move entities through their states, and account for the changes.
+        # Objects that change the states of entities, and keep the ledgers in step with the changes.
         self.journal = Journal(
             settings,
             at,
@@ -227,7 +228,7 @@ class State:
 
     @property
     def unfinished(self) -> bool:
-        """True if this `Decide` left work of any kind over, so the next one must continue."""
+        """True if this `Decide` left any work over, so the next one must continue."""
         # Newcomers are in order of arrival. A newcomer with a number up to `considered_arrival` was
         # already considered for placement. Only its history entry is missing.
         decided = bool(self.newcomers) and (

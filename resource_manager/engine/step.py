@@ -64,7 +64,7 @@ from resource_manager.engine.model.events import (
     ResizeRequested,
     SlotsReleased,
     SlotsReported,
-    SlotsReuseAsked,
+    SlotsReuseRequested,
     Ticked,
     UndrainRequested,
 )
@@ -93,7 +93,9 @@ from resource_manager.engine.scheduling.slot_reuse import reuse_slots
 from resource_manager.engine.state import State
 
 TIMERS_AT_ONCE = 500
-"""The most timers that one step handles. Many of them find nothing to do yet, and change no row."""
+"""The most timers that one step handles. Timers without work change no row, so the limit for rows
+does not stop them.
+"""
 
 
 def step(state: State, event: Event) -> StepResult:
@@ -130,7 +132,7 @@ def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR09
             return cancel_requests(state, event)
         case SlotsReleased():
             return release_slots(state, event)
-        case SlotsReuseAsked():
+        case SlotsReuseRequested():
             return reuse_slots(state, event)
         case ResizeRequested():
             return request_resize(state, event)
@@ -182,8 +184,7 @@ def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR09
                 state.timers.listening_since_ms = state.journal.now_ms
             _fire_timers(state)
         case Decide():
-            # Before placing: an expired lease or timeout ends requests, and those must get no
-            # slots.
+            # Before placing: requests that end by an expired lease or timeout must get no slots.
             if state.timers.left_over:
                 _fire_timers(state)
             decide(state)

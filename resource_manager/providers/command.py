@@ -1,12 +1,12 @@
 """The command provider: starts and stops executors with commands that the operator configures.
 
 This module fills the operator's templates, runs them and interprets their exit status. Before a
-command runs, a note on disk says how to stop what it starts and names its process. So a resource
-manager that starts after a crash can stop both, even if the shape is not configured any more.
+command runs, a note on disk names its process, and how to stop the executor. So a resource manager
+that starts after a crash can stop both, even if the shape is no longer configured.
 
-    <directory>/notes/ID.json      what was started, or is being started, and how it is stopped
-    <directory>/output/ID.start    output of the command, with its words and exit status; there are
-                                   also .stop and .status; only the newest files are kept
+    <directory>/notes/ID.json      the executor's shape and handle, and how to stop it
+    <directory>/output/ID.start    the start command, its exit status and output; also .stop and
+                                   .status; only the newest files are kept
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _log = get_logger("finegrain.rm.providers.command")
 
 @dataclass(slots=True)
 class _Note:
-    """The record of one executor on disk; it holds everything needed to stop the executor."""
+    """The record of one executor on disk, with all data that is needed to stop the executor."""
 
     shape: str
     stop: list[str]
@@ -84,7 +84,7 @@ class CommandKind:
         return ReadShape(read_command_shape(table))
 
     def check(self, common: Any, shapes: Mapping[str, Any], file: Path) -> None:
-        """Checks nothing: shapes of this provider do not depend on each other."""
+        """Checks nothing, because shapes of this provider do not depend on each other."""
 
     def make(
         self,
@@ -164,17 +164,17 @@ class CommandProvider:
         if own is None:
             raise ProviderFailed(f"shape {shape} is no longer configured")
         settings: CommandShape = own.settings
-        # Stopped first, so that exactly one executor of this id runs afterwards.
+        # Stop it first, so that exactly one executor of this id runs afterwards.
         if again or self.owns(executor_id):
             self._stop(executor_id, shape, "", cancellation)
         note = self._fresh_note(executor_id, own)
         words = fill(settings.start, note.values)
         outcome = self._run(executor_id, "start", words, note, cancellation)
-        # A command that had to be killed may exit with 0 all the same.
+        # A killed command may also exit with 0.
         if outcome.exit_code != 0 or outcome.ended_because:
             raise _failed("start", executor_id, outcome)
         note.handle = _handle(settings, executor_id, outcome)
-        # Written before the check below: `stop` follows a failure, and uses the note.
+        # Write the note before the check below, because `stop` follows a failure and uses the note.
         self._write_note(executor_id, note)
         if not note.handle:
             raise ProviderFailed(
@@ -183,8 +183,8 @@ class CommandProvider:
                 f"{last_lines(outcome.stdout) or 'nothing'}",
                 details={"executor_id": executor_id},
             )
-        said = last_lines(outcome.stdout) or last_lines(outcome.stderr)
-        return Started(note.handle, said or "the start command succeeded")
+        output = last_lines(outcome.stdout) or last_lines(outcome.stderr)
+        return Started(note.handle, output or "the start command succeeded")
 
     def _stop(self, executor_id: str, shape: str, handle: str, cancellation: Cancellation) -> str:
         note = self._note(executor_id)
@@ -193,7 +193,7 @@ class CommandProvider:
             fresh = self._fresh_note(executor_id, own)
             known = note.handle if note else ""
             running = note.running if note else None
-            # The note records the handle of the started executor and the command that still runs.
+            # Only the old note has the executor's handle and a command that may still run.
             note = replace(fresh, handle=known or fresh.handle, running=running)
         if note is None:
             raise ProviderFailed(
@@ -202,7 +202,8 @@ class CommandProvider:
                 "former value",
                 details={"executor_id": executor_id, "shape": shape},
             )
-        # First, because a start command that still runs could start the executor after its stop.
+        # End it first, because a start command that still runs could start the executor after its
+        # stop.
         _end_running(executor_id, note)
         note.handle = handle or note.handle
         if uses_handle(note.stop) and not note.handle:
@@ -212,10 +213,10 @@ class CommandProvider:
             return "the start command printed no handle"
         words = fill(note.stop, {**note.values, HANDLE: note.handle})
         outcome = self._run(executor_id, "stop", words, note, cancellation)
-        # `stop_gone`: statuses by which the command says that there is nothing to stop.
+        # `stop_gone`: exit statuses with which the command reports that there is nothing to stop.
         if outcome.ended_because or outcome.exit_code not in (0, *note.stop_gone):
             raise _failed("stop", executor_id, outcome)
-        # Only after success: until then, the note is all that a later attempt has.
+        # Delete the note only after success, because a later attempt needs it.
         self._forget(executor_id)
         return last_lines(outcome.stdout)
 
@@ -223,7 +224,7 @@ class CommandProvider:
         self, executor_id: str, own: ConfiguredShape, handle: str, cancellation: Cancellation
     ) -> Observation:
         settings: CommandShape = own.settings
-        # Without this, each check would leave one more process that cannot be killed.
+        # Otherwise each check could leave another process that cannot be killed.
         hanging = self._hanging.get(executor_id)
         if hanging is not None and hanging.is_running():
             return Observation(Presence.UNKNOWN, f"status: process {hanging.pid} still runs")
@@ -251,12 +252,12 @@ class CommandProvider:
             return Observation(Presence.UNKNOWN, f"status: {error}")
         if outcome.ended_because:
             return Observation(Presence.UNKNOWN, f"status: {outcome.summary}")
-        # Without a pattern, the status alone decides.
+        # Without a pattern, only the exit status decides.
         pattern = settings.status_running_pattern
         if outcome.exit_code == 0 and (not pattern or re.search(pattern, outcome.stdout)):
             return Observation(Presence.RUNS)
         self._keep_output(executor_id, "status", outcome)
-        # An exit status that is neither may be an error of the command itself, such as no network.
+        # Any other exit status may be an error of the command itself, such as no network.
         if outcome.exit_code == 0 or outcome.exit_code in settings.status_gone:
             return Observation(Presence.ENDED, f"status: {outcome.summary}")
         return Observation(Presence.UNKNOWN, f"status: {outcome.summary}")
@@ -269,15 +270,16 @@ class CommandProvider:
         note: _Note,
         cancellation: Cancellation,
     ) -> Outcome:
-        """Runs a start or stop command. As long as it runs, a note on disk names its process.
+        """Runs a start or stop command. While it runs, a note on disk names its process.
 
         Raises:
             ProviderFailed: the command cannot be started or killed, or the note cannot be written.
         """
-        # Before the command starts: after a crash from here on, `stop` finds what it needs.
+        # Write the note before the command starts, so that `stop` works after a crash at any later
+        # moment.
         self._write_note(executor_id, note)
 
-        # Called before the program runs, so that there is no moment without a note.
+        # `run_command` calls this before the program runs, so it never runs without a note.
         def noted(process: Process) -> None:
             note.running = {"boot_id": boot_id(), **asdict(process)}
             self._write_note(executor_id, note)
@@ -299,7 +301,7 @@ class CommandProvider:
                 f"{error.strerror}",
                 details={"executor_id": executor_id},
             ) from None
-        except StillRuns as error:  # the note stays: the next call must end the process first
+        except StillRuns as error:  # the note stays, because the next call must end the process
             raise ProviderFailed(
                 f"the {what} command of {executor_id} took too long or is no longer needed, and "
                 f"{error}",
@@ -327,12 +329,12 @@ class CommandProvider:
         try:
             return _Note(**content) if content else None
         except TypeError:
-            # A note of another version, or a damaged one, counts as none.
+            # A note of another version or a damaged note counts as missing.
             return None
 
     def _fresh_note(self, executor_id: str, own: ConfiguredShape) -> _Note:
         settings: CommandShape = own.settings
-        # Computed from the configuration alone; `_stop` adds what an older note knows.
+        # Computed only from the configuration; `_stop` adds data of an older note.
         by_name = settings.handle == "executor_id" and not settings.handle_pattern
         return _Note(
             shape=own.shape.name,
@@ -373,13 +375,13 @@ class CommandProvider:
 
 
 def _end_running(executor_id: str, note: _Note) -> None:
-    """Kills a command that an earlier call or resource manager began and that may still run.
+    """Ends a command that an earlier call or resource manager began, if it still runs.
 
     Raises:
-        ProviderFailed: it cannot be killed.
+        ProviderFailed: the command cannot be ended.
     """
     running = note.running
-    # After a reboot, the pid is of another process.
+    # After a reboot, the pid belongs to another process.
     if running and running.get("boot_id") == boot_id():
         process = Process(int(running["pid"]), int(running["start_ticks"]))
         if process.is_running():

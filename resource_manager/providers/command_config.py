@@ -43,7 +43,7 @@ def read_settings(table: ConfigTable) -> CommandSettings:
     """Decodes the table [command].
 
     Raises:
-        ConfigurationError: as ConfigTable does.
+        ConfigurationError: a value is invalid; see `ConfigTable`.
     """
     directory = table.text("directory", "", empty_ok=True)
     at_once = table.integer("run_at_once_max", RUN_AT_ONCE_MAX, least=1, most=256)
@@ -55,7 +55,7 @@ def read_command_shape(table: ConfigTable) -> CommandShape:
     """Decodes the table [shape.command].
 
     Raises:
-        ConfigurationError: as ConfigTable does; or both handle and handle_pattern are set.
+        ConfigurationError: a value is invalid, or both handle and handle_pattern are set.
     """
     pattern = table.pattern("handle_pattern")
     if pattern and "handle" in table:
@@ -69,7 +69,7 @@ def read_command_shape(table: ConfigTable) -> CommandShape:
         handle=table.choice("handle", HANDLES, "executor_id"),
         handle_pattern=pattern,
         stop_gone=tuple(table.integers("stop_gone", ())),
-        # 3 and 4 are what `systemctl status` returns for units that do not run or do not exist.
+        # `systemctl status` returns 3 and 4 for units that do not run or do not exist.
         status_gone=tuple(table.integers("status_gone", (3, 4))),
         status_running_pattern=table.pattern("status_running_pattern"),
     )

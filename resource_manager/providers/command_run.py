@@ -1,8 +1,8 @@
 """Runs one command of the operator: without a shell, with bounded time and bounded output.
 
-A command is over when its first process has ended, even if a process in the background still holds
-its output open. Of each output stream the beginning and the end are kept. The code blocks; it runs
-in a thread and needs no event loop.
+A command has ended when its first process has ended, even if a background process still has its
+output open. The beginning and the end of each output stream are kept. The code blocks, so it runs
+in a thread; it needs no event loop.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pathlib import Path
 from resource_manager.providers.process_tree import Process, this_process
 from resource_manager.providers.threads import Cancellation
 
-KEPT_BYTES = 32 * 1024  # kept of the beginning and also of the end of each stream
+KEPT_BYTES = 32 * 1024  # kept of the beginning, and the same of the end, of each stream
 TERMINATE_WAIT_S = 3.0
 DRAIN_WAIT_S = 1.0
 END_WAIT_S = 1.0
 _CHUNK_BYTES = 64 * 1024
-# If the resource manager dies, the shell's standard input ends, and the shell exits.
-_RUN_WHEN_TOLD = 'read -r _ && exec "$@" < /dev/null'
+# If the resource manager stops, the shell's standard input ends, and the shell exits.
+_RUN_AFTER_INPUT = 'read -r _ && exec "$@" < /dev/null'
 
 
 class StillRuns(Exception):
@@ -54,14 +54,15 @@ class Kept:
         """Appends the next part of the stream."""
         self.length += len(data)
         room = KEPT_BYTES - len(self.head)
-        # Beyond the head only the tail is kept, so memory is bounded whatever a command prints.
+        # After the head only the tail is kept, so memory is bounded even if a command prints very
+        # much.
         self.head += data[:room]
         self.tail += data[room:]
         del self.tail[:-KEPT_BYTES]
 
     @property
     def text(self) -> str:
-        """The kept output as text; a line in the middle says how many bytes were left out."""
+        """The kept output as text. A line in the middle has the number of bytes left out."""
         left_out = self.length - len(self.head) - len(self.tail)
         middle = f"\n[{left_out} bytes left out]\n".encode() if left_out else b""
         return (bytes(self.head) + middle + bytes(self.tail)).decode(errors="replace")
@@ -71,7 +72,7 @@ class Kept:
 class Outcome:
     """How a command ended.
 
-    `exit_code` is the value of subprocess: negative for a signal. `ended_because` says why the
+    `exit_code` is as in subprocess: negative for a signal. `ended_because` is the reason why the
     provider killed the command; it is empty if the command ended by itself.
     """
 
@@ -91,8 +92,9 @@ class Outcome:
             how = f"it was killed by signal {-self.exit_code}"
         else:
             how = f"it ended with exit status {self.exit_code}"
-        said = last_lines(self.stderr) or last_lines(self.stdout)
-        return f"{how} after {self.seconds:.1f} s" + (f"; its last output: {said}" if said else "")
+        output = last_lines(self.stderr) or last_lines(self.stdout)
+        last = f"; its last output: {output}" if output else ""
+        return f"{how} after {self.seconds:.1f} s{last}"
 
 
 def run_command(
@@ -109,37 +111,38 @@ def run_command(
     Args:
         argv: the program, found in PATH, and its arguments.
         environment: the complete environment of the command.
-        timeout_s: after this time the command's process group is killed.
-        cancellation: when this is set, the process group is killed, too.
-        started: called with the new process, which waits and runs the program afterwards. If the
-            resource manager dies before this has returned, the program never runs.
-        secret: replaced in the kept output, because a command may print it (`set -x`).
+        timeout_s: time limit, after which the command's process group is killed.
+        cancellation: when it is set, the process group is killed, too.
+        started: called with the new process, which runs the program only after this call. If the
+            resource manager stops during the call, the program never runs.
+        secret: a text that is replaced in the kept output, because a command may print it (`set
+            -x`).
 
     Raises:
         OSError: the command cannot be started.
         StillRuns: the command had to be killed, but still runs.
     """
     began = time.monotonic()
-    # Checked here, because the shell would only print the error and exit with 126 or 127.
+    # Check this here, because the shell would only print the error and exit with 126 or 127.
     _check_program(argv[0], environment)
-    # The shell waits for a line before it runs the program. So a note on disk can come first.
+    # The shell waits for a line before it runs the program. So `started` can first write a note.
     child = subprocess.Popen(
-        ["/bin/sh", "-c", _RUN_WHEN_TOLD, argv[0], *argv],
+        ["/bin/sh", "-c", _RUN_AFTER_INPUT, argv[0], *argv],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=dict(environment),
         cwd="/",
-        start_new_session=True,  # a group of its own, which can be killed as a whole
+        start_new_session=True,  # a separate process group, so that all of it can be killed
     )
-    # The process may have ended already. Start time 0 fits no process, so it counts as ended.
+    # The process may have ended already. No process has start time 0, so this one counts as ended.
     process = this_process(child.pid) or Process(child.pid, 0)
     try:
         started(process)
         _let_run(child)
         kept, ended_because = _follow(child, began + timeout_s, cancellation)
     except BaseException:
-        # Also if `started` failed: without a note the program must not run.
+        # This includes an error of `started`: without a note the program must not run.
         end_group(child.pid)
         _reap(child, process)
         raise
@@ -161,7 +164,7 @@ def run_command(
 
 
 def _check_program(program: str, environment: Mapping[str, str]) -> None:
-    """Raises the error that starting the program would give, which the shell would only print.
+    """Raises the error that the start of the program would give. The shell would only print it.
 
     Raises:
         OSError: the program does not exist or is not executable.
@@ -173,7 +176,7 @@ def _check_program(program: str, environment: Mapping[str, str]) -> None:
 
 
 def _let_run(child: subprocess.Popen[bytes]) -> None:
-    """Makes the waiting process run its program."""
+    """Lets the waiting shell run its program."""
     assert child.stdin is not None  # noqa: S101 - asked for
     with suppress(BrokenPipeError):  # it was killed in the meantime
         child.stdin.write(b"\n")
@@ -185,8 +188,8 @@ def _without(secret: str, text: str) -> str:
 
 
 def _reap(child: subprocess.Popen[bytes], process: Process) -> int:
-    """Returns the exit status. The wait is bounded, since a process that cannot be killed must not
-    block this thread indefinitely.
+    """Returns the exit status. The wait is bounded, because a process that cannot be killed must
+    not block this thread indefinitely.
     """
     try:
         return child.wait(END_WAIT_S)
@@ -200,14 +203,12 @@ _TIMEOUT, _CANCELLED = "timeout", "it was stopped because it is no longer needed
 def _follow(
     child: subprocess.Popen[bytes], deadline: float, cancellation: Cancellation
 ) -> tuple[tuple[Kept, Kept], str]:
-    """Reads both streams until the child has ended, then only what is already there
-    (`DRAIN_WAIT_S`).
-    """
+    """Reads both streams until the child has ended, and then at most for `DRAIN_WAIT_S`."""
     assert child.stdout is not None  # noqa: S101 - asked for
     assert child.stderr is not None  # noqa: S101
     kept = {child.stdout.fileno(): Kept(), child.stderr.fileno(): Kept()}
     streams = tuple(kept.values())
-    # Reports the end of the child even while other processes keep its output open.
+    # The pidfd reports the end of the child, even while other processes keep its output open.
     poll, end = select.poll(), os.pidfd_open(child.pid)
     ended_because = ""
     try:
@@ -217,20 +218,20 @@ def _follow(
         poll.register(end, select.POLLIN)
         poll.register(cancellation.fileno(), select.POLLIN)
         while kept or child.poll() is None:
-            # Computed in each iteration, because the end of the child shortens the deadline.
+            # Compute this in each iteration, because the end of the child shortens the deadline.
             left_s = deadline - time.monotonic()
             ready = {descriptor for descriptor, _ in poll.poll(max(0.0, left_s) * 1000)}
             for descriptor in ready & kept.keys():
                 if not _read(descriptor, kept[descriptor]):
                     poll.unregister(descriptor)
                     del kept[descriptor]
-            if end in ready:  # a background process may hold the output open without end
+            if end in ready:  # a background process may keep the output open
                 poll.unregister(end)
                 deadline = min(deadline, time.monotonic() + DRAIN_WAIT_S)
             cancelled = cancellation.fileno() in ready
             if not cancelled and time.monotonic() < deadline:
                 continue
-            # At the deadline the child may have ended by itself, with only its output still open.
+            # The child may have ended by itself before the deadline, with its output still open.
             if child.poll() is None:
                 ended_because = _CANCELLED if cancelled else _TIMEOUT
                 end_group(child.pid)
@@ -253,8 +254,10 @@ def _read(descriptor: int, into: Kept) -> bool:
 
 
 def end_group(group: int) -> None:
-    """Ends a process group: SIGTERM, then SIGKILL for what still runs after `TERMINATE_WAIT_S`."""
-    # SIGTERM lets the command clean up. SIGKILL follows only for what is left.
+    """Ends a process group: SIGTERM, then SIGKILL if a process still runs after
+    `TERMINATE_WAIT_S`.
+    """
+    # SIGTERM lets the command clean up. SIGKILL ends the rest.
     for number, wait_s in ((signal.SIGTERM, TERMINATE_WAIT_S), (signal.SIGKILL, TERMINATE_WAIT_S)):
         with suppress(OSError):
             os.killpg(group, number)
@@ -273,7 +276,7 @@ def _group_is_running(group: int) -> bool:
         pass  # the group exists, and all its processes run as another user
     except OSError:
         return False
-    # A zombie keeps the group alive; only other members count then.
+    # A zombie keeps the group in existence. Then only other members count.
     leader = this_process(group)
     if leader is not None and not leader.is_running():
         return _others(group)
@@ -294,7 +297,7 @@ def _others(group: int) -> bool:
 
 
 def last_lines(text: str, count: int = 3, length: int = 300) -> str:
-    """Returns the last lines of a text, joined in one line, for a message."""
+    """Returns the last lines of a text in one line, for a message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()][-count:]
-    said = " / ".join(lines)
-    return said if len(said) <= length else "..." + said[-length:]
+    joined = " / ".join(lines)
+    return joined if len(joined) <= length else "..." + joined[-length:]

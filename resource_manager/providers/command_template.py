@@ -1,7 +1,7 @@
-"""Command templates: lists of words with placeholders, which are never passed to a shell.
+"""Command templates: lists of words with placeholders. No shell interprets them.
 
-`PLACEHOLDERS` lists all placeholders. Their syntax is that of Python's format strings, restricted
-to plain names.
+`PLACEHOLDERS` lists all placeholders. The syntax is that of Python's format strings, but only plain
+names are allowed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def read_template(table: ConfigTable, key: str, *, with_handle: bool) -> tuple[s
 
     Args:
         table: the shape's table.
-        key: name of the template in it.
+        key: the template's key in this table.
         with_handle: whether the placeholder {handle} is allowed.
 
     Raises:
@@ -66,9 +66,9 @@ def fields_of(word: str) -> list[str]:
     for _, name, form, conversion in string.Formatter().parse(word):
         if name is None:
             continue
-        # Format options could hide mistakes, such as a width that pads an id.
+        # Format options could change a value, such as a width that pads an id.
         if form or conversion:
-            raise ValueError("a placeholder is a name alone")
+            raise ValueError("a placeholder has only a name")
         names.append(name)
     return names
 

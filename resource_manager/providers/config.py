@@ -1,4 +1,4 @@
-"""Reads the providers' file: which shapes of executors exist, with which provider, and all limits.
+"""Reads the providers' file, which has the shapes of executors, their providers, and all limits.
 
 The result has the settings that the engine needs (`engine/model/settings.py: Provisioning`) and,
 for each provider, the settings that its kind decoded. docs/providers.md is the manual of the file.
@@ -43,15 +43,17 @@ LOOK_INTERVAL_MS = 5 * SECOND_MS
 
 @dataclass(frozen=True, slots=True)
 class ProvidersConfiguration:
-    """The decoded file. An empty one means that no providers are configured.
+    """The decoded file. Without shapes, no executors are requested.
 
     Attributes:
-        file: the path of the file; None without one.
+        file: the path of the file; None: there is no file.
         provisioning: settings for the engine.
-        managers: addresses at which executors register; empty: this resource manager's own.
-        look_interval_ms: how often providers are asked for the status of executors.
-        common: by provider, the decoded table that its shapes share.
-        shapes: by provider, its shapes.
+        managers: addresses at which executors register; empty: the address of this resource
+            manager.
+        look_interval_ms: interval at which the resource manager gets the status of executors from
+            providers.
+        common: for each provider, the decoded table that its shapes share.
+        shapes: for each provider, its shapes.
     """
 
     file: Path | None = None
@@ -66,8 +68,8 @@ def read_providers(file: Path) -> ProvidersConfiguration:
     """Reads and checks the whole file.
 
     Raises:
-        ConfigurationError: the file cannot be read or has an invalid value. The error is the first
-            problem, with file, field, value and what was expected.
+        ConfigurationError: the file cannot be read or has an invalid value. The error names the
+            first problem, with file, field, value and what was expected.
     """
     top = ConfigTable(_content(file), file)
     managers = tuple(top.words("manager", ()))
@@ -79,7 +81,8 @@ def read_providers(file: Path) -> ProvidersConfiguration:
     look_interval_ms = top.duration_ms("look_interval", LOOK_INTERVAL_MS, least_ms=100)
     kinds = built_in_kinds()
     shapes = _shapes(top, kinds)
-    # After the shapes, because these add kinds of other providers to `kinds`.
+    # Read this after the shapes, because `_shapes` adds the kinds of installed providers to
+    # `kinds`.
     common = {name: kind.read_common(top.table(name)) for name, kind in kinds.items()}
     provisioning = _limits(top.table("limits"), tuple(each.shape for each in shapes))
     top.end()
@@ -88,7 +91,8 @@ def read_providers(file: Path) -> ProvidersConfiguration:
     }
     for name, kind in kinds.items():
         own = {each.shape.name: each.settings for each in by_provider[name]}
-        # Last, because `check` may inspect the host. Errors in the file itself are reported first.
+        # Call `check` last, because it may inspect the host, and errors in the file itself must
+        # come first.
         kind.check(common[name], own, file)
     return ProvidersConfiguration(
         file, provisioning, managers, look_interval_ms, common, by_provider
@@ -98,7 +102,7 @@ def read_providers(file: Path) -> ProvidersConfiguration:
 def no_providers() -> ProvidersConfiguration:
     """Returns the configuration without a file: no executors are requested."""
     nothing = ConfigTable({}, Path())
-    # Each kind decodes an empty table, so that its defaults are in one place.
+    # Each kind decodes an empty table, so that only one place has its defaults.
     common = {
         name: kind.read_common(nothing.table(name)) for name, kind in built_in_kinds().items()
     }
@@ -108,7 +112,8 @@ def no_providers() -> ProvidersConfiguration:
 def make_providers(read: ProvidersConfiguration, context: ProviderContext) -> dict[str, Provider]:
     """Creates every provider of the file, by name.
 
-    The built-in ones are always created, to stop what an earlier configuration started.
+    It always creates the built-in providers, so that they can stop executors of an earlier
+    configuration.
 
     Raises:
         ConfigurationError: a provider cannot work on this host.
@@ -146,7 +151,7 @@ def _shapes(top: ConfigTable, kinds: dict[str, ProviderKind]) -> list[Configured
             )
         if any(each.shape.name == name for each in shapes):
             table.wrong("name", name, "each name only once")
-        # Errors from here on name the shape, which says more than its number in the file.
+        # From here on, errors name the shape, which helps more than its number in the file.
         table.path = f"shape {name}"
         # The provider decodes its own table; all other keys are the same for every provider.
         provider = table.choice("provider", installed_names())
@@ -172,12 +177,12 @@ def _shape(table: ConfigTable, name: str, provider: str, read: ReadShape) -> Con
     if "count_max" in table and not count_max:  # 0 looks like "none", but would mean "no limit"
         table.wrong("count_max", 0, "1 or more; without it there is no limit")
     if read.count_max:
-        # The provider's limit is a fact, such as the number of shares; the operator's may only be
-        # lower.
+        # The provider cannot exceed its limit, such as the number of shares. The operator may only
+        # lower it.
         count_max = min(count_max or read.count_max, read.count_max)
     exact = Fraction(str(fraction))  # executors read it as a decimal, too: 0.1 is exactly a tenth
     default = ResourceProfile(
-        # Rounded down, as the executor does, so that the plan matches what it registers.
+        # Round down as the executor does, so that the plan matches the registered profile.
         cpu_milli=int(total.get(CPU_MILLI, 0) * exact),
         task_heap_memory_bytes=round_down(
             int(total.get(MEMORY_BYTES, 0) * exact), MEMORY_GRAIN_BYTES
@@ -213,7 +218,7 @@ def _total(table: ConfigTable, read: ReadShape) -> Amounts:
             )
     else:
         total = read.total
-    # Rounded down to what executors register, so that the plan promises no more.
+    # Round down as executors do, so that the plan promises no more than they register.
     return {**total, MEMORY_BYTES: round_down(total.get(MEMORY_BYTES, 0), MEMORY_GRAIN_BYTES)}
 
 
@@ -235,13 +240,14 @@ def _amounts(table: ConfigTable, *, required: bool = False) -> dict[str, int]:
 def _fraction(table: ConfigTable, total: Amounts) -> float:
     """Returns the default slot's fraction of an executor, computed as the executor does.
 
-    The default is one slot per whole core, so that the planned size does not depend on how many
-    threads a core has.
+    The default is one slot per whole core. So the planned size does not depend on the number of
+    threads per core.
     """
     # A machine with less than one core has one default slot.
     whole_cores = max(1, total.get(CPU_MILLI, 0) // 1000)
     per_core = 1 / whole_cores
-    # Round up where the float is below the exact fraction: else 1/3 of 3000 milli becomes 999.
+    # Round up if the float is below the exact fraction. Otherwise 1/3 of 3000 milli would become
+    # 999.
     if Fraction(str(per_core)) < Fraction(1, whole_cores):
         per_core = nextafter(per_core, 1)
     fraction = table.number("default_slot_fraction", per_core)

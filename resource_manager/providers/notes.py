@@ -10,19 +10,20 @@ from typing import Any
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Replaces a file atomically; the new content is on disk when this returns.
+    """Replaces a file atomically. When this returns, the new content is on disk.
 
     Raises:
         OSError: the file cannot be written.
     """
-    # In the same directory, because a rename is atomic only within a file system.
+    # Write in the same directory, because a rename is atomic only within a file system.
     fresh = path.with_name(f".{path.name}.new")
     with fresh.open("w", encoding="utf-8") as file:
-        # Before anything is written, so that no other user can read any of it.
+        # Set the mode before writing, so that no other user can read the content.
         os.fchmod(file.fileno(), 0o600)
         file.write(text + "\n")
         file.flush()
-        # Before the rename: otherwise a power loss could leave the new name with empty content.
+        # Sync before the rename. Otherwise a power loss could leave the new name with empty
+        # content.
         os.fsync(file.fileno())
     fresh.rename(path)
     sync_directory(path.parent)  # without this a power loss can undo the rename
@@ -42,7 +43,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; empty if the file is missing or invalid."""
+    """Returns the object in a JSON file, or an empty dict if the file is missing or invalid."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

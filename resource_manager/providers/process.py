@@ -1,16 +1,16 @@
-"""The process provider: runs executors on this host, each with a share of it that no other has.
+"""The process provider: runs executors on this host, each with a separate share of the host.
 
 This module gives a share to each executor and writes the executor's configuration. All records are
 on disk (see `process_executor`), so a resource manager that starts after a crash finds every
 executor again. Executors outlive the resource manager.
 
-If a resource manager never comes back, the executors of its process provider run on. To stop all of
-them, call `stop_everything(directory)`, or run
+If a resource manager never returns, the executors of its process provider continue to run. To stop
+all of them, call `stop_everything(directory)`, or run
 
     python -m resource_manager.providers.process_sweep DIRECTORY
 
 The directory is `[process] directory` of the providers' file, by default `provided/process` in the
-resource manager's state directory. This needs no resource manager and may be repeated.
+resource manager's state directory. The command needs no resource manager and may be repeated.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ OURS = frozenset(
     | {"stop_tasks_on_exit", "reserved_cpus", "reserved_memory", "helper_socket"}
     | {"helper_state_dir", "front_user", "provided_as"}
 )
-"""Keys of [executor] that an operator cannot set, because the provider sets them."""
+"""Keys of [process] executor that an operator cannot set, because the provider sets them."""
 
 _log = get_logger("finegrain.rm.providers.process")
 
@@ -105,8 +105,8 @@ class ProcessKind:
         return settings
 
     def read_shape(self, table: ConfigTable, name: str) -> ReadShape:
-        """Decodes the table [shape.process]. Its shares determine capacity and number of the
-        executors.
+        """Decodes the table [shape.process]. The shares determine the capacity and the number of
+        the executors.
         """
         shares = read_shares(table, name)
         settings = ProcessShape(shares, _executor_keys(table))
@@ -138,7 +138,7 @@ class ProcessKind:
         Raises:
             ConfigurationError: a standby has no explicit directory.
         """
-        # Both must find the same notes: a standby takes over the executors that run.
+        # A standby takes over the running executors, so it must find the same notes as the leader.
         if context.standby and shapes and common.directory is None:
             raise ConfigurationError(
                 "a standby finds the executors of the leader's process provider only in the same "
@@ -164,8 +164,8 @@ class ProcessProvider:
         self._threads = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="process-provider")
 
     async def start(self, executor_id: str, shape: str, *, again: bool) -> Started:
-        """See `Provider`. `again` has no effect, since an existing executor is always
-        looked for.
+        """See `Provider`. `again` has no effect, because this always checks for an existing
+        executor.
         """
         del again
         return await in_thread(self._threads, lambda _: self._start(executor_id, shape))
@@ -200,7 +200,7 @@ class ProcessProvider:
         # Tasks then run as this process's user, who must not share /tmp with other users.
         if os.geteuid() != 0 or keys.get("task_user") == "self":
             path = self.directory / "executors" / executor_id / "tmp"
-            environment["TMPDIR"] = str(path)  # no other user has access to it
+            environment["TMPDIR"] = str(path)  # only this user has access to it
         return ExecutorDirectory(self.directory, executor_id, self._settings.program, environment)
 
     def _keys(self, own: ConfiguredShape) -> dict[str, Any]:
@@ -213,8 +213,7 @@ class ProcessProvider:
             raise ProviderFailed(f"shape {shape} is no longer configured")
         executor = self._executor(executor_id, shape)
         try:
-            # An existing executor keeps its share. After a crash, only its front process may be
-            # missing.
+            # An existing executor keeps its share. After a crash, its front may be missing.
             if not executor.exists():
                 self._claim(executor, own)
             # The front may run already: `start` is repeated after a crash.
@@ -241,42 +240,43 @@ class ProcessProvider:
             if self._elsewhere(handle):
                 return Observation(Presence.UNKNOWN, f"it was started on another host: {handle}")
             if executor.front() is not None:
-                return Observation(Presence.RUNS, f"its directory {executor.path} is gone")
-            return Observation(Presence.ENDED, "nothing of it exists")
+                return Observation(Presence.RUNS, f"its directory {executor.path} was deleted")
+            return Observation(Presence.ENDED, "it has no directory and no process")
         executor.bound_output()  # here, because this is called every few seconds
         if executor.front() is not None:
             return Observation(Presence.RUNS)
-        said = executor.last_words() or "nothing"
+        output = executor.last_words() or "nothing"
         if not executor.may_restart():
-            return Observation(Presence.ENDED, f"the executor ended; its last output: {said}")
-        _log.warning("executor_started_again", executor_id=executor_id, said_last=said)
+            return Observation(Presence.ENDED, f"the executor ended; its last output: {output}")
+        _log.warning("executor_started_again", executor_id=executor_id, said_last=output)
         try:
             executor.start()
         except ProviderFailed as error:
-            # UNKNOWN: the next check tries again, as often as `may_restart` allows.
+            # UNKNOWN, because the next check tries again, as often as `may_restart` allows.
             return Observation(Presence.UNKNOWN, error.message)
         return Observation(Presence.RUNS, "it was killed and was started again")
 
     def _claim(self, executor: ExecutorDirectory, own: ConfiguredShape) -> None:
-        """Books a share that does not overlap with any that is in use, and creates the directory.
+        """Books a share that overlaps with no share in use, and creates the directory.
 
-        A share is in use until the directory of its executor is removed, even if the executor is
-        dead.
+        A share is in use until the directory of its executor is removed, even if the executor no
+        longer runs.
 
         Raises:
             ProviderFailed: no share is free, or it is not known which shares are in use.
         """
         executor.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Reading the claims and making one must not be mixed with those of another process.
+        # Lock, so that no other process claims a share between the reading of the claims and the
+        # new claim.
         with self._claiming():
             claims = {path.name: read_claim(path) for path in executor_paths(self.directory)}
-            # A share that may be in use must not be given out a second time.
+            # No share that may be in use may be given to a second executor.
             if unreadable := [name for name, claim in claims.items() if claim is None]:
                 raise ProviderFailed(
                     f"the share of {', '.join(unreadable)} cannot be read in {self.directory}; "
-                    "stop that executor, or remove its directory if nothing of it runs"
+                    "stop that executor, or remove its directory if none of its processes runs"
                 )
-            # Live fronts whose directories were deleted: nothing says which shares they have.
+            # Live fronts whose directories were deleted: their shares are unknown.
             homeless = {path.parent.name for path in fronts_below(self.directory)} - claims.keys()
             if homeless:
                 raise ProviderFailed(
@@ -287,8 +287,8 @@ class ProcessProvider:
             given = [claim.share for claim in claims.values() if claim is not None]
             names = {share.name for share in given}
             shares: tuple[Share, ...] = own.settings.shares
-            # Shares may have other cpus than when they were given out, so both names and cpus are
-            # compared.
+            # The cpus of a share may have changed since it was claimed, so compare both names and
+            # cpus.
             free = (s for s in shares if s.name not in names and not overlap([*given, s]))
             share = next(free, None)
             if share is None:
@@ -301,10 +301,11 @@ class ProcessProvider:
 
     @contextmanager
     def _claiming(self) -> Iterator[None]:
-        """Holds the lock under which shares are given out, across all processes that use this
-        directory.
+        """Has the lock for claims until the context ends. All processes that use this directory
+        share it.
 
-        The wait is bounded: the lock may be held by an earlier leader that was stopped by SIGSTOP.
+        The wait is bounded, because an earlier leader that was stopped by SIGSTOP may have the
+        lock.
         """
         path = self.directory / "lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -317,8 +318,8 @@ class ProcessProvider:
                 except BlockingIOError:
                     if time.monotonic() > deadline:
                         raise ProviderFailed(
-                            f"another process has had {path} locked for {CLAIM_WAIT_S:g} s; look "
-                            "for a suspended resource manager (SIGSTOP), and resume or kill it"
+                            f"another process has locked {path} for {CLAIM_WAIT_S:g} s; check for "
+                            "a suspended resource manager (SIGSTOP), and resume or kill it"
                         ) from None
                     time.sleep(CLAIM_PAUSE_S)
             yield
@@ -331,7 +332,7 @@ class ProcessProvider:
     ) -> str:
         """Returns the executor's configuration file.
 
-        It sets every key of the host's own file that could contradict the share.
+        It sets every key that could contradict the share.
         """
         around, shape = self._context, own.shape
         run_dir = self.directory / "run"
@@ -353,12 +354,12 @@ class ProcessProvider:
             "extended": {
                 name.removeprefix(EXTENDED_PREFIX): amount
                 for name, amount in shape.total.items()
-                # Executors determine the number of their ports themselves, from `task_ports`.
+                # Executors compute the number of their ports from `task_ports`.
                 if name.startswith(EXTENDED_PREFIX) and name != EXTENDED_PREFIX + PORTS
             },
             "slots_max": shape.slots_max,
             "default_slot_fraction": own.default_slot_fraction,
-            # Its tasks must end with it: the share is given to another executor afterwards.
+            # Its tasks must end with it, because another executor may get the share afterwards.
             "stop_tasks_on_exit": True,
             "reserved_cpus": "",
             "reserved_memory": 0,
@@ -383,7 +384,8 @@ class ProcessProvider:
         )
 
     def _check_here(self, executor_id: str, handle: str) -> None:
-        # A record in this directory shows that it is here, whatever the handle says.
+        # A record in this directory shows that the executor belongs here, even if its handle
+        # differs.
         if self._elsewhere(handle) and not self.owns(executor_id):
             raise ProviderFailed(
                 f"executor {executor_id} was started as {handle}, but this resource manager "
@@ -394,7 +396,7 @@ class ProcessProvider:
 
 def _executor_keys(table: ConfigTable) -> dict[str, Any]:
     keys = table.table("executor")
-    # A key that the provider sets would contradict the share, or what it promised.
+    # Such a key could contradict the share or the guarantees of the provider.
     for name, value in keys.plain().items():
         if name in OURS:
             keys.wrong(name, value, "nothing: the provider sets this key")
@@ -413,4 +415,4 @@ def _toml_value(value: Any) -> str:
         return "{ " + ", ".join(pairs) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(each) for each in value) + "]"
-    return json.dumps(value, ensure_ascii=False)  # TOML writes these as JSON does
+    return json.dumps(value, ensure_ascii=False)  # the same syntax in TOML as in JSON

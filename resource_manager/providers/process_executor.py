@@ -3,15 +3,15 @@
     executors/ID/claim.json      its share; written before anything is started
     executors/ID/executor.toml   its configuration; the path also identifies the front's process
     executors/ID/front.json      the front that was started last, and the number of starts
-    executors/ID/output          its output; after truncation, the part before is in output.earlier
+    executors/ID/output          its output; output.earlier has the part before a truncation
     executors/ID/state/          the executor's own state directory
-    executors/ID/tmp/            scratch directories of tasks that run as our own user
-    output/ID.log                output of executors that were removed; only the newest are kept
+    executors/ID/tmp/            scratch directories of tasks that run as this process's user
+    output/ID.log                output of removed executors; only the newest files are kept
 
 A directory appears by a rename, complete with its claim. It disappears by a rename before its
-content is deleted. So after a crash between any two steps there is either no directory, or one that
-keeps its share claimed and identifies its processes. All of this code blocks and needs no resource
-manager.
+content is deleted. So after a crash between any two steps there is either no directory, or a
+directory that claims its share and identifies its processes. All of this code blocks, and needs no
+resource manager.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ OUTPUT_FOLDER = "output"
 EXECUTORS_FOLDER = "executors"
 HIDDEN = "."  # prefix of directories that are being created or removed
 RESTARTS_MAX = 3
-"""How often a killed front is restarted; its tasks survive, and the new front adopts them."""
+"""Maximum number of restarts of a killed front. Its tasks survive, and the new front adopts
+them.
+"""
 KILL_WAIT_S = 10.0
 SERVE_WAIT_S = 30.0
 LEAVE_WAIT_S = 5.0
@@ -82,10 +84,10 @@ class ExecutorDirectory:
     """The directory and processes of one executor.
 
     Args:
-        directory: of the provider.
+        directory: the directory of the provider.
         executor_id: id of the executor.
-        program: the command line that runs `finegrain`.
-        environment: added to the environment of this process.
+        program: the first words of the command line, which run `finegrain`.
+        environment: variables to add to the environment of this process.
     """
 
     def __init__(
@@ -113,12 +115,12 @@ class ExecutorDirectory:
         return self.path / "state"
 
     def exists(self) -> bool:
-        """Returns whether the directory exists; if so, processes may exist, too."""
+        """Returns whether the directory exists. If it does, processes may exist, too."""
         return self.path.is_dir()
 
     def make(self, claim: Claim, configuration: str) -> None:
-        """Creates the directory with claim and configuration; all is on disk before it becomes
-        visible.
+        """Creates the directory with claim and configuration. All content is on disk before the
+        directory becomes visible.
 
         Raises:
             OSError: the files cannot be written.
@@ -130,18 +132,18 @@ class ExecutorDirectory:
         note = {"shape": claim.shape, "share": asdict(claim.share)}
         write_durably(fresh / CLAIM_FILE, json.dumps(note))
         write_durably(fresh / CONFIG_FILE, configuration)
-        # All content is on disk before the rename makes the directory visible.
+        # Sync the content before the rename makes the directory visible.
         sync_directory(fresh)
         fresh.rename(self.path)
         sync_directory(self.path.parent)
 
     def front(self) -> Process | None:
-        """Returns the live front: the one in the note, else one found by its command line.
+        """Returns the live front. Its process is in the note, or is found by its command line.
 
-        The second case is a front that was started just before a crash, without a note.
+        A front that was started just before a crash may have no note.
         """
         note = self._note()
-        # After a reboot, the pid is of another process.
+        # After a reboot, the pid belongs to another process.
         if note.get("boot_id") == boot_id():
             noted = Process(int(note["pid"]), int(note["start_ticks"]))
             if noted.is_running():
@@ -153,12 +155,13 @@ class ExecutorDirectory:
         """Starts the front, detached from this process.
 
         Args:
-            only_to_end: it must not register, so that the resource manager places nothing on it.
+            only_to_end: True: the front must not register, so that the resource manager places
+                nothing on it.
 
         Raises:
             ProviderFailed: the program cannot be run.
         """
-        # Counted on disk, so that a resource manager that restarts does not begin again.
+        # Count on disk, so that a restarted resource manager does not count from zero.
         starts = int(self._note().get("starts", 0)) + 1
         to_end = {_MANAGER_VARIABLE: NOBODY_LISTENS} if only_to_end else {}
         command = [*self._program, "executor", "serve", "--config", str(self.config_file)]
@@ -166,7 +169,8 @@ class ExecutorDirectory:
             with (self.path / OUTPUT_FILE).open("ab") as output:
                 child = subprocess.Popen(
                     command,
-                    stdin=subprocess.DEVNULL,  # the front outlives us, so no pipe may end with us
+                    # The front outlives this process, so it must not use its pipes.
+                    stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     cwd="/",
@@ -181,13 +185,13 @@ class ExecutorDirectory:
         child.returncode = 0  # Popen need not wait for it; `Process.reap` does that
         front = this_process(child.pid) or Process(child.pid, 0)
         note = {"boot_id": boot_id(), "starts": starts, **asdict(front)}
-        with suppress(OSError):  # full disk: it can still be found by its command line
+        with suppress(OSError):  # on a full disk: the front can still be found by its command line
             write_durably(self.path / FRONT_FILE, json.dumps(note))
         return front
 
     def served(self) -> bool:
-        """Returns whether a front served and did not shut down cleanly since; its tasks may then
-        still run.
+        """Returns whether a front served and did not shut down cleanly afterwards. Then its tasks
+        may still run.
         """
         return (self.state_dir / "endpoint.json").exists()
 
@@ -199,8 +203,8 @@ class ExecutorDirectory:
     def bound_output(self) -> None:
         """Truncates the output file if it is larger than `OUTPUT_BYTES_MAX`; keeps the newest part.
 
-        An executor writes a line per task and may run for a long time. What it writes during the
-        truncation is lost, because its open descriptor cannot be moved to another file.
+        An executor writes a line for each task and may run for a long time. Output that it writes
+        during the truncation is lost, because its open descriptor cannot be moved to another file.
         """
         with suppress(OSError), (self.path / OUTPUT_FILE).open("r+b") as output:
             if os.fstat(output.fileno()).st_size > OUTPUT_BYTES_MAX:
@@ -210,11 +214,10 @@ class ExecutorDirectory:
                 output.truncate(0)
 
     def last_words(self) -> str:
-        """Returns the last line of the executor's output, for people; of a JSON log line, the
-        message.
+        """Returns the last line of the executor's output, for people. If it is a log line in JSON,
+        returns its message.
         """
-        said = tail(self.path / OUTPUT_FILE) or tail(self.path / EARLIER_FILE)
-        lines = said.splitlines()
+        lines = (tail(self.path / OUTPUT_FILE) or tail(self.path / EARLIER_FILE)).splitlines()
         line = next((line for line in reversed(lines) if line.strip()), "")
         try:
             logged = json.loads(line)
@@ -226,44 +229,47 @@ class ExecutorDirectory:
         """Ends front, tasks, slots and helper, saves the output and removes the directory.
 
         Args:
-            timeout_s: for the front to stop in order; after that it is killed.
-            cancellation: when it is set, this gives up at the next wait; a later call starts over.
+            timeout_s: time for the front to stop cleanly; after that it is killed.
+            cancellation: when it is set, the call ends at its next wait; a later call begins from
+                the start.
 
         Returns:
-            A message for people that says how it ended; empty if it ended in order.
+            A message for people about how the executor ended; empty if it ended cleanly.
 
         Raises:
-            ProviderFailed: something is left, or the attempt was cancelled. The directory stays, so
-            the share stays claimed.
+            ProviderFailed: a process or control group is left, or the attempt was cancelled. The
+                directory stays, so the share stays claimed.
         """
-        # Found by command line, because processes may run although the directory is gone.
+        # Find them by command line, because processes may run although the directory was deleted.
         processes = processes_of(self.path)
         if not self.exists() and not processes:
             self._remove_hidden()
             return ""
-        # Looked up while processes still run: the helper's note of its cgroups may be missing.
+        # Find the groups while processes still run, because the helper's note of its groups may be
+        # missing.
         groups = groups_around(processes, self.executor_id)
         how = self._end(timeout_s, cancellation)
         left = self._left(groups)
-        # With the groups from before: once all processes have ended, only their paths are left.
+        # Use the groups found before, because groups without processes can be found only by their
+        # paths.
         if left:
-            # The helper may have written its note meanwhile.
+            # The helper may have written its note in the meantime.
             groups += control_groups(self.state_dir)
             end_forcibly(processes_of(self.path), groups, KILL_WAIT_S)
             how = "it was killed"
             left = self._left(groups)
         if left:
             raise ProviderFailed(
-                f"executor {self.executor_id} did not end completely; left are {'; '.join(left)}; "
-                "stop these by hand, or wait for the next attempt",
+                f"executor {self.executor_id} did not end completely; these are left: "
+                f"{'; '.join(left)}; stop them by hand, or wait for the next attempt",
                 details={"executor_id": self.executor_id},
             )
         if not self.exists():
             return how
-        # Before the rename: the output is in the directory.
+        # Save the output before the rename, because it is in the directory.
         self._keep_output()
         try:
-            # The rename frees the share. Whether the content can be deleted no longer matters then.
+            # The rename frees the share, even if the content cannot be deleted afterwards.
             self.path.rename(self.path.with_name(f"{HIDDEN}{self.path.name}.gone"))
             sync_directory(self.path.parent)
         except OSError as error:
@@ -275,22 +281,22 @@ class ExecutorDirectory:
         return how
 
     def _end(self, timeout_s: float, cancellation: Cancellation | None) -> str:
-        """Ends the executor, in order if possible; returns a message for people, as `stop` does.
+        """Ends the executor, cleanly if possible. Returns a message for people, as `stop` does.
 
-        If a front did not stop in order, its helper, slots and tasks may be left. A front is then
-        started once more: it finds them, and frees them when it receives SIGTERM.
+        If a front did not stop cleanly, its helper, slots and tasks may be left. This function then
+        starts another front, which finds them, and frees them when it receives SIGTERM.
         """
         front = self.front()
         if front is not None:
             front.signal(signal.SIGTERM)
             in_order = front.wait(timeout_s, cancellation)
             if not in_order:
-                # `wait` also returns early if the attempt was cancelled. Then nothing may be killed
-                # yet.
+                # `wait` also returns early if the attempt was cancelled. In that case, nothing may
+                # be killed yet.
                 _go_on(cancellation)
                 front.signal(signal.SIGKILL)
                 front.wait(KILL_WAIT_S)
-            # The helper ends a moment after its front, so this waits before it looks.
+            # The helper ends a moment after its front, so `_leaves` waits.
             if in_order and self._leaves():
                 return ""
             if not self._left():
@@ -301,7 +307,7 @@ class ExecutorDirectory:
             return ""
         again = self.start(only_to_end=True)
         deadline = time.monotonic() + SERVE_WAIT_S
-        # A front that does not serve yet could not free the slots that it finds.
+        # Wait until the front serves. Only then can it free the slots that it finds.
         while again.is_running() and not self._serves(again) and time.monotonic() < deadline:
             _go_on(cancellation)
             time.sleep(_PAUSE_S)
@@ -314,7 +320,9 @@ class ExecutorDirectory:
         return "slots or tasks were left, and were ended"
 
     def _leaves(self) -> bool:
-        """Waits up to `LEAVE_WAIT_S` until nothing is left, since a helper ends after its front."""
+        """Waits up to `LEAVE_WAIT_S` until nothing is left, because a helper ends after its front.
+        Returns whether nothing is left.
+        """
         deadline = time.monotonic() + LEAVE_WAIT_S
         while self._left():
             if time.monotonic() > deadline:
@@ -342,7 +350,8 @@ class ExecutorDirectory:
         keep_newest(self._kept_output, OUTPUTS_KEPT_MAX)
 
     def _remove_hidden(self) -> None:
-        # Both names: a crash may have been while it was made or while it was removed.
+        # Remove both names, because a crash may have happened during the creation or during the
+        # removal.
         for end in ("new", "gone"):
             hidden = self.path.with_name(f"{HIDDEN}{self.path.name}.{end}")
             shutil.rmtree(hidden, ignore_errors=True)
@@ -350,9 +359,9 @@ class ExecutorDirectory:
 
 def _go_on(cancellation: Cancellation | None) -> None:
     """Raises if the attempt was cancelled; the next call of `stop` starts from the beginning."""
-    # After each long wait: between two steps the executor is in a state that `stop` can continue.
+    # Called after each long wait. Between two steps `stop` can be interrupted and called again.
     if cancellation is not None and cancellation.is_set:
-        raise ProviderFailed("stopping it was postponed")
+        raise ProviderFailed("the stop of this executor was interrupted")
 
 
 def read_claim(path: Path) -> Claim | None:
@@ -365,7 +374,7 @@ def read_claim(path: Path) -> Claim | None:
 
 
 def executor_paths(directory: Path) -> list[Path]:
-    """Returns the directories of all executors, sorted; processes of them may run."""
+    """Returns the directories of all executors, sorted. Processes of these executors may run."""
     try:
         found = list((directory / EXECUTORS_FOLDER).iterdir())
     except OSError:

@@ -1,8 +1,9 @@
-"""Shares: the parts of this host that the process provider gives to executors, each only once.
+"""Shares: the parts of this host that the process provider gives to executors. At most one executor
+has a share at a time.
 
-A share is net: the executor gets exactly these cpus, at most this cpu time and exactly this much
-memory. The cpus of two shares must be disjoint; or they are equal, and the cpu time of all such
-shares together fits on them.
+An executor gets exactly the cpus and the memory of its share, and at most its cpu time. The cpus of
+two shares must be disjoint or equal. If they are equal, the cpu time of all these shares together
+must fit on the cpus.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ MEMORY_BYTES_MIN = 64 * MEMORY_GRAIN_BYTES
 class Share:
     """One part of this host; `name` is unique across all shapes ("small#2").
 
-    `cpus`: exactly these cpus, in the kernel's list format. `cpu_milli`: limit of the cpu time;
-    None: no limit below that of the cpus.
+    `cpus` is a list of cpus in the kernel's format. `cpu_milli` limits the cpu time; None: only the
+    number of cpus limits it.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Share:
     def total(self) -> Amounts:
         """The amounts that an executor with this share registers."""
         whole = 1000 * len(self.cpu_set)
-        # Configured cpu time above that of the cpus could not be used.
+        # The executor could not use more cpu time than its cpus have.
         cpu_milli = whole if self.cpu_milli is None else min(whole, self.cpu_milli)
         return {
             CPU_MILLI: cpu_milli,
@@ -51,10 +52,10 @@ class Share:
 
 
 def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
-    """Decodes the shares of one shape ([[shape.process.share]]), which must all have the same size.
+    """Decodes the shares of one shape ([[shape.process.share]]). All must have the same size.
 
     Raises:
-        ConfigurationError: as ConfigTable does; or there are none, or their sizes differ.
+        ConfigurationError: a value is invalid, there are no shares, or their sizes differ.
     """
     shares = []
     for number, each in enumerate(table.tables("share", path=f"shape {shape}.process.share"), 1):
@@ -65,7 +66,7 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
             each.wrong("cpus", cpus, error.expected)
         if not cpu_set:
             each.wrong("cpus", cpus, "one cpu or more, such as 0-3")
-        # After the cpus, because their number limits the cpu time.
+        # Decode this after the cpus, because their number limits the cpu time.
         cpu_milli = each.cpu("cpu") if "cpu" in each else None
         if cpu_milli is not None and not CPU_MILLI_MIN <= cpu_milli <= 1000 * len(cpu_set):
             each.wrong(
@@ -78,7 +79,7 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
         shares.append(Share(f"{shape}#{number}", str(cpu_set), cpu_milli, memory_bytes))
     if not shares:
         table.wrong("share", "missing", "one [[shape.process.share]] or more, with cpus and memory")
-    # Executors of a shape are planned by one size, whichever share they get.
+    # The plan assumes one size for all executors of a shape, whichever share they get.
     if any(share.total != shares[0].total for share in shares):
         table.wrong(
             "share",
@@ -89,16 +90,17 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
 
 
 def overlap(shares: Sequence[Share]) -> str:
-    """Returns why these shares cannot be used at the same time, for people; empty if they can.
+    """Returns why these shares cannot be used at the same time, as a text for people; empty if they
+    can.
 
     Cost: quadratic in the number of shares.
     """
-    # Pairs are few: shares are listed by hand.
+    # There are few pairs, because operators write the shares by hand.
     for one, other in combinations(shares, 2):
         common = one.cpu_set & other.cpu_set
         if not common:
             continue
-        # None means all of the cpus, so no other share can be on them.
+        # None means all time of the cpus, so no other share can use them.
         if one.cpu_set != other.cpu_set or None in (one.cpu_milli, other.cpu_milli):
             return f"{one.name} ({one.cpus}) and {other.name} ({other.cpus}) share cpus {common}"
     together: dict[str, int] = {}
@@ -112,8 +114,10 @@ def overlap(shares: Sequence[Share]) -> str:
 
 
 def missing_here(shares: Sequence[Share]) -> str:
-    """Returns what this host lacks for these shares, for people; empty if it has everything."""
-    # The affinity of this process, because executors inherit it.
+    """Returns what this host lacks for these shares, as a text for people; empty if it lacks
+    nothing.
+    """
+    # Executors inherit the cpu affinity of this process.
     allowed = CpuSet(os.sched_getaffinity(0))
     for share in shares:
         if absent := share.cpu_set - allowed:
@@ -121,5 +125,5 @@ def missing_here(shares: Sequence[Share]) -> str:
     wanted = sum(share.memory_bytes for share in shares)
     present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if wanted > present:
-        return f"the shares take {wanted} bytes of memory of {present}"
+        return f"the shares need {wanted} bytes of memory, but this host has {present}"
     return ""

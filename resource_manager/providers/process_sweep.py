@@ -1,9 +1,9 @@
-"""Stops everything that a process provider started, after its resource manager is gone for good.
+"""Stops everything that a process provider started, when its resource manager will never return.
 
     python -m resource_manager.providers.process_sweep DIRECTORY
 
-An executor that cannot be stopped does not keep the others from being stopped. A resource manager
-that still runs would start new executors; this is not checked.
+If an executor cannot be stopped, the others are stopped anyway. The operator must make sure that no
+resource manager runs any more, because it would start new executors.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def stop_everything(directory: Path, *, timeout_s: float = STOP_TIMEOUT_MS / 100
     """Stops all executors of a process provider and removes their directories; may be repeated.
 
     Args:
-        directory: of the provider (see `process`).
-        timeout_s: for each executor to stop in order; after that it is killed.
+        directory: the directory of the provider (see `process`).
+        timeout_s: time for each executor to stop cleanly; after that it is killed.
 
     Returns:
-        One line for people for each executor that could not be stopped; empty: nothing is left.
+        A message for people for each executor that could not be stopped; empty: nothing is left.
     """
 
     def stop(path: Path) -> str:
@@ -40,14 +40,16 @@ def stop_everything(directory: Path, *, timeout_s: float = STOP_TIMEOUT_MS / 100
             return f"{path}: {error.strerror}"
         return ""
 
-    # At the same time, because each may take its whole timeout.
+    # Stop several at the same time, because each may take its whole timeout.
     with ThreadPoolExecutor(AT_A_TIME_MAX) as threads:
-        told = list(threads.map(stop, executor_paths(directory)))
-    return [line for line in told if line]
+        messages = list(threads.map(stop, executor_paths(directory)))
+    return [message for message in messages if message]
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; returns 1 if something is left, 2 for wrong arguments."""
+    """Runs the command. Returns 1 if an executor could not be stopped, and 2 for wrong
+    arguments.
+    """
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m resource_manager.providers.process_sweep DIRECTORY\n")
         return 2

@@ -1,8 +1,8 @@
 """Finds the processes and control groups that belong to a directory, and ends them.
 
 An executor's processes (front, helper, shims) have paths of its directory in their command lines.
-Its helper writes a note of the control groups that it creates. This module looks both up each time
-instead of remembering them, so it also works after any crash.
+Its helper writes a note of the control groups that it creates. This module reads both each time and
+stores nothing, so it also works after a crash.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ _CGROUPS = "/sys/fs/cgroup"
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, identified by pid and start time (clock ticks since boot), as pids are reused."""
+    """A process, identified by pid and start time (clock ticks since boot), because pids are
+    reused.
+    """
 
     pid: int
     start_ticks: int
 
     def is_running(self) -> bool:
-        """Returns whether the process runs; a zombie does not."""
+        """Returns whether the process runs. A zombie does not count as running."""
         found = _stat(self.pid)
         return found is not None and found[1] == self.start_ticks and found[0] not in "ZX"
 
     def signal(self, number: int) -> None:
         """Sends a signal to this process, never to a later process with the same pid.
 
-        The pidfd is opened first and the start time checked after that, so the pid cannot be reused
-        in between.
+        It opens the pidfd first and then checks the start time, so the pid cannot be reused in
+        between.
         """
         with suppress(OSError):
             descriptor = os.pidfd_open(self.pid)
@@ -66,7 +68,7 @@ class Process:
         except OSError:  # it ended and was reaped
             return not self.is_running()
         try:
-            # Checked after the descriptor is open, so that the pid cannot be reused in between.
+            # Check this after the descriptor is open, so that the pid cannot be reused in between.
             if self.is_running():
                 ended = select.poll()
                 ended.register(descriptor, select.POLLIN)
@@ -96,7 +98,7 @@ def this_process(pid: int) -> Process | None:
 
 
 def boot_id() -> str:
-    """Returns the id of the current boot; start times of processes are comparable only within a
+    """Returns the id of the current boot. Start times of processes can be compared only within a
     boot.
     """
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -124,9 +126,9 @@ def processes_of(directory: Path) -> list[Process]:
 def executor_processes(directory: Path) -> list[tuple[Process, list[str]]]:
     """Returns live processes of executors whose files are in a directory, with their command lines.
 
-    These are fronts, helpers and shims. The path of the directory must be the beginning of a path
-    in the command line, alone or within JSON. In the middle of a longer path it does not count,
-    since executors of other clusters on this host may have the same id.
+    These are fronts, helpers and shims. A path in the command line, alone or within JSON, must
+    begin with the path of the directory. The middle of a longer path does not count, because
+    executors of other clusters on this host may have the same id.
     """
     path = f"{directory.absolute()}/"
     either = "|".join(re.escape(each) for each in (path, json.dumps(path)[1:-1]))
@@ -135,7 +137,7 @@ def executor_processes(directory: Path) -> list[tuple[Process, list[str]]]:
     return [
         (process, words)
         for process, words in command_lines()
-        # The cheap test first: few processes are of executors.
+        # The cheap test comes first, because few processes belong to executors.
         if _serves(words) or any("task_executor" in word for word in words)
         if any(mark.search(word) for word in words) and process.is_running()
     ]
@@ -150,19 +152,19 @@ def front_of(config_file: Path) -> Process | None:
 
 
 def control_groups(state_dir: Path) -> list[Path]:
-    """Returns the control groups in the note of the executor's helper that still exist."""
+    """Returns the existing control groups that the note of the executor's helper lists."""
     try:
         note = json.loads((state_dir / "helper" / "helper.json").read_text(encoding="utf-8"))
         paths = [Path(path) for path in dict.fromkeys(note["base"].values())]
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return []
-    # The note could say anything, and these directories are removed.
+    # The caller removes these directories, so accept no other paths from the note.
     return [path for path in paths if str(path).startswith(_CGROUPS) and path.is_dir()]
 
 
 def fronts_below(directory: Path) -> Iterator[Path]:
-    """Yields the paths below a directory in the command lines of live fronts: their configuration
-    files, which may have been deleted.
+    """Yields the paths of live fronts' configuration files below a directory. The files may have
+    been deleted.
     """
     for process, words in command_lines():
         if _serves(words) and process.is_running():
@@ -179,7 +181,8 @@ def groups_around(processes: Iterable[Process], executor_id: str) -> list[Path]:
         with suppress(OSError):
             for line in (_PROC / str(process.pid) / "cgroup").read_text().splitlines():
                 _, controllers, path = line.split(":", 2)
-                # Everything below the executor's own group may go; what is above belongs to others.
+                # Only the executor's group and all groups below may be removed. The groups above
+                # are not its own.
                 above, within, _ = f"{path}/".partition(mark)
                 if within:
                     top = Path(_CGROUPS, controllers.removeprefix("name="))
@@ -188,18 +191,18 @@ def groups_around(processes: Iterable[Process], executor_id: str) -> list[Path]:
 
 
 def end_forcibly(processes: Iterable[Process], groups: Iterable[Path], patience_s: float) -> None:
-    """Kills the processes and everything in the control groups, and removes these groups.
+    """Kills the given processes and all processes in the control groups, and removes these groups.
 
     Args:
-        processes: to kill.
+        processes: the processes to kill.
         groups: control groups, with all groups below them.
-        patience_s: longest wait for each process, and for all groups together. What the kernel has
-            not removed by then is left.
+        patience_s: longest wait for each process, and for all groups together. After this time, the
+            rest stays.
     """
     found = list(processes)
     for process in found:
         process.signal(signal.SIGKILL)
-    # All have been signalled before the first wait, so the waits overlap.
+    # Wait only after all are signalled, so that the waits overlap.
     for process in found:
         process.wait(patience_s)
     deadline = time.monotonic() + patience_s
@@ -211,10 +214,10 @@ def end_forcibly(processes: Iterable[Process], groups: Iterable[Path], patience_
 
 
 def _removed(top: Path) -> bool:
-    """Kills what runs in a control group and those below, and removes them; returns whether it is
-    gone.
+    """Kills all processes in a control group and the groups below it, and removes the groups.
+    Returns whether the group no longer exists.
     """
-    # From the leaves up, because a group with groups below it cannot be removed.
+    # Begin at the leaves, because a group with groups below it cannot be removed.
     for folder, _, _ in os.walk(top, topdown=False):
         group = Path(folder)
         with suppress(OSError):

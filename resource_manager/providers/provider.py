@@ -1,22 +1,22 @@
 """The interface of a provider: the component that starts and stops executors on request.
 
-The engine (`engine/provision`) decides when an executor of which shape is needed and when it is
-stopped. `service/provisioning.py` passes these decisions to a provider, which carries them out. Two
+The engine (`engine/provision`) decides when to start an executor, of which shape, and when to stop
+it. `service/provisioning.py` passes these decisions to a provider, which carries them out. Two
 providers come with finegrain: `process` (executors on this host) and `command` (the operator's own
-command templates). A third one implements `Provider` and `ProviderKind` and registers its kind as
-an entry point of the group "finegrain.providers"; docs/providers.md shows an example.
+command templates). Another provider implements `Provider` and `ProviderKind`, and registers its
+kind as an entry point of the group "finegrain.providers"; docs/providers.md shows an example.
 
 Every provider must guarantee the following, even if the resource manager is killed at any moment:
 
-- An executor is identified by its id alone. `start` may be called again (`again`) for the same id
-  by a resource manager that does not know whether the first call had an effect. Afterwards exactly
-  one executor of that id runs.
+- Only its id identifies an executor. A resource manager that does not know whether `start` had an
+  effect calls it again for the same id, with `again`. Afterwards exactly one executor of this id
+  runs.
 - `stop` may be called at any time: before `start` has returned, for an executor that never started,
   and for one that has already stopped. It returns only when nothing of that executor is left. It
-  raises if it cannot tell.
-- Before a provider starts anything, whatever it needs for these guarantees is on disk, or can be
-  found out later.
-- An executor outlives the resource manager; `close` stops none.
+  raises an error if it does not know this.
+- Before a provider starts anything, the data that it needs for these guarantees is on disk, unless
+  the provider can determine the data later.
+- Executors outlive the resource manager; `close` stops no executor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from finegrain.resources import Amounts
 from resource_manager.engine.model.settings import ExecutorShape
 
 PROVIDED_AS_VARIABLE = "FINEGRAIN_PROVIDED_AS"
-"""The environment variable that tells an executor its shape; the executor registers with it."""
+"""The environment variable with the shape of an executor. The executor sends it when it
+registers.
+"""
 
 
 class ProviderFailed(FinegrainError):
@@ -44,7 +46,7 @@ class Presence(StrEnum):
     """Whether an executor runs, as far as its provider can tell."""
 
     RUNS = "RUNS"  # it runs, or is starting
-    ENDED = "ENDED"  # it ended by itself; processes or files may be left, `stop` removes them
+    ENDED = "ENDED"  # it ended by itself; `stop` removes processes and files that it left
     UNKNOWN = "UNKNOWN"  # the provider cannot tell, now or in principle
 
 
@@ -60,7 +62,7 @@ class Observation:
 class Started:
     """Result of a successful start.
 
-    `handle` is what the provider needs to stop the executor; it is shown to people.
+    The provider needs `handle` to stop the executor. People see it, too.
     """
 
     handle: str = ""
@@ -69,7 +71,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class ProviderContext:
-    """What every provider knows about the resource manager that it works for."""
+    """Data about the resource manager that a provider works for."""
 
     state_dir: Path  # of the resource manager; a provider keeps its files in a folder below it
     managers: tuple[str, ...]  # addresses at which executors register
@@ -117,25 +119,25 @@ class ConfiguredShape:
 class Provider(Protocol):
     """Starts and stops executors.
 
-    Calls about one executor never overlap; calls about different executors may.
+    Calls for one executor never overlap; calls for different executors may.
 
     A call may be cancelled, because the resource manager stops or no longer wants its result. It
     then raises CancelledError only after everything that it began has ended.
     """
 
     async def start(self, executor_id: str, shape: str, *, again: bool) -> Started:
-        """Starts an executor that will register as `executor_id`; returns once the start is under
-        way.
+        """Starts an executor that will register as `executor_id`. Does not wait for the
+        registration.
 
         After a failure the provider need not undo anything, because `stop` follows.
 
         Args:
             executor_id: the id with which the executor must register.
             shape: name of the shape.
-            again: the executor may have been started before.
+            again: True: an earlier call may have started the executor.
 
         Raises:
-            ProviderFailed: it could not be started; the message says why.
+            ProviderFailed: the executor could not be started; the message says why.
         """
 
     async def stop(self, executor_id: str, shape: str, handle: str) -> str:
@@ -143,39 +145,38 @@ class Provider(Protocol):
 
         Args:
             executor_id: the executor to stop.
-            shape: name of its shape, which may not be configured any more.
+            shape: name of its shape, which may no longer be configured.
             handle: from `start`; empty if the resource manager never learned it.
 
         Returns:
             A message for people; empty if there is nothing to say.
 
         Raises:
-            ProviderFailed: the provider does not know that the executor is gone. The resource
-                manager
-                tries again later.
+            ProviderFailed: something of the executor may be left. The resource manager tries again
+                later.
         """
 
     async def status(self, executor_id: str, shape: str, handle: str) -> Observation:
-        """Returns what can be observed of an executor that was started.
+        """Returns whether a started executor still runs.
 
-        It must be cheap: it is called for every executor every few seconds. It does not raise if it
-        cannot observe the executor; it returns UNKNOWN.
+        It must be cheap, because it is called for every executor every few seconds. If it cannot
+        observe the executor, it returns UNKNOWN and raises no error.
         """
 
     def owns(self, executor_id: str) -> bool:
-        """Returns whether the provider has a record of an executor, even one whose shape is not
+        """Returns whether the provider has a record of an executor. Its shape need not be
         configured any more.
         """
 
     def noted(self) -> list[str]:
-        """Returns the ids of all executors that the provider has a record of; may block briefly.
+        """Returns the ids of all executors that the provider has a record of. May block briefly.
 
-        After a restore from a backup the resource manager's state may lack some of them. It stops
-        those that stay unknown for a while.
+        After a restore from a backup, the resource manager's state may lack some of these
+        executors. It stops the executors that stay unknown for some time.
         """
 
     async def close(self) -> None:
-        """Frees what the provider holds in this process; executors continue to run."""
+        """Frees the provider's resources in this process. Executors continue to run."""
 
 
 class ProviderKind(Protocol):
@@ -185,18 +186,18 @@ class ProviderKind(Protocol):
         """Decodes the table [NAME] of the file, which all shapes of this provider share.
 
         Raises:
-            ConfigurationError: as ConfigTable does.
+            ConfigurationError: a value is invalid; see `ConfigTable`.
         """
 
     def read_shape(self, table: ConfigTable, name: str) -> ReadShape:
         """Decodes the provider's own table [shape.NAME] of the shape `name`.
 
         Raises:
-            ConfigurationError: as ConfigTable does.
+            ConfigurationError: a value is invalid; see `ConfigTable`.
         """
 
     def check(self, common: Any, shapes: Mapping[str, Any], file: Path) -> None:
-        """Checks what can only be checked across all shapes.
+        """Checks all shapes together, after each one was decoded.
 
         Args:
             common: what `read_common` returned.
@@ -204,7 +205,7 @@ class ProviderKind(Protocol):
             file: the configuration file, for errors.
 
         Raises:
-            ConfigurationError: shapes contradict each other.
+            ConfigurationError: shapes exclude each other, or this host cannot provide them.
         """
 
     def make(
@@ -214,9 +215,8 @@ class ProviderKind(Protocol):
 
         Args:
             common: what `read_common` returned.
-            shapes: may be empty; the provider is then still needed to stop what an earlier
-                configuration
-                started.
+            shapes: the shapes of this provider. Even without shapes, the provider is needed to stop
+                executors of an earlier configuration.
             context: the resource manager that the provider works for.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Finds providers by name: the two built-in ones, and those installed as entry points."""
+"""Finds providers by name: the two built-in providers, and providers installed as entry points."""
 
 from __future__ import annotations
 

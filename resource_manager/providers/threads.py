@@ -1,7 +1,6 @@
 """Runs blocking work of providers in threads, so that callers can cancel it.
 
-A cancelled call returns only after its work has ended. So two calls about one executor never
-overlap.
+A cancelled call returns only after its work has ended, so two calls for one executor never overlap.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ T = TypeVar("T")
 
 
 class Cancellation:
-    """Asks work in a thread to end.
+    """Tells work in a thread to end.
 
-    The pipe is created when `fileno` is first called. Many calls may wait for a thread at a time,
-    and they must not use descriptors.
+    The pipe is created when `fileno` is first called. Calls that still wait for a thread need no
+    descriptors, and there may be many.
     """
 
     def __init__(self) -> None:
@@ -34,7 +33,7 @@ class Cancellation:
         with self._lock:
             if self._pipe is None:
                 self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-                # It may have been set before the pipe existed.
+                # The cancellation may have been set before the pipe existed.
                 self._tell()
             return self._pipe[0]
 
@@ -45,8 +44,8 @@ class Cancellation:
             self._tell()
 
     def close(self) -> None:
-        """Closes the descriptors; called when the work has ended."""
-        # Under the lock: `set` must not write to a descriptor that was closed and reused.
+        """Closes the descriptors. The caller must call it when the work has ended."""
+        # The lock keeps `set` from writing to a descriptor that was closed and reused.
         with self._lock:
             for descriptor in self._pipe or ():
                 os.close(descriptor)
@@ -59,29 +58,29 @@ class Cancellation:
 
 
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[[Cancellation], T]) -> T:
-    """Runs `work` in one of the threads; waits for a thread if all are busy.
+    """Runs `work` in one of the threads. Waits for a thread if all are busy.
 
     If the caller is cancelled, this sets the work's cancellation and raises CancelledError only
     after the work has ended.
     """
     cancellation = Cancellation()
     began = threads.submit(work, cancellation)
-    # Wrapped, so that waiting for it does not block the event loop.
+    # Wrap it, so that the wait does not block the event loop.
     future = asyncio.wrap_future(began)
     cancelled: asyncio.CancelledError | None = None
     try:
-        # A caller that is cancelled goes on waiting; it may be cancelled several times.
+        # A cancelled caller continues to wait. It may be cancelled several times.
         while not future.done():
             try:
                 await asyncio.wait([future])
             except asyncio.CancelledError as error:
                 cancelled = error
-                began.cancel()  # has an effect only while it waits for a thread
+                began.cancel()  # has an effect only if the work has not begun
                 cancellation.set()
         if cancelled is not None:
             if not future.cancelled():
                 future.exception()  # marks the exception as retrieved, or asyncio logs it
-            # Only now that the work has ended: the next call about this executor may begin.
+            # The work has ended, so the next call for this executor may begin.
             raise cancelled
         return future.result()
     finally:

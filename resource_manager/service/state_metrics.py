@@ -1,4 +1,4 @@
-"""Fills the gauges of the cluster from the engine's state, in reads between batches."""
+"""Sets the gauges of the cluster from the engine's state, in reads between batches."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 
 HOSTS_AT_ONCE = 50
-"""Executors whose gauges one read sets; each has some 20 series."""
+"""Number of executors whose gauges one read sets. Each executor has about 20 series."""
 
 
 async def observe_state(
     metrics: ResourceManagerMetrics, runner: Runner, clock: Callable[[], Instant]
 ) -> None:
-    """Sets every gauge that follows from the state, in as many reads as the executors need.
+    """Sets every gauge that follows from the state, in several reads.
 
     Series of deleted executors disappear.
 
     Args:
         metrics: the gauges.
         runner: reads the state.
-        clock: returns this moment.
+        clock: returns the current time.
     """
     names = await runner.read_in_slices(lambda state: observe_cluster(metrics, state, clock))
-    # In small reads, so that a scrape of a large cluster does not hold up the writer.
+    # Use small reads, so that a scrape of a large cluster does not delay the writer.
     for start in range(0, len(names), HOSTS_AT_ONCE):
         some = names[start : start + HOSTS_AT_ONCE]
         await runner.read(partial(observe_hosts, metrics, some, clock))
@@ -50,7 +50,7 @@ def observe_cluster(
     Args:
         metrics: the gauges.
         state: the engine's state.
-        clock: returns this moment.
+        clock: returns the current time.
 
     Returns:
         All executors, for `observe_hosts`.
@@ -58,7 +58,7 @@ def observe_cluster(
     view = yield from cluster_view(state)
     groups = yield from views_at(state, clock)
     yield
-    # From here on without a pause, so that a scrape sees no gauge that was cleared and not set.
+    # No pause from here on, so that a scrape sees no gauge that was cleared and not set again.
     at = clock()
     metrics.jobs.set(view.jobs)
     metrics.executors.clear()
@@ -93,12 +93,12 @@ def observe_hosts(
     clock: Callable[[], Instant],
     state: State,
 ) -> None:
-    """Sets the gauges of some executors; those that were deleted have none.
+    """Sets the gauges of some executors. Skips deleted executors.
 
     Args:
         metrics: the gauges.
         names: the executors.
-        clock: returns this moment.
+        clock: returns the current time.
         state: the engine's state.
     """
     at = clock()
@@ -139,7 +139,7 @@ def _observe_reservations(metrics: ResourceManagerMetrics, state: State, at: Ins
     metrics.oldest_reservation.set(max(0, at.time_ms - oldest_ms) / 1_000)
     metrics.reserved_executors.set(len(reservations.on_host))
     held = [state.hosts[name] for name in reservations.on_host if name in state.hosts]
-    # What is free but not spare is kept for the owners of reservations.
+    # Capacity that is free but not spare is reserved.
     idle_milli = sum(
         host.free().get(CPU_MILLI, 0) - host.spare().get(CPU_MILLI, 0) for host in held
     )
@@ -147,7 +147,7 @@ def _observe_reservations(metrics: ResourceManagerMetrics, state: State, at: Ins
 
 
 def _oldest_pending_s(state: State, at: Instant) -> float:
-    # The oldest request of each class is at its head.
+    # The oldest request of each scheduling class is at the head of its queue.
     heads = [head for shape in state.queue.classes() if (head := shape.head()) is not None]
     oldest = min((state.requests.at(head).create_time_ms for head in heads), default=None)
     return 0.0 if oldest is None else max(0, at.time_ms - oldest) / 1000

@@ -1,12 +1,12 @@
 """Drives the real engine through virtual time, from one moment with an event to the next.
 
-The simulator takes the place of everything that the engine talks to: job masters that submit and
-release, executors that carry out each command at once, the clock, and a store that keeps nothing.
-All decisions are the engine's own, and the same input gives the same run. The only real clock is a
-stopwatch around decisions.
+The simulator replaces everything around the engine: job masters that submit and release, executors
+that carry out each command at once, the clock, and a store that stores nothing. The engine makes
+all decisions, and the same input gives the same run. Only the stopwatch around decisions uses a
+real clock.
 
-At one moment events happen in this order: threads end, their slots are freed, jobs arrive, and
-everything that fits is placed. Then time advances.
+At each moment, events happen in this order: threads end, their slots are freed, jobs arrive, and
+all requests that fit are placed. Then time advances.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class Cluster:
 
     Attributes:
         now_ms: virtual time.
-        jobs_over: how many jobs have ended, or were rejected.
+        jobs_over: number of jobs that have ended or were rejected.
         log: every run of a thread, and every job.
         state: the engine's state, for inspection.
-        effort: what the decisions cost.
+        effort: number and cost of the decisions.
         events: number of cluster events, by kind.
-        waiting_kinds: how many requests of each kind wait; a gang counts as one.
-        changed_nodes: nodes whose slots changed; a reader empties the set.
+        waiting_kinds: number of waiting requests of each kind; a gang counts as one.
+        changed_nodes: nodes whose slots changed, until a reader replaces the set.
         on_settled: called after every moment, when no decision is left.
         executors: the simulated executors, by node.
     """
@@ -154,12 +154,12 @@ class Cluster:
         Args:
             job_id: name of the job, not used before.
             durations_ms: run time of each thread on a node of speed 1; `[ms] * count` for equal
-                ones.
-            group: resource group; if it does not exist, it is created with weight 1.
-            profile: of each thread.
+                threads.
+            group: resource group of the job; created with weight 1 if it does not exist.
+            profile: profile of each thread.
             at_ms: time of arrival, in virtual milliseconds; not in the past.
             gang: all threads start at once, or none.
-            labels: required of a node; sorted.
+            labels: labels that a node must have; sorted.
 
         Returns:
             The record of the job, which is updated as time advances.
@@ -189,7 +189,7 @@ class Cluster:
         return record
 
     def at_moment(self, at_ms: int, event: Callable[[Instant], Event]) -> None:
-        """Schedules another event of the engine; `event` makes it from its moment."""
+        """Schedules another event of the engine. `event` creates it from its time."""
         heapq.heappush(self._orders, (at_ms, self._next_number(), event))
 
     def set_group(
@@ -205,8 +205,8 @@ class Cluster:
         """Schedules the creation or change of a resource group.
 
         Args:
-            name: of the group.
-            at_ms: when; the change precedes arrivals of jobs at the same moment.
+            name: name of the group.
+            at_ms: time of the change, which precedes arrivals of jobs at the same moment.
             weight: None: unchanged.
             parent: None: unchanged.
             minimum: guaranteed amounts.
@@ -220,8 +220,8 @@ class Cluster:
         )
 
     def end_job(self, job_id: str, at_ms: int) -> None:
-        """Schedules the early end of a job: its running threads stop, its waiting ones
-        never start.
+        """Schedules the early end of a job: its running threads stop, and its waiting threads never
+        start.
         """
         self.at_moment(at_ms, lambda at: JobEndRequested(at, job_id, "ENDED"))
 
@@ -233,38 +233,38 @@ class Cluster:
             self.now_ms = moment
             self._live_through()
         if until_ms is not None:
-            # Nothing more happens until then, but later submissions must not lie before it.
+            # No event is left until `until_ms`, but later submissions must not be before it.
             self.now_ms = max(self.now_ms, until_ms)
 
     # One moment.
 
     def _next_moment(self) -> int | None:
-        # Timers alone do not continue a run: nothing could arrive or end any more.
+        # With timers alone the run is over, because nothing could arrive or end any more.
         known = [heap[0][0] for heap in (self._future, self._ending, self._orders) if heap]
         if not known:
             return None
         moment = min(known)
         timer = self.state.timers.next_due_ms()
         if timer is not None:
-            # Timers that change nothing may come every second, so they are delayed after a quiet
+            # Timers without effect may be due every second, so they are delayed after a quiet
             # moment.
             moment = min(moment, max(timer, self._quiet_until_ms))
         # A timer may be overdue, but time never goes back.
         return max(self.now_ms, moment)
 
     def _live_through(self) -> None:
-        """Runs one moment: ends and scheduled events, then arrivals, then commands until none is
-        left.
+        """Runs one moment: ends and scheduled events, then arrivals, then commands until no command
+        is left.
         """
         self.effort.moments += 1
         before = self._effects
-        # In a batch before the arrivals, so that slots are freed before jobs arrive.
+        # Run these in a batch before the arrivals, so that slots are freed before jobs arrive.
         first: list[Event] = [*self._ends(), *self._orders_due()]
         if first:
             self._batch(first)
         arrivals = self._arrivals()
         self._batch([*self._carry_out(), *self._ticks(), *arrivals])
-        # Only a moment of timers alone, without any effect, counts as quiet.
+        # A moment is quiet if it has only timers, and they have no effect.
         quiet = not first and not arrivals and self._effects == before
         self._quiet_until_ms = self.now_ms + QUIET_MS if quiet else 0
         # Executors answer at once, and an answer may lead to further placements at the same moment.
@@ -284,7 +284,7 @@ class Cluster:
         return events
 
     def _ends(self) -> list[Event]:
-        """Releases the slots of threads that are over; ends a job after its last thread."""
+        """Releases the slots of threads that have ended. Ends a job after its last thread."""
         over: dict[str, list[str]] = {}
         while self._ending and self._ending[0][0] <= self.now_ms:
             _, _, job_id, allocation_id = heapq.heappop(self._ending)
@@ -293,7 +293,7 @@ class Cluster:
         for job_id, names in over.items():
             job = self._jobs.get(job_id)
             if job is None:
-                continue  # `end_job` ended it before
+                continue  # `end_job` has already ended it
             for name in names:
                 self.log.ended(job.running.pop(name), self.now_ms)
             events.append(SlotsReleased(self.at, job_id, tuple((name, 0) for name in names)))
@@ -311,7 +311,7 @@ class Cluster:
 
     def _arrival(self, job: Submitted) -> Iterable[Event]:
         record, at = job.record, self.at
-        # Groups without settings are created by their first job.
+        # The first job of a group without settings creates the group.
         if record.group not in self.state.groups:
             yield GroupSet(at, record.group)
         yield JobRegistered(at, record.job_id, record.job_id, record.group, None, "", "")
@@ -320,7 +320,7 @@ class Cluster:
             names = [f"{record.job_id}.{thread}" for thread in range(record.threads)]
             members = tuple(job.request(name, gang_id) for name in names)
             gangs = (GangSpec(gang_id),) if gang_id else ()
-            # Members of a gang have their own ids; ranges cannot be gangs.
+            # Members of a gang need separate ids, because ranges cannot be gangs.
             yield RequestsSubmitted(at, record.job_id, members, gangs=gangs)
             return
         request = job.request(record.job_id)
@@ -331,7 +331,7 @@ class Cluster:
             )
 
     def _carry_out(self) -> list[Event]:
-        # Swapped first: answers put further commands on the wire.
+        # Swap the list first, because answers add further commands to it.
         commands, self._wire = self._wire, []
         self.changed_nodes.update(command.executor_id for command in commands)
         return [
@@ -384,10 +384,10 @@ class Cluster:
         job, slot = self._jobs[event.job_id], event.slot or {}
         executor = self.executors[str(slot["executor_id"])]
         name = event.allocation_id
-        # Both forms of ids, of members and of range members, end with the thread's index.
+        # Ids of gang members and ids of range members both end with the thread's index.
         thread = int(name[name.rindex(".") + 1 :])
         lane = executor.lanes[name, int(str(slot["generation"]))]
-        # A gang counts as one waiting item, which is granted with its first thread.
+        # A gang counts as one waiting item, which ends when its first thread is granted.
         if not job.record.gang or not job.record.started:
             self._wait_with(job.kind, -1)
         number = self.log.started(job.record, thread, executor.node.name, lane, self.now_ms)
@@ -399,7 +399,7 @@ class Cluster:
     def _submitted(self, event: RequestsSubmitted, outcomes: list[ItemOutcome]) -> None:
         """Records whether a job was accepted.
 
-        All its threads have the same request, so either all are accepted or none.
+        All threads of a job have the same request, so all or none are accepted.
         """
         refused = next((outcome for outcome in outcomes if outcome.reason), None)
         job = self._jobs.get(event.job_id)
@@ -415,9 +415,9 @@ class Cluster:
         job = self._jobs.pop(job_id, None)
         if job is None:
             return
-        for number in job.running.values():  # only after `end_job`: the threads are cut off
+        for number in job.running.values():  # after `end_job`, threads may still run
             self.log.ended(number, self.now_ms)
-        # Read before `end_ms` is set: an ended job has no waiting threads.
+        # Read this before `end_ms` is set, because an ended job has no waiting threads.
         if lots := job.record.waiting:
             self._wait_with(job.kind, -(1 if job.record.gang else lots))
         job.record.end_ms = self.now_ms

@@ -1,4 +1,5 @@
-"""Pictures of a run as text: what ran on each thread of capacity, and each flow's share over time.
+"""Pictures of a run as text: the threads of work on each thread of capacity, and each flow's share
+over time.
 
 The text is for terminals and documents. `drawing_png.py` draws the same pictures as PNG files.
 """
@@ -24,8 +25,8 @@ EDGE = "|"
 class Bar:
     """A thread of work on its thread of capacity.
 
-    `mark` is the character with which it is drawn; empty: that of its job. `label` is its name,
-    shown where there is room.
+    `mark` is the character of the bar; empty: the character of its job. `label` is the name of the
+    thread, which is shown if there is room.
     """
 
     lane: str
@@ -38,9 +39,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Threads of capacity, one below another, and what ran on them.
+    """Threads of capacity, one below another, and the threads of work that ran on them.
 
-    `marks` is the character of each job; `meanings` explains other marks.
+    `marks` has the character of each job; `meanings` explains other marks.
     """
 
     title: str
@@ -57,7 +58,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """How much of the capacity each flow has over time; drawn from the bottom in this order."""
+    """The capacity that each flow has over time. Flows are drawn from the bottom, in this order."""
 
     title: str
     capacity: float
@@ -70,13 +71,13 @@ def timeline_text(timeline: Timeline, end_s: float = 0.0, width: int = WIDTH) ->
     """Returns the timeline as text: a line per thread of capacity, with `width` columns up to
     `end_s`.
 
-    A thread of work begins with an edge if it has at least two columns. One that is narrower than a
-    column may be hidden by the next one. The number at the end of a line counts its threads of
-    work.
+    A thread of work begins with an edge if it has at least two columns. The next thread may hide a
+    thread that is narrower than a column. The number at the end of a line counts the line's threads
+    of work.
 
     Args:
-        timeline: to draw.
-        end_s: end of the time axis; 0: that of the timeline.
+        timeline: the timeline to draw.
+        end_s: end of the time axis; 0: the end of the timeline.
         width: columns of the time axis.
     """
     end_s = end_s or timeline.end_s or 1.0
@@ -87,7 +88,7 @@ def timeline_text(timeline: Timeline, end_s: float = 0.0, width: int = WIDTH) ->
         bars = [each for each in timeline.bars if each.lane == lane]
         row = list(IDLE * over + " " * (width - over))
         for bar in sorted(bars, key=lambda each: each.start_s):
-            # A thread is at least one column wide, and never outside the row.
+            # A bar is at least one column wide, and never outside the row.
             first = min(round(bar.start_s / end_s * width), width - 1)
             after = min(max(first + 1, round(bar.end_s / end_s * width)), width)
             mark = bar.mark or timeline.marks[bar.job]
@@ -106,20 +107,20 @@ def area_text(area: Area, width: int = WIDTH, height: int = HEIGHT) -> str:
     """Returns the shares as text: each column is a slice of time, filled with its mean shares.
 
     Args:
-        area: to draw.
+        area: the shares to draw.
         width: columns of the time axis.
         height: lines for the whole capacity.
     """
     end_ms = round(area.end_s * 1_000) or 1
     columns = []
     for column in range(width):
-        # Integer arithmetic: neighbouring slices share their edge, and the last one ends at the
-        # end.
+        # Use integer arithmetic, so that neighbouring slices share their edge, and the last slice
+        # ends at the end.
         begin, end = end_ms * column // width, max(1, end_ms * (column + 1) // width)
         filled, level = "", 0.0
         for flow, steps in area.flows.items():
             level += steps.mean(begin, end)
-            # The sum is rounded, and never each share: else the column could exceed the capacity.
+            # Round the sum and not each share. Otherwise the column could exceed the capacity.
             filled += area.marks[flow] * (round(level / area.capacity * height) - len(filled))
         columns.append(filled.ljust(height, IDLE))
     numbers = [f"{area.capacity * (line + 1) / height:g}" for line in range(height)]

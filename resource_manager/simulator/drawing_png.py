@@ -28,7 +28,7 @@ def require_matplotlib() -> None:
     """Checks that matplotlib is installed.
 
     Raises:
-        ConfigurationError: it is not; the message says how to install it.
+        ConfigurationError: matplotlib is not installed; the message says how to install it.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigurationError(
@@ -66,7 +66,7 @@ def _figure(height_inches: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # Without pyplot, which would look for a display and keep every figure in memory.
+    # Do not use pyplot, which would look for a display and keep every figure in memory.
     figure = Figure(figsize=(WIDTH_INCHES, height_inches), dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -77,7 +77,7 @@ def _height(picture: Timeline | Area) -> float:
 
 
 def _colours(pictures: Sequence[Timeline | Area]) -> dict[str, str]:
-    """Assigns a colour to each flow, and to each other meaning, of all the pictures."""
+    """Assigns a colour to each flow, and to each other meaning, in all pictures."""
     names: dict[str, None] = {}
     for each in pictures:
         names |= dict.fromkeys(each.marks)
@@ -113,7 +113,7 @@ def _draw_timeline(ax: Axes, timeline: Timeline, colours: Mapping[str, str]) -> 
 
 def _draw_area(ax: Axes, area: Area, colours: Mapping[str, str]) -> None:
     moments = sorted({ms / 1_000 for each in area.flows.values() for ms in each.times_ms} | {0.0})
-    # Every flow needs a value at each moment at which any of them changes, and at the end.
+    # Every flow needs a value at the end, and at each moment at which any flow changes.
     times_s = [each for each in moments if each <= area.end_s] + [area.end_s]
     stacked = [[steps.at(round(at_s * 1_000)) for at_s in times_s] for steps in area.flows.values()]
     ax.stackplot(

@@ -13,10 +13,10 @@ from resource_manager.simulator.figures import Choice, FigureResult, Phase, tole
 
 
 def figure_text(result: FigureResult, end_s: float = 0.0) -> str:
-    """Returns one figure as text: the picture, its numbers, and what the paper says.
+    """Returns one figure as text: the picture, its numbers, and the statement of the paper.
 
     Args:
-        result: of the figure.
+        result: result of the figure.
         end_s: end of the time axis, so that several figures can share a scale.
     """
     picture = result.picture
@@ -31,8 +31,8 @@ def figure_text(result: FigureResult, end_s: float = 0.0) -> str:
 
 
 def shared_end_s(results: Mapping[str, FigureResult], name: str) -> float:
-    """Returns the end of a figure's time axis, which it shares with its counterpart if that was
-    run.
+    """Returns the end of a figure's time axis. If the figure's counterpart was run, both have the
+    same end.
     """
     mine = results[name]
     pair = [
@@ -44,8 +44,8 @@ def shared_end_s(results: Mapping[str, FigureResult], name: str) -> float:
 
 
 def comparison_text(results: Mapping[str, FigureResult]) -> str:
-    """Returns a table of coarse against fine, for figures whose counterparts were run;
-    else empty.
+    """Returns a table that compares coarse and fine submission, or an empty text. It has the
+    figures whose counterparts were run.
     """
     rows = []
     for fine in results.values():

@@ -1,9 +1,9 @@
 """The set-ups of Figures 3-1 to 3-10 of "Improved Batch Processing Through Fine-Grained Thread
 Submission" (Oracle Utilities Cloud Services; below: the paper), as data.
 
-Numbers are those of the paper's text: thread counts, usage, weights, threads of work per thread of
-capacity, 60 threads of capacity. Where the paper shows a picture without numbers, plausible ones
-are chosen; `assumed` of each set-up names them.
+Numbers come from the paper's text: thread counts, usage, weights, threads of work per thread of
+capacity, 60 threads of capacity. If the paper shows a picture without numbers, the set-up has
+plausible numbers, which its field `assumed` names.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from itertools import pairwise
 from resource_manager.engine.model.settings import Fairness
 
 SEED_MEASURE = Fairness(usage_measure="slots", half_life_ms=None, lookahead_ms=0)
-"""Usage exactly as the paper defines it: the time that threads ran."""
+"""Settings with usage as the paper defines it: the time that threads ran."""
 
 COUNTED_IN_SLOTS = Fairness(usage_measure="slots")
 """The default settings, but with slots as the unit of usage."""
 
 UNITS = 100
-"""Pieces of work of Job 1: one per thread of work if fine, about ten per thread if coarse."""
+"""Number of pieces of work of Job 1. A fine thread of work has one piece, a coarse thread about
+ten.
+"""
 
 STATE_U_UNIT = 54
 STATE_U_MS = 360_000
@@ -31,8 +33,8 @@ STATE_U_MS = 360_000
 class FigureJob:
     """A job of a figure.
 
-    `marks` names threads (from 0) that the picture shows with their own letter. `only_on` is the
-    one thread of capacity on which the job may run.
+    `marks` has the threads (counted from 0) that the picture shows with a separate letter.
+    `only_on` is the only thread of capacity on which the job may run.
     """
 
     name: str
@@ -46,10 +48,10 @@ class FigureJob:
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """One figure: the capacity, the jobs, and what the paper says about it.
+    """One figure: the capacity, the jobs, and the statement of the paper.
 
-    `speeds` has a number per thread of capacity. `coarse` is the figure that shows the same work in
-    few threads. `looked_at_ms` is a moment whose choice is examined.
+    `speeds` has the speed of each thread of capacity. `coarse` is the figure that shows the same
+    work in few threads. `looked_at_ms` is a moment whose choice is examined.
     """
 
     figure: str
@@ -62,7 +64,7 @@ class SetUp:
     coarse: str = ""
     looked_at_ms: int | None = None
     meanings: Mapping[str, str] = field(default_factory=dict)
-    shares: bool = False  # drawn as shares over time, not as a line per thread of capacity
+    shares: bool = False  # drawn as shares over time, not as a timeline
 
 
 def lane_names(count: int) -> list[str]:
@@ -71,8 +73,8 @@ def lane_names(count: int) -> list[str]:
 
 
 def unit_ms(number: int) -> int:
-    """Returns the duration of a piece of work (numbered from 1): 50 to 70 s, the same
-    in every run.
+    """Returns the duration of a piece of work: 50 to 70 s, the same in every run. Numbers start at
+    1.
     """
     return 1_000 * (50 + number * 17 % 21)
 
@@ -85,7 +87,7 @@ def _units(*, state_u: bool) -> list[int]:
 
 
 def _coarse(units: Sequence[int], threads: int) -> list[int]:
-    """Returns the same work in few threads; each has consecutive pieces."""
+    """Returns the same work in few threads. Each thread has consecutive pieces."""
     ends = [len(units) * number // threads for number in range(threads + 1)]
     return [sum(units[first:after]) for first, after in pairwise(ends)]
 
@@ -229,8 +231,8 @@ def figure_3_10(
     """Returns the set-up with 60 threads of capacity and three jobs: DEFAULT2 ends first, then
     MED1, then DEFAULT1.
 
-    The work is as much as these shares complete in 1,200 s, 600 s and 400 s, for any length of a
-    thread.
+    For any duration of threads, the jobs have the work that these shares complete in 1,200 s, 600 s
+    and 400 s.
     """
 
     def job(name: str, mark: str, work_s: int, group: str = "default") -> FigureJob:
@@ -259,13 +261,14 @@ def figure_3_10(
 def one_after_another(thread_ms: int, fairness: Fairness, *, alike: bool = False) -> SetUp:
     """Returns a set-up in which the three jobs of Figure 3-10 arrive one by one.
 
-    DEFAULT1 arrives at 0, MED1 at 600 s and DEFAULT2 at 1,200 s, which is done after about another
-    600 s.
+    DEFAULT1 arrives at 0, MED1 at 600 s and DEFAULT2 at 1,200 s. DEFAULT2 is done after about
+    another 600 s.
 
     Args:
         thread_ms: mean duration of a thread.
         fairness: settings of the engine.
-        alike: all threads take `thread_ms`; else half to one and a half times as long.
+        alike: True: all threads take `thread_ms`. False: they take half to one and a half times as
+            long.
     """
 
     def job(name: str, mark: str, work_s: int, at_s: int, group: str = "default") -> FigureJob:

@@ -1,6 +1,6 @@
 """Runs the figures of `figure_setups.py` with the real engine, and measures them.
 
-A result has numbers and a picture as data; other modules print and draw them.
+A result contains numbers, and the data of a picture. Other modules print and draw them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ GROUP_WEIGHTS: Mapping[str, float] = {"default": 1.0, "medium": 4.0}
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """When a job arrived, when its first thread started and when its last one ended, in seconds."""
+    """The times, in seconds, at which a job arrived, its first thread started and its last thread
+    ended.
+    """
 
     name: str
     threads: int
@@ -42,9 +44,10 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which job was served at a moment, on which thread of capacity, and the usage at that moment.
+    """The job that was served at a moment, its thread of capacity, and the usage at that moment.
 
-    `jobs` is the seconds that threads ran; `groups` the same by group, divided by its weight.
+    `jobs` has the seconds that threads of each job ran. `groups` has the sum of each group, divided
+    by its weight.
     """
 
     at_s: float
@@ -58,10 +61,11 @@ class Choice:
 class Phase:
     """An interval in which the same jobs had waiting work, compared with the ideal schedule.
 
-    It begins when a job has no waiting work any more. `converged_s` is the time until all jobs were
-    served fairly; None if that took longer than the phase. `error` is the largest relative
-    difference after that time. `shares` are mean threads of capacity, measured after convergence
-    and after the last thread of the jobs without waiting work; `ideal` is what they should be.
+    It begins when a job has no more waiting work. `converged_s` is the time until all jobs were
+    served fairly; None if this took longer than the phase. `error` is the largest relative
+    difference after this time. `shares` has the mean threads of capacity, measured after
+    convergence and after the last thread of the jobs without waiting work; `ideal` has the ideal
+    values.
     """
 
     start_s: float
@@ -96,7 +100,7 @@ class FigureResult:
 
 
 def run_figure(set_up: SetUp) -> FigureResult:
-    """Runs a figure from the arrival of its first job to the end of its last one."""
+    """Runs a figure from the arrival of its first job to the end of its last job."""
     log = run_set_up(set_up).log
     jobs = tuple(_job_result(log, job.name) for job in set_up.jobs)
     makespan_s = max(job.done_s for job in jobs)
@@ -122,7 +126,7 @@ def run_figure(set_up: SetUp) -> FigureResult:
 def run_set_up(set_up: SetUp, until_ms: int | None = None) -> Cluster:
     """Returns a simulated cluster after the whole figure, or after a moment of it.
 
-    Each thread of capacity is a host with one core, so the host's name is that of the thread.
+    Each thread of capacity is a host with one core, and gives the host its name.
     """
     names = lane_names(len(set_up.speeds))
     nodes = [
@@ -143,18 +147,17 @@ def run_set_up(set_up: SetUp, until_ms: int | None = None) -> Cluster:
 
 
 def choice_at(log: RunLog, moment_ms: int) -> Choice:
-    """Returns what was served at a moment, and the usage, computed from the log and not by the
-    engine.
+    """Returns the choice at a moment. Its usage is computed from the log, not by the engine.
 
     Raises:
         StopIteration: nothing was served at that moment.
     """
-    # The log is in the order of starts, so this is the first one served at that moment.
+    # The log is in the order of starts, so this is the first run served at that moment.
     served = next(run for run in log if run.start_ms == moment_ms)
     jobs = {job.job_id: 0.0 for job in log.jobs.values()}
     groups = {job.group: 0.0 for job in log.jobs.values()}
     for run in log:
-        # Only what had run by the moment counts, as in the choice itself.
+        # Count only the time before the moment, as the choice itself does.
         end_ms = moment_ms if run.end_ms is None else min(run.end_ms, moment_ms)
         ran_s = max(0, end_ms - run.start_ms) / 1_000
         jobs[run.job_id] += ran_s
@@ -172,8 +175,8 @@ def phases(set_up: SetUp, log: RunLog, window_s: float = WINDOW_S) -> list[Phase
         converged_s = comparison.converged_after_s(start_s, until_s, window_s=window_s)
         fair_s = start_s + (converged_s or 0.0)
         waiting = [name for name, over_s in dry_s.items() if over_s >= until_s]
-        # Jobs without waiting work still have threads that run; these would distort the others'
-        # shares.
+        # Jobs without waiting work still have running threads, which would distort the shares of
+        # other jobs.
         gone_s = [(log.jobs[name].end_ms or 0) / 1_000 for name in dry_s if name not in waiting]
         alone_s = max([fair_s, *gone_s])
         lasts_s = until_s - alone_s
@@ -200,10 +203,10 @@ def compared(set_up: SetUp, log: RunLog) -> Comparison:
         ]
     )
     running, waiting = log.running(by_job), log.waiting(by_job)
-    # Demand changes with arrivals, even if nothing starts then.
+    # Demand changes at an arrival, even if no thread starts at that time.
     come_ms = {job.submit_ms for job in log.jobs.values()}
     moments = sorted(come_ms | {at for run in log for at in (run.start_ms, run.end_ms or 0)})
-    # The last moment only ends the series; nothing is in use after it.
+    # The last moment only ends the series, because nothing is in use after it.
     end_ms = moments.pop()
     usages = []
     for at_ms in moments:
@@ -215,7 +218,7 @@ def compared(set_up: SetUp, log: RunLog) -> Comparison:
 
 
 def tolerated() -> str:
-    """Returns what counts as served fairly, in words."""
+    """Returns the definition of "served fairly", as text."""
     return f"every window of {WINDOW_S:g} s within {TOLERANCE:.0%} of its share"
 
 
@@ -231,8 +234,8 @@ def _job_result(log: RunLog, name: str) -> JobResult:
 
 
 def _host(lane: str) -> str:
-    """Returns a host's name with leading zeros, since hosts are tried in order of names: C002,
-    C010.
+    """Returns a host's name with leading zeros (C002, C010), because hosts are tried in the order
+    of their names.
     """
     return f"C{int(lane[1:]):03}"
 

@@ -1,15 +1,15 @@
 """The ideal weighted fluid schedule: each flow's fair share if capacity were infinitely divisible.
 
 The capacity of a node in the tree is divided among its children with demand, in proportion to their
-weights. What a child cannot use is divided among the others. The schedule has no memory: an idle
-flow gains no credit.
+weights. Capacity that a child cannot use is divided among the other children. The schedule has no
+memory: an idle flow gains no credit.
 
 This is generalised processor sharing (Parekh and Gallager, "A Generalized Processor Sharing
 Approach to Flow Control in Integrated Services Networks", 1993). The nested form is from Bennett
 and Zhang, "Hierarchical Packet Fair Queueing Algorithms", 1996.
 
-Amounts are in any one unit of capacity (threads of capacity, cores, dominant share), times are in
-seconds, and service is in their product.
+All amounts are in the same unit of capacity (threads of capacity, cores or dominant share). Times
+are in seconds, and service is in capacity x seconds.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ ROOT = ""
 class IdealFlow:
     """A resource group or a job: its parent, weight and limits.
 
-    `minimum` is served before siblings without one, as far as there is demand. `maximum` is never
-    exceeded.
+    `minimum` is served first, as far as there is demand. `maximum` is never exceeded.
     """
 
     id: str
@@ -50,7 +49,9 @@ class Basin:
 
 
 class IdealTree:
-    """Flows below the root, at any depth; a flow without children is a leaf and has a demand."""
+    """Flows below the root, at any depth. A flow without children is a leaf, and only leaves have
+    demand.
+    """
 
     def __init__(self, flows: Iterable[IdealFlow]) -> None:
         """Builds the tree.
@@ -71,12 +72,12 @@ class IdealTree:
             flow = self._flows.get(flow_id)
             # A parent that occurs again on its own path is a cycle.
             if flow is None or flow_id in path:
-                expected = "a flow of the tree that does not stand below itself"
+                expected = "a flow of the tree that is not below itself"
                 raise InvalidArgument(f"parent of {path[-1]}", flow_id, expected)
             path.append(flow_id)
             flow_id = flow.parent
         depth = self._depth[flow_id]
-        # From the flow that was known down to the one that was asked for.
+        # From the flow with a known depth down to the requested flow.
         for each in reversed(path):
             depth += 1
             self._depth[each] = depth
@@ -93,12 +94,12 @@ class IdealTree:
         O(n log n) in the flows that have demand.
 
         Args:
-            demands: how much each leaf could use.
-            capacity: to divide.
+            demands: the amount that each leaf could use.
+            capacity: the capacity to divide.
         """
         below, upper = self._wanted(demands)
         found = {ROOT: min(capacity, upper.get(ROOT, 0.0))}
-        # Parents before children: a child's share is a part of its parent's.
+        # Parents come before children, because a child's share is a part of its parent's share.
         for flow_id in sorted(below, key=self._depth.__getitem__):
             basins = [
                 Basin(
@@ -116,14 +117,16 @@ class IdealTree:
     def _wanted(
         self, demands: Mapping[str, float]
     ) -> tuple[dict[str, list[str]], dict[str, float]]:
-        """Returns the children with demand of each flow, and the most that each flow can use."""
+        """Returns for each flow its children with demand, and the largest amount that it can
+        use.
+        """
         below: dict[str, list[str]] = {}
         upper: dict[str, float] = {}
         leaves = {each: demand for each, demand in demands.items() if demand > 0}
         layers: dict[int, list[str]] = {}
         for each in leaves:
             layers.setdefault(self._depth[each], []).append(each)
-        # From the deepest layer up, so that a flow's children are complete before it is.
+        # Begin with the deepest layer, so that the children of a flow are complete first.
         for depth in range(max(layers, default=0), 0, -1):
             for each in layers.get(depth, ()):
                 flow = self._flows[each]
@@ -138,11 +141,11 @@ class IdealTree:
 
 
 def divide(capacity: float, basins: Sequence[Basin]) -> dict[str, float]:
-    """Divides capacity by water filling: each gets weight x level, at least `lower`, at most
-    `upper`.
+    """Divides capacity by water filling: each flow gets weight x level, but at least `lower` and at
+    most `upper`.
 
     The level is such that all of `capacity` is used, or every flow has its `upper`. If the lower
-    bounds alone exceed the capacity, each flow gets the same fraction of its own.
+    bounds alone exceed the capacity, each flow gets the same fraction of its lower bound.
 
     Example: A (weight 1, upper 2), B (weight 1) and C (weight 2) share 10. The level is 2.67: A has
     2, B 2.67 and C 5.33.
@@ -158,11 +161,11 @@ def divide(capacity: float, basins: Sequence[Basin]) -> dict[str, float]:
 
 
 def _level(spare: float, basins: Sequence[Basin]) -> float:
-    """Returns the level at which `spare` is used up beyond all lower bounds.
+    """Returns the level at which the flows use `spare` in addition to all lower bounds.
 
-    Walks over the levels at which the slope changes: a basin starts to fill at lower / weight and
-    is full at upper / weight. In the example of `divide` the slope is 4 up to level 2, which takes
-    8 of the 10. Then A is full and the slope is 3, so the level is 2 + 2 / 3.
+    Iterates over the levels at which the slope changes: a basin starts to fill at lower / weight
+    and is full at upper / weight. In the example of `divide` the slope is 4 up to level 2, which
+    takes 8 of the 10. Then A is full and the slope is 3, so the level is 2 + 2 / 3.
     """
     turns = sorted(
         turn
@@ -191,8 +194,8 @@ def _lasting(work: float, share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FluidJob:
-    """Work that arrives at a leaf: `work` in capacity x seconds; at most `width` is
-    used at a time.
+    """Work that arrives at a leaf. `work` is in capacity x seconds; the job uses at most `width` at
+    a time.
     """
 
     flow: str
@@ -212,7 +215,7 @@ class FluidSegment:
 
 @dataclass(frozen=True, slots=True)
 class FluidSchedule:
-    """The whole schedule: its segments, and when each job is done."""
+    """The whole schedule: its segments, and the time when each job is done."""
 
     segments: tuple[FluidSegment, ...]
     ends_s: Mapping[str, float]
@@ -228,8 +231,8 @@ class FluidSchedule:
 def fluid_schedule(tree: IdealTree, jobs: Iterable[FluidJob], capacity: float) -> FluidSchedule:
     """Returns how the jobs would run as fluids, from the first arrival until the last is done.
 
-    There is one job per leaf. Unlike a real job, a fluid one can use its width until it is done: no
-    last threads leave capacity idle.
+    There is one job per leaf. Unlike a real job, a fluid job can use its width until it is done. It
+    has no last threads that leave capacity idle.
 
     Raises:
         InvalidArgument: the capacity is not positive, or a job never ends because a maximum is 0.
@@ -252,16 +255,16 @@ def fluid_schedule(tree: IdealTree, jobs: Iterable[FluidJob], capacity: float) -
         lasts = min(dry)[0] if dry else math.inf
         until_next = coming[-1].arrives_s - now if coming else math.inf
         lasts = min(lasts, until_next)
-        # Work without any share would never end.
+        # Work without a share would never end.
         if math.isinf(lasts):
-            raise InvalidArgument("maximum", 0, "more than 0 for whatever has work")
-        # The exact moment of the arrival: `now + lasts` could miss it by a rounding error.
+            raise InvalidArgument("maximum", 0, "more than 0 for every flow with work")
+        # Use the exact time of the arrival, because `now + lasts` could differ by a rounding error.
         end = coming[-1].arrives_s if lasts == until_next else now + lasts
         if left:
             segments.append(FluidSegment(now, end, shares))
         for duration, flow in dry:
-            # Jobs that should end together differ by rounding errors of floats, so all that end
-            # within a relative 10^-12 of this segment's end, end with it.
+            # Jobs that should end together may differ by rounding errors of floats. So all jobs
+            # that end within a relative 10^-12 of the segment's end, end with it.
             if duration <= lasts * (1 + 1e-12):
                 del left[flow]
                 ends[flow] = end

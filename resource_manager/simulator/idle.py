@@ -3,9 +3,9 @@
 The check computes independently of the engine's index. For each waiting kind of request it keeps
 the number of slots that fit on each node, and updates it for nodes that changed. So a check costs
 the number of waiting kinds times the number of changed nodes. Capacity that is reserved for a
-starved request does not count as idle, nor does capacity beyond the maximum of a group. For
-requests with devices, none of a node counts where something is reserved: amounts do not tell which
-devices the reservation needs, so the engine places them elsewhere.
+starved request does not count as idle, nor does capacity beyond the maximum of a group. A node with
+a reservation does not count for requests with devices. Amounts do not show which devices the
+reservation needs, so the engine places these requests elsewhere.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Room:
 
     def update(self, node: str, free: Amounts, executor: SimulatedExecutor) -> None:
         """Recomputes one node."""
-        # Rounded down: part of a slot is no slot.
+        # Round down, because only whole slots count.
         fit = min(free.get(each, 0) // amount for each, amount in self.need.items())
         for request in self.devices:
             fit = min(fit, _device_room(executor, request))
@@ -46,7 +46,8 @@ class IdleCheck:
 
     Attributes:
         checks: number of moments that were checked.
-        findings: a sentence for each kind that waits beside enough room; only the first ones.
+        findings: a sentence for each kind of request that waits although it fits; only the first
+            ones.
         idle_moments: number of moments with any finding.
     """
 
@@ -75,7 +76,7 @@ class IdleCheck:
 
     def _holds(self, cluster: Cluster) -> set[str]:
         """Returns the nodes whose reserved capacity has changed since the last check."""
-        # Most runs never reserve anything, and then need no pass over the hosts.
+        # Most runs never reserve anything, so they need no pass over the hosts.
         if not cluster.events["reservation_made"]:
             return set()
         hosts = cluster.state.hosts.items()
@@ -93,7 +94,7 @@ class IdleCheck:
         """Yields waiting kinds of requests that fit by capacity alone."""
         needed = {(kind.profile, kind.labels) for kind in cluster.waiting_kinds}
         self._rooms = {key: room for key, room in self._rooms.items() if key in needed}
-        # Known kinds follow the changed nodes; new kinds are measured on all nodes below.
+        # Update known kinds on the changed nodes. New kinds are measured on all nodes below.
         for name in changed:
             free = self._free(cluster, name)
             for room in self._rooms.values():
@@ -127,13 +128,14 @@ class IdleCheck:
 
 
 def _device_room(executor: SimulatedExecutor, request: DeviceRequest) -> int:
-    """Returns how many times a node's devices could serve a request, one after the other."""
+    """Returns how many such requests a node's devices could serve at the same time."""
     parts = [
         min(executor.shares[each.type, each.uuid].get(name, 0) // part for name, part in needed)
         for each in executor.node.devices.devices
         if each.type == request.type and request.accepts(each) and (needed := request.amounts)
     ]
-    # Each slot needs its parts from different devices, so a device serves a slot once at most.
+    # The parts of one slot must be on different devices, so a device gives at most one part to a
+    # slot.
     slots = sum(parts) // request.count
     while slots and sum(min(part, slots) for part in parts) < slots * request.count:
         slots -= 1
@@ -141,7 +143,7 @@ def _device_room(executor: SimulatedExecutor, request: DeviceRequest) -> int:
 
 
 def _allowed(cluster: Cluster, kind: Kind) -> bool:
-    """Returns whether no maximum, of the kind's group or a group above, blocks `together` such
+    """Returns whether the maxima of the kind's group and of all groups above allow `together` such
     slots.
     """
     limited = [each for each in above(cluster.state.groups, kind.group) if each.maximum]

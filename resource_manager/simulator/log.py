@@ -1,4 +1,4 @@
-"""The record of what ran, where and when; all tables, plots and measures are made from it.
+"""The record of all runs, with place and time. All tables, plots and measures are made from it.
 
 It is stored in columns, so that a million runs take only tens of megabytes.
 """
@@ -27,7 +27,7 @@ class Run(NamedTuple):
     lane: int  # row of the node's timeline: the lowest free number
     submit_ms: int
     start_ms: int
-    end_ms: int | None  # None: still running
+    end_ms: int | None  # None: it still runs
     profile: ResourceProfile
 
 
@@ -65,7 +65,7 @@ class RunLog:
         self._numbers: dict[str, int] = {}
         self._nodes: list[str] = []
         self._node_numbers: dict[str, int] = {}
-        # Numbers in flat arrays take a small part of the memory of objects.
+        # Numbers in flat arrays need much less memory than objects.
         self._job = array("l")
         self._thread = array("l")
         self._node = array("l")
@@ -106,7 +106,7 @@ class RunLog:
         Args:
             job: a job that has arrived.
             thread: index of the thread.
-            node: where it runs.
+            node: name of the node on which it runs.
             lane: row of the node's timeline.
             now_ms: virtual time.
 
@@ -139,11 +139,11 @@ class RunLog:
         key: Callable[[Run], K],
         amount: Callable[[Run], float] = lambda _: 1,
     ) -> Mapping[K, Steps]:
-        """Returns per key how much runs over time.
+        """Returns for each key the sum of `amount` over time.
 
         Args:
-            key: of a run.
-            amount: what a run counts; default: each counts 1.
+            key: returns the key of a run.
+            amount: returns the amount of a run; by default 1, so that runs are counted.
         """
         changes: dict[K, list[tuple[int, float]]] = {}
         for run in self:
@@ -155,8 +155,8 @@ class RunLog:
         return {name: steps_of(some) for name, some in changes.items()}
 
     def waiting(self, key: Callable[[Run], K]) -> Mapping[K, Steps]:
-        """Returns per key how many threads wait over time; counts only threads that have started
-        since.
+        """Returns for each key the number of waiting threads over time. Counts only threads that
+        started later.
         """
         changes: dict[K, list[tuple[int, float]]] = {}
         for run in self:

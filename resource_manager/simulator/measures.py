@@ -2,9 +2,9 @@
 capacity.
 
 Bounded slowdown is defined by D. G. Feitelson, "Metrics for parallel job scheduling and their
-convergence" (JSSPP 2001): response time over run time, where the latter is at least
-`SLOWDOWN_BOUND_MS` and the result at least 1. How far shares are from the ideal is measured over
-windows of time, see `ShareGap`.
+convergence" (JSSPP 2001): response time over run time, where the run time counts as at least
+`SLOWDOWN_BOUND_MS` and the result as at least 1. `ShareGap` measures over windows of time how far
+shares are from the ideal.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Cost = Callable[[ResourceProfile], float]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Distribution of values. Percentiles are values that occur (nearest rank). Without values all
-    are 0.
+    """Distribution of values. Percentiles are values that occur (nearest rank). Without values, all
+    fields are 0.
     """
 
     count: int = 0
@@ -53,8 +53,8 @@ class Spread:
 
 
 def nearest_rank(ordered: Sequence[float], quantile: float) -> float:
-    """Returns the smallest value such that at least this fraction of the values is not above it."""
-    # Rounded up, so that at least this fraction of the values is not above the result.
+    """Returns the smallest value such that at least `quantile` of all values are not above it."""
+    # Round up, so that the result is not below this fraction of the values.
     return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
 
 
@@ -65,29 +65,30 @@ def wait_ms(job: JobRecord) -> int:
         ValueError: no thread has started.
     """
     if job.first_start_ms is None:
-        raise ValueError(f"nothing of job {job.job_id} has run")
+        raise ValueError(f"no thread of job {job.job_id} has started")
     return job.first_start_ms - job.submit_ms
 
 
 def bounded_slowdown(job: JobRecord) -> float:
-    """Returns the bounded slowdown of a job; its run time is that of its longest thread.
+    """Returns the bounded slowdown of a job. The run time of its longest thread counts as its run
+    time.
 
     Raises:
         ValueError: the job has not ended.
     """
     if job.end_ms is None:
-        raise ValueError(f"job {job.job_id} is not over")
+        raise ValueError(f"job {job.job_id} has not ended")
     response = job.end_ms - job.submit_ms
     return max(1.0, response / max(job.longest_ms, SLOWDOWN_BOUND_MS))
 
 
 def whole_capacity_use(log: RunLog, amount: Callable[[Run], float]) -> Steps:
-    """Returns how much of something all runs together have over time."""
+    """Returns the sum of `amount` over all runs that are running, over time."""
     return log.running(lambda _: "", amount).get("", Steps())
 
 
 def waiting_threads(log: RunLog) -> Steps:
-    """Returns how many threads wait over time."""
+    """Returns the number of waiting threads over time."""
     return log.waiting(lambda _: "").get("", Steps())
 
 
@@ -124,11 +125,11 @@ def moments(log: RunLog, cost: Cost) -> Iterator[Moment]:
         sums[1] += demand
 
     for run in log:
-        # Logs have few different profiles, and a cost takes long to compute.
+        # Cache the costs: logs have few different profiles, and a cost takes long to compute.
         each = known.get(run.profile)
         if each is None:
             each = known[run.profile] = cost(run.profile)
-        # Demand begins with the arrival, and includes what runs.
+        # Demand begins with the arrival, and includes running threads.
         change(run.submit_ms, run.group, 0, each)
         change(run.start_ms, run.group, each, 0)
         if run.end_ms is not None:
@@ -156,8 +157,8 @@ def _add(sums: dict[str, float], name: str, more: float) -> None:
 
 @dataclass(slots=True)
 class Account:
-    """Service of one group over a run, in cost x seconds: received, and due by the
-    ideal schedule.
+    """Service of one group over a run, in cost x seconds: the received service, and the service
+    that the ideal schedule gives it.
     """
 
     received: float = 0.0
@@ -168,9 +169,9 @@ class Account:
 class ShareGap:
     """How far a run was from the ideal schedule, over windows of `window_ms`.
 
-    `error` is the fraction of all usage that went to other groups than in the ideal schedule:
-    half the sum of absolute differences, over the sum received, of all windows in which requests
-    waited.
+    `error` is the fraction of all usage that went to other groups than in the ideal schedule. It is
+    half the sum of absolute differences, divided by the sum of received service. Both sums are over
+    all windows in which requests waited.
     """
 
     window_ms: int
@@ -184,17 +185,18 @@ def share_gaps(
 ) -> tuple[dict[str, Account], list[ShareGap]]:
     """Compares a run with the ideal weighted fluid schedule.
 
-    The ideal schedule divides what is in use at each moment among the groups that have work.
+    The ideal schedule divides the capacity in use at each moment among the groups that have work.
     Capacity that rigid jobs leave idle counts as lost utilisation elsewhere, not as unfairness
     here.
 
     Args:
-        course: of the run.
-        tree: with the groups as leaves.
-        windows_ms: lengths of windows; received and due service are compared at the end of each.
+        course: the moments of the run, in order.
+        tree: a tree with the groups as leaves.
+        windows_ms: lengths of windows. Received and due service are compared at the end of each
+            window.
 
     Returns:
-        The account of each group, and one gap per length of windows.
+        The account of each group, and a gap for each length of windows.
     """
     accounts: dict[str, Account] = {}
     ledgers = [_Ledger(length) for length in windows_ms]
@@ -216,7 +218,7 @@ def _enter(
     in_use = math.fsum(moment.running.values())
     due = tree.shares(moment.demand, in_use)
     due.pop(ROOT, None)
-    # Without waiting requests every group has what it wants, and no share can be unfair.
+    # Without waiting requests every group has all that it requested, so no share can be unfair.
     contended = math.fsum(moment.demand.values()) > in_use + _NOTHING
     seconds = (until_ms - moment.at_ms) / 1_000
     for group in moment.demand:
@@ -229,7 +231,7 @@ def _enter(
 
 
 class _Ledger:
-    """Accounts per window; a time in which nothing waits is not counted."""
+    """Accounts per window. Time without waiting requests is not counted."""
 
     def __init__(self, window_ms: int) -> None:
         self.window_ms = window_ms
@@ -256,8 +258,8 @@ class _Ledger:
     def close(self) -> None:
         received = math.fsum(sums[0] for sums in self._open.values())
         if received:
-            # Halved, because what one group lacks another one has too much: each error occurs
-            # twice.
+            # Halve the sum, because each error occurs twice: one group lacks what another group has
+            # too much.
             apart = math.fsum(abs(sums[0] - sums[1]) for sums in self._open.values()) / 2
             self.windows += 1
             self.apart += apart

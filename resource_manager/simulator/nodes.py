@@ -56,11 +56,11 @@ class Node:
     """One host.
 
     Attributes:
-        name: of the host.
-        total: what slots can have, without devices.
-        labels: sorted.
+        name: name of the host.
+        total: capacity for slots, without devices.
+        labels: labels of the host, sorted.
         speed: a thread runs for its duration divided by this.
-        devices: that slots can have.
+        devices: devices for slots.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Node:
 
     @property
     def capacity(self) -> Amounts:
-        """What slots can have, with the sums over the devices."""
+        """The capacity for slots, with the sums over the devices."""
         return {**self.total, **total_of_devices(self.devices.devices)}
 
 
@@ -92,15 +92,15 @@ def equal_nodes(count: int, cpus: int = 1, memory_bytes: int = 0) -> list[Node]:
     total = {CPU_MILLI: cpus * 1_000}
     if memory_bytes:
         total[MEMORY_BYTES] = memory_bytes
-    # Leading zeros, because hosts with equal capacity are tried in the order of their names.
+    # Use leading zeros, because hosts with equal capacity are tried in the order of their names.
     digits = max(3, len(str(count - 1)))
     return [Node(f"node-{number:0{digits}}", total) for number in range(count)]
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedExecutor:
-    """The slot table of one node. A lane is a row of the timeline: each slot has the lowest free
-    one.
+    """The slot table of one node. A lane is a row of the timeline; a new slot gets the lowest free
+    lane.
     """
 
     node: Node
@@ -108,11 +108,11 @@ class SimulatedExecutor:
     free: dict[str, int] = field(default_factory=dict)
     slots: dict[SlotKey, ReportedSlot] = field(default_factory=dict)
     lanes: dict[SlotKey, int] = field(default_factory=dict)
-    shares: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)  # left of devices
+    shares: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)  # still free
     registration_number: int = 0
     report_number: int = 0
     command_number: int = 0
-    _free_lanes: list[int] = field(default_factory=list)  # heap, below the highest in use
+    _free_lanes: list[int] = field(default_factory=list)  # a heap
     _separate: bool = False
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class SimulatedExecutor:
         return ExecutorRegistered(at, registration, self._report())
 
     def registered(self, answer: RegistrationAnswer, rm_epoch: int) -> None:
-        """Takes the answer to its registration."""
+        """Applies the answer to the registration."""
         self.rm_epoch = rm_epoch
         self.registration_number = answer.registration_number
 
@@ -152,8 +152,8 @@ class SimulatedExecutor:
             self.registration_number,
             self.command_number + 1,
         ):
-            raise InvariantBroken(f"{self.node.name}: command {command.command_number} is no next")
-        # Counted before the work, because the report in the answer includes the command.
+            raise InvariantBroken(f"{self.node.name}: command {command.command_number} skips one")
+        # Count it before the work, because the report in the answer includes the command.
         self.command_number = command.command_number
         if isinstance(command, SendResize):
             raise InvariantBroken(f"{self.node.name}: no resize was requested")
@@ -191,7 +191,7 @@ class SimulatedExecutor:
             *key, slot.job_id, slot.profile, SlotState.ALLOCATED, assignment=slot.assignment
         )
         lanes = self._free_lanes
-        # Without a free lane below, all lanes up to the number in use are taken.
+        # If no lower lane is free, the next lane has the number of lanes in use.
         self.lanes[key] = heapq.heappop(lanes) if lanes else len(self.lanes)
 
     def _free(self, key: SlotKey) -> None:
@@ -219,11 +219,15 @@ class SimulatedExecutor:
 
 
 _TIME_SHARED = json.dumps({"time_shared": True, "slot_cpus": "0"})
-"""What hosts with devices say of their cpus: slots get shares of cpus, but no particular ones."""
+"""The cpus that hosts with devices register. Slots get shares of cpu time, but no particular
+cpus.
+"""
 
 
 def described(devices: HostDevices) -> str:
-    """Returns the topology of a time-shared host with these devices, as registrations keep it."""
+    """Returns the topology of a time-shared host with these devices, in the form of a
+    registration.
+    """
     if not devices.devices:
         return "{}"
     listed = [
@@ -238,7 +242,7 @@ def described(devices: HostDevices) -> str:
         }
         for each in devices.devices
     ]
-    # One core, because shares of time are all that slots get.
+    # One core is enough, because slots get only shares of cpu time.
     cores = [{"cpus": "0"}]
     node = {"numa_node_id": 0, "cpus": "0"}
     return json.dumps(

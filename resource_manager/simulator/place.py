@@ -1,7 +1,7 @@
-"""Places single requests on a simulated cluster, one after the other, as another program asks.
+"""Places single requests of another program on a simulated cluster, one after the other.
 
-The other program writes one JSON object per line, and reads one per line. So the placement of the
-resource manager can be compared with that of other schedulers, on the same sequence of requests:
+The other program writes one JSON object per line, and reads one per line. So the placements of the
+resource manager and of other schedulers can be compared, for the same sequence of requests:
 
     {"type": "hello", "nodes": [{"id": "n1", "cpu_milli": 96000, "memory_mib": 786432, "gpus": 8,
                                  "model": "V100"}], "gpu_milli_per_device": 1000}
@@ -13,7 +13,7 @@ resource manager can be compared with that of other schedulers, on the same sequ
     {"type": "end"}
 
 A request that does not fit gets the node `null`, and does not wait. If two nodes are equally good,
-the one that `hello` lists first is taken.
+the request gets the node that `hello` lists first.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ _JOB = "place"
 class Placements:
     """A cluster of simulated nodes on which single requests are placed and released.
 
-    Nodes that are equally good are taken in the order in which they are given.
+    Of equally good nodes, the first in `nodes` is used first.
     """
 
     def __init__(self, nodes: Sequence[Node], settings: EngineSettings | None = None) -> None:
         self._state = fresh(simulated(settings or EngineSettings()), 1, _AT)
         self._executors: dict[str, SimulatedExecutor] = {}
         self._names: dict[str, str] = {}
-        self._ids: dict[str, str] = {}  # of slots, by the name of the request
+        self._ids: dict[str, str] = {}  # ids of slots, by the name of the request
         self._tries = 0
         for number, node in enumerate(nodes):
-            # Equally good hosts are taken in the order of their ids.
+            # The engine uses equally good hosts in the order of their ids.
             key = f"{number:06}"
             self._names[key] = node.name
             executor = SimulatedExecutor(
@@ -81,18 +81,18 @@ class Placements:
         """Places a request.
 
         Args:
-            name: of the request, which is not in use.
-            profile: what it needs.
+            name: name of the request; no placed request may have it.
+            profile: resources that it needs.
 
         Returns:
-            The node, and the minors of the GPUs there; None: it does not fit now.
+            The node and the minors of its GPUs, or None if the request does not fit now.
         """
-        # A new id for each try: an id that was used names the same request forever.
+        # Each try needs a new id, because an id always names the same request.
         self._tries += 1
         allocation_id = f"r{self._tries}"
         orders = self._settle(RequestsSubmitted(_AT, _JOB, (RequestSpec(allocation_id, profile),)))
         if not orders:
-            # It must not wait: the other program asks again if it wants to.
+            # The request must not wait. The other program may send it again.
             self._settle(SlotsReleased(_AT, _JOB, ((allocation_id, 0),)))
             return None
         self._ids[name] = allocation_id
@@ -106,7 +106,7 @@ class Placements:
 
     def _settle(self, event: Event) -> list[SendAllocate]:
         """Applies an event, decides, and lets the executors answer until nothing is left to do.
-        Returns the orders of slots.
+        Returns the commands that allocate slots.
         """
         state = self._state
         orders: list[SendAllocate] = []
@@ -132,8 +132,8 @@ def serve(lines: Iterable[str], output: IO[str]) -> None:
     """Answers the messages of another program until `end`, or until its last line.
 
     Args:
-        lines: what it writes.
-        output: where answers are written; flushed after each one.
+        lines: lines that the program writes.
+        output: stream for the answers; flushed after each answer.
 
     Raises:
         InvalidArgument: a line is not a message of this protocol.
@@ -173,7 +173,7 @@ def serve(lines: Iterable[str], output: IO[str]) -> None:
 
 
 class _Message:
-    """One line of the other program."""
+    """A message of the other program, or a part of one."""
 
     def __init__(self, number: int, line: str, data: object = None, place: str = "") -> None:
         self._number = number
@@ -226,7 +226,7 @@ class _Message:
         return list(nodes.values())
 
     def profile(self) -> ResourceProfile:
-        """Returns what a request needs."""
+        """Returns the resources that a request needs."""
         return ResourceProfile(
             self.whole("cpu_milli"),
             task_heap_memory_bytes=self.whole("memory_mib") * MIB,

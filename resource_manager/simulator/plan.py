@@ -19,10 +19,10 @@ _WITHOUT_LIMIT = 2**31
 
 
 def simulated(settings: EngineSettings) -> EngineSettings:
-    """Returns the settings without what does not exist in a simulation.
+    """Returns the settings without parts that do not exist in a simulation.
 
     There are no silent executors, leases or restarts, and no limits that protect a real service's
-    memory. A thread may request no memory or no cpu, since logs often do not record it.
+    memory. A thread may request no memory or no cpu, because logs often do not record them.
     """
     return replace(
         settings,
@@ -41,7 +41,7 @@ def simulated(settings: EngineSettings) -> EngineSettings:
 
 @dataclass(slots=True)
 class Effort:
-    """How much the engine did. `cpu_s` and `longest_cpu_s` are cpu seconds of all and of the
+    """The work of the engine. `cpu_s` is the cpu time of all decisions, `longest_cpu_s` that of the
     longest decision.
     """
 
@@ -53,7 +53,9 @@ class Effort:
 
 
 class Kind(NamedTuple):
-    """Properties of equal requests; `together`: how many of them must start at once."""
+    """Properties of equal requests. `together` is the number of them that must start at the same
+    time.
+    """
 
     profile: ResourceProfile
     labels: Labels

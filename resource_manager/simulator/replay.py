@@ -40,15 +40,15 @@ PROGRESS_EVERY = 500
 """Moments between two calls of the progress function."""
 
 Progress = Callable[[int, int], None]
-"""Called with the number of jobs that are over and the number of all jobs."""
+"""Called with the number of jobs that have ended, and the number of all jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a log is replayed.
 
-    `weights` of resource groups are by name. With `moldable`, the parts of a job run one by one
-    instead of starting together.
+    `weights` has the weights of resource groups by name. With `moldable`, the parts of a job need
+    not start together.
     """
 
     settings: EngineSettings = field(default_factory=EngineSettings)
@@ -74,9 +74,9 @@ class Outcome:
     """Measures of a log under one policy. Times are in milliseconds."""
 
     policy: str
-    jobs: int  # that ran until they ended
+    jobs: int  # jobs that ran until they ended
     rejected: Mapping[str, int]  # by reason
-    unserved: int  # that still waited when no event was left
+    unserved: int  # jobs that still waited when no event was left
     wait: Spread
     slowdown: Spread
     makespan_ms: int
@@ -91,21 +91,22 @@ class Outcome:
     reservations: int
     effort: Effort
     begin_ms: int  # the first arrival
-    cores: Mapping[str, Steps]  # in use, by group; groups with most work first
+    cores: Mapping[str, Steps]  # cores in use, by group; the groups with most work come first
     waiting: Steps  # threads that wait, over time
-    waits_ms: Sequence[int]  # of the jobs, in order of arrival
+    waits_ms: Sequence[int]  # waits of the jobs, in order of arrival
 
 
 def replay(
     workload: Workload, nodes: Sequence[Node], plan: Plan, progress: Progress | None = None
 ) -> Outcome:
-    """Replays a whole log. The same input gives the same outcome, except for the cpu time it took.
+    """Replays a whole log. The same input gives the same outcome, except for the cpu time of the
+    replay.
 
     Args:
         workload: the jobs.
-        nodes: of the simulated cluster.
-        plan: how to replay them.
-        progress: called from time to time.
+        nodes: the nodes of the simulated cluster.
+        plan: how to replay the jobs.
+        progress: called every `PROGRESS_EVERY` moments.
 
     Raises:
         InvalidArgument: the log does not record `group_by`, or a weight is for a group without
@@ -116,9 +117,9 @@ def replay(
     groups = {job.name: fitted.group_of(job, key) for job in fitted.jobs}
     weights = _weights(plan, set(groups.values()))
     cluster = Cluster(nodes, plan.settings)
-    # Before anything is submitted, so that it sees every moment.
+    # Create the check before anything is submitted, so that it sees every moment.
     check = IdleCheck(cluster)
-    # Groups precede jobs, since usage is divided by the weight from the first thread on.
+    # Create groups before jobs, because usage is divided by the weight from the first thread on.
     for name, weight in weights.items():
         cluster.set_group(name, weight=weight)
     for job in fitted.jobs:
@@ -205,7 +206,7 @@ def _shares(
 ) -> tuple[dict[str, Account], list[ShareGap]]:
     costs = Costs(settings.fairness.usage_measure)
     for name, executor in cluster.executors.items():
-        # Dominant shares depend on the totals of the cluster, so all nodes are counted first.
+        # Dominant shares depend on the totals of the cluster, so count all nodes first.
         costs.count(name, dict(executor.node.capacity))
 
     def cost(profile: ResourceProfile) -> float:

@@ -1,8 +1,9 @@
 """Measures how far a run is from the ideal fluid schedule, and how long it takes to converge.
 
-The error of a flow compares the service that it received in a window of time with its due service:
-what the ideal schedule gives it in that window, for its real demand. Windows are needed because
-slots are indivisible: with 60 slots, a share of 6 moves in steps of 17 %.
+The error of a flow compares the service that it received in a window of time with its due service.
+The due service is the service that the ideal schedule gives the flow in this window, for its real
+demand. Windows are needed because slots are indivisible: a share of 6 slots changes in steps of 17
+%.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from resource_manager.simulator.ideal import ROOT, IdealTree
 
 TOLERANCE = 0.05
-"""The largest relative difference from its share with which a flow counts as fairly served."""
+"""The largest relative difference between a flow's service and its share that counts as fair."""
 
 WINDOW_S = 60.0
 
@@ -38,16 +39,16 @@ class Comparison:
     """Compares a run with the ideal schedule: received and due service of each flow, over any
     interval.
 
-    Flows are those of the tree (leaves and all above them) that ever had demand.
+    It has all flows of the tree (leaves and the flows above them) that ever had demand.
     """
 
     def __init__(self, tree: IdealTree, usages: Iterable[Usage], end_s: float) -> None:
-        """Sums up service, so that `received` and `due` cost O(log n).
+        """Computes running sums of service, so that `received` and `due` cost O(log n).
 
         Args:
             tree: the flows.
-            usages: in order of time.
-            end_s: the last usage holds until then.
+            usages: the series, in order of time.
+            end_s: end of the last usage.
         """
         steps = list(usages)
         self._tree = tree
@@ -124,11 +125,12 @@ class Comparison:
     ) -> float | None:
         """Returns the seconds from a change until every flow stays within the tolerance.
 
-        Counted are windows that begin at or after change + T and end at or before `until_s`. The
-        result is the least T for which every flow is within the tolerance in all of them.
+        The result is the smallest T for which every flow is within the tolerance in all windows
+        that begin at or after change + T and end at or before `until_s`.
 
-        Only windows that begin or end at a change of the run are checked. The error of any window
-        between two of them is at most the larger of their errors, so T is one of those times.
+        It checks only windows that begin or end at a change of the run. The error of a window
+        between two such windows is at most the larger of their errors. So these windows suffice to
+        find T.
 
         Args:
             change_s: time of the change.
@@ -137,16 +139,16 @@ class Comparison:
             tolerance: the largest relative error.
 
         Returns:
-            T; None if the last window is not within the tolerance, or if there is no window.
+            T, or None if the last window is not within the tolerance or there is no window.
         """
         last = until_s - window_s
         if last < change_s:
             return None
         inside = self._inside(change_s, until_s)
-        # The error of a window changes its slope only where an edge of it meets a change.
+        # The slope of a window's error changes only where an edge of the window meets a change.
         begins = {change_s, last, *inside, *(each - window_s for each in inside)}
         converged = None
-        # Backwards from the end: the first window beyond the tolerance ends the search.
+        # Search backwards from the end. The first window beyond the tolerance ends the search.
         for begin in sorted((each for each in begins if change_s <= each <= last), reverse=True):
             if self.worst_error(begin, begin + window_s) > tolerance:
                 break
@@ -164,7 +166,7 @@ class Comparison:
         index = bisect_right(self._times, at_s) - 1
         if index < 0:
             return 0.0
-        # At or after the end, the sums are complete.
+        # At the end and later, the sums are complete.
         if index + 1 == len(self._times):
             return sums[-1]
         # Rates are constant between two moments, so sums grow linearly.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A step function: `values[i]` holds from `times_ms[i]` until the next time; before the first,
-    0.
+    """A step function: `values[i]` holds from `times_ms[i]` until the next time. Before the first
+    time the value is 0.
     """
 
     times_ms: Sequence[int] = ()
@@ -37,7 +37,7 @@ class Steps:
         return sum((until - since) * value for since, until, value in self.pieces(begin_ms, end_ms))
 
     def mean(self, begin_ms: int, end_ms: int) -> float:
-        """Returns the mean over an interval; 0 for an empty one."""
+        """Returns the mean over an interval; 0 for an empty interval."""
         return self.integral(begin_ms, end_ms) / (end_ms - begin_ms) if end_ms > begin_ms else 0
 
     def most(self) -> float:
@@ -55,7 +55,7 @@ def steps_of(changes: Iterable[tuple[int, float]]) -> Steps:
         summed[time_ms] = summed.get(time_ms, 0) + change
     times, values, value = [], [], 0.0
     for time_ms in sorted(summed):
-        # Changes that cancel out at one moment are no step.
+        # Leave out moments whose changes cancel out.
         if summed[time_ms]:
             value += summed[time_ms]
             times.append(time_ms)

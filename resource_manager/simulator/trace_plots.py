@@ -1,8 +1,8 @@
 """Pictures of a replayed log: cores in use by group, waiting threads, and the distribution of
 waits.
 
-They are drawn as text, or as PNG with matplotlib (the extra `plots`), for each policy. Time is in
-days.
+The pictures are text, or PNG files drawn with matplotlib (the extra `plots`). They show each
+policy. Time is in days.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POINTS = 400
 """Number of time slices of a curve."""
 
 LEVELS = " .:-=+*#%@"
-"""Characters for the height of a curve, from nothing to all."""
+"""Characters for the height of a curve, from 0 to the maximum."""
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
@@ -47,7 +47,7 @@ def slices(steps: Steps, begin_ms: int, end_ms: int, count: int) -> list[float]:
     means, pieces, number = [0.0] * count, steps.pieces(begin_ms, begin_ms + length), 0
     for since, until, value in pieces:
         at = since
-        # A piece may span several slices, and is divided among them.
+        # A piece may span several slices, so divide it among them.
         while at < until:
             stop = min(until, edges[number + 1])
             means[number] += value * (stop - at)
@@ -64,9 +64,9 @@ def trace_plot_text(outcomes: Sequence[Outcome], total_cores: float, width: int 
     """Returns all pictures as text: one line per curve, whose characters show its height.
 
     Args:
-        outcomes: one per policy.
-        total_cores: of the cluster.
-        width: columns of the time axis.
+        outcomes: the outcome of each policy.
+        total_cores: cores of the cluster.
+        width: number of columns of the time axis.
     """
     end_ms = max(outcome.begin_ms + outcome.makespan_ms for outcome in outcomes)
     # All policies share one time axis, so that their pictures can be compared.
@@ -97,9 +97,9 @@ def save_trace_png(path: Path, outcomes: Sequence[Outcome], total_cores: float) 
     """Draws all pictures into one file.
 
     Args:
-        path: of the file.
-        outcomes: one per policy.
-        total_cores: of the cluster.
+        path: path of the file.
+        outcomes: the outcome of each policy.
+        total_cores: cores of the cluster.
 
     Raises:
         ConfigurationError: matplotlib is not installed.
@@ -160,7 +160,7 @@ def _draw_waits(ax: Axes, outcomes: Sequence[Outcome]) -> None:
         waits_s = [wait / 1_000 for wait in sorted(outcome.waits_ms)]
         parts = [(at + 1) / len(waits_s) for at in range(len(waits_s))]
         ax.plot(waits_s, parts, label=outcome.policy, color=COLOURS[number], drawstyle="steps-post")
-    # Waits of 0 have no place on a purely logarithmic scale.
+    # A purely logarithmic scale cannot show waits of 0.
     ax.set_xscale("symlog", linthresh=1)
     ax.set_xlim(left=0)
     ax.set_ylim(0, 1)
@@ -178,7 +178,7 @@ def _sum_of(curves: Mapping[str, Steps], begin_ms: int, end_ms: int, count: int)
 
 
 def _marks(curve: Sequence[float], most: float) -> str:
-    """Returns a curve as characters; rounds up, so that any value above 0 is visible."""
+    """Returns a curve as characters. Rounds up, so that each value above 0 is visible."""
     top = len(LEVELS) - 1
     return "".join(
         LEVELS[min(top, max(1, math.ceil(value / most * top - 1e-9)))] if value > 0 else LEVELS[0]

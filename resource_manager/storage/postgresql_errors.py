@@ -22,7 +22,7 @@ _NOT_ALLOWED = ("42501",)
 _WRONG_PASSWORD = ("28",)
 _TOO_MANY = ("53300",)
 _READ_ONLY = ("25006",)
-_SESSION_BROKEN_OFF = ("25P03", "57P", "08")
+_SESSION_ENDED = ("25P03", "57P", "08")
 _TOO_LARGE = ("54",)
 
 
@@ -57,25 +57,25 @@ def translated(
         away: the error is about the server or the connection, not about the statement.
     """
     state = str(getattr(error, "sqlstate", None) or "")
-    # Only the first line: the rest is context, and may contain values of rows.
-    told = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    # Keep only the first line. The other lines are context, and may contain values of rows.
+    first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     details = {"database": location, "sqlstate": state}
     if state.startswith(_CONTRADICTION):
         return InvariantBroken(
-            f"rows for {location} contradict each other ({told}); nothing was written",
+            f"rows for {location} contradict each other ({first_line}); nothing was written",
             details=details,
         )
-    # A replica or a session that was ended means a failover, which may pass by itself. A statement
+    # A read-only server or an ended session means a failover, which may be over soon. A statement
     # that is too large fails again on any server.
-    away = state.startswith((*_SESSION_BROKEN_OFF, *_READ_ONLY)) or (
+    away = state.startswith((*_SESSION_ENDED, *_READ_ONLY)) or (
         away and not state.startswith(_TOO_LARGE)
     )
     reason, advice = _meaning(state, str(error), location, away=away)
     kind = StoreAway if away else StoreError
-    return kind(f"the database {location} {advice} ({told})", reason=reason, details=details)
+    return kind(f"the database {location} {advice} ({first_line})", reason=reason, details=details)
 
 
-def _meaning(state: str, told: str, location: DatabaseUrl, *, away: bool) -> tuple[Reason, str]:
+def _meaning(state: str, message: str, location: DatabaseUrl, *, away: bool) -> tuple[Reason, str]:
     # From specific to general: the first match decides.
     if state.startswith(_DISK_FULL):
         return Reason.DISK_FULL, "has no space left; free space on the server's disk"
@@ -88,18 +88,22 @@ def _meaning(state: str, told: str, location: DatabaseUrl, *, away: bool) -> tup
     if state.startswith(_READ_ONLY):
         return Reason.STORE_UNAVAILABLE, "is read-only, perhaps a replica; name the primary"
     # Errors while connecting have no SQLSTATE, so the text of the message decides.
-    if state.startswith(_TOO_MANY) or "too many clients" in told:
+    if state.startswith(_TOO_MANY) or "too many clients" in message:
         return Reason.STORE_UNAVAILABLE, (
             "has no connection left; raise max_connections or end other sessions"
         )
     if state.startswith(_NOT_ALLOWED):
         return Reason.STORE_UNAVAILABLE, (
-            f"does not let user {location.url.username} do this; make that user owner of the "
+            f"does not let user {location.url.username} do this; make this user the owner of the "
             f"database"
         )
-    if state.startswith(_NO_DATABASE) or ("does not exist" in told and "database" in told):
+    if state.startswith(_NO_DATABASE) or ("does not exist" in message and "database" in message):
         return Reason.STORE_UNAVAILABLE, f"is missing; create it: createdb {location.url.database}"
-    if state.startswith(_WRONG_PASSWORD) or "authentication failed" in told or "no pg_hba" in told:
+    if (
+        state.startswith(_WRONG_PASSWORD)
+        or "authentication failed" in message
+        or "no pg_hba" in message
+    ):
         return Reason.STORE_UNAVAILABLE, (
             f"refuses user {location.url.username}; correct user or password in the database URL, "
             f"or pg_hba.conf at the server"

@@ -1,7 +1,7 @@
 """Connects to a PostgreSQL database, recognises it, and creates or upgrades its schema.
 
-All times are the database's own (`clock_timestamp()`), because hosts' clocks differ and the clock
-of a frozen host is wrong.
+All times come from the database's clock (`clock_timestamp()`), because the clocks of hosts differ,
+and the clock of a frozen host is wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from resource_manager.storage.postgresql_errors import postgresql_errors
 from resource_manager.storage.tables import SCHEMA_VERSION
 from resource_manager.storage.versions import check_not_ahead, check_not_behind
 
-CONNECTIONS = 3  # writer and two readers; the lease has a dedicated one
+CONNECTIONS = 3  # for the writer and two readers; the lease has a separate connection
 CONNECT_TIMEOUT_S = 5
 SILENCE_MS = 10_000
 """A server that acknowledges nothing for this long counts as unreachable."""
@@ -37,7 +37,8 @@ DURABLE = (
 )
 """Makes one transaction durable, even if the server's default is `off`.
 
-Set per transaction, because a pooler mixes sessions. Stronger settings (remote_apply) stay.
+It is set for each transaction, because a pooler may give one session to several clients. A stronger
+setting (remote_apply) stays in effect.
 """
 
 _UPGRADE_LOCK = tables.APPLICATION_ID
@@ -63,10 +64,11 @@ def postgresql_engine(location: DatabaseUrl, *, connections: int = CONNECTIONS) 
         "keepalives_interval": 2,
         "keepalives_count": 3,
         "tcp_user_timeout": SILENCE_MS,
-        # Prepared statements belong to a session, and a pooler may change it between transactions.
+        # Prepared statements belong to a session, and a pooler may use another one for the next
+        # transaction.
         "prepare_threshold": None,
     }
-    # An operator may set each of these in the URL.
+    # A setting in the operator's URL takes precedence.
     given = {key: value for key, value in defaults.items() if key not in location.url.query}
     return create_engine(
         location.url,
@@ -81,13 +83,13 @@ _MARK = re.compile(r" \[[0-9a-f]{16}\]$")
 
 
 def holder_id() -> str:
-    """Returns a random suffix that makes a holder unique. It is removed in what people see."""
+    """Returns a random suffix that makes the name of a holder unique. `read_lease` removes it."""
     return f" [{secrets.token_hex(8)}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who leads, and for how long; `remaining_ms` of 0 or less: the lease has run out."""
+    """The leader and its lease. The lease has expired if `remaining_ms` is 0 or less."""
 
     holder: str
     rm_epoch: int
@@ -100,14 +102,14 @@ def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
 
     Args:
         connection: in a transaction.
-        lock: prevent others from taking or renewing the lease until the transaction ends.
+        lock: True: no other process can take or renew the lease until the transaction ends.
 
     Raises:
         StoreError: the row is missing (STORE_CORRUPT).
     """
     row = connection.execute(
         text(
-            # Older schemas have no column `address`; newer software waiting to upgrade reads them.
+            # Works without a column `address`, too: before an upgrade, older schemas are read.
             f"SELECT holder, rm_epoch, until_time_ms - {NOW_MS}, "  # noqa: S608
             "coalesce(to_jsonb(leadership) ->> 'address', '') FROM leadership WHERE id = 1"
             + (" FOR UPDATE" if lock else "")
@@ -125,7 +127,7 @@ def in_use(location: DatabaseUrl, lease: Lease) -> StoreError:
     """Returns the error for a database on which another process leads."""
     return StoreError(
         f"the database {location} is in use by {lease.holder} (epoch {lease.rm_epoch}, renewed "
-        f"for another {lease.remaining_ms} ms); stop that one first, start this one with "
+        f"for another {lease.remaining_ms} ms); stop that process first, start this one with "
         "--standby to take over from it, or give this one another database",
         reason=Reason.STORE_IN_USE,
         details={
@@ -160,9 +162,9 @@ def version_of(connection: Connection, location: DatabaseUrl) -> int:
 
 
 def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: bool) -> int:
-    """Creates or upgrades the schema so that it is the one this software knows.
+    """Creates the schema of this software, or upgrades an older schema to it.
 
-    An upgrade waits once for a lease that still runs, at most `LEASE_WAIT_MAX_S`.
+    An upgrade waits until the present lease should have expired, at most `LEASE_WAIT_MAX_S`.
 
     Args:
         engine: the database.
@@ -171,13 +173,13 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
         upgrade: upgrade an older schema.
 
     Returns:
-        The version found (0: empty).
+        The version that the database had before; 0: it was empty.
 
     Raises:
-        StoreError: STORE_SCHEMA, or STORE_IN_USE if an upgrade is due and another process leads.
+        StoreError: STORE_SCHEMA, or STORE_IN_USE if an upgrade is needed and another process leads.
     """
     with postgresql_errors(location):
-        # A quick look without locks: nearly every start finds the present version.
+        # Check without locks first, because nearly every start finds the current version.
         with engine.begin() as connection:
             version = version_of(connection, location)
         check_not_ahead(version, str(location))
@@ -193,11 +195,12 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
             check_not_behind(version, str(location))
         give_up_at_s: float | None = None
         while True:
-            # Waits for a lease that runs out, because a leader that was killed cannot give it back.
+            # Wait until the lease expires, because a leader that was killed cannot release it.
             remaining_ms = _try_upgrade(engine, location, give_up_at_s)
             if remaining_ms <= 0:
                 return version
-            # Set once: a leader that renews its lease must not be waited for indefinitely.
+            # Set this limit only once. Otherwise the wait for a leader that renews its lease would
+            # never end.
             if give_up_at_s is None:
                 give_up_at_s = (
                     time.monotonic() + min(remaining_ms / 1000, LEASE_WAIT_MAX_S) + POLL_S
@@ -206,18 +209,21 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
 
 
 def _try_upgrade(engine: Engine, location: DatabaseUrl, give_up_at_s: float | None) -> int:
-    """Upgrades unless a process leads; returns how many ms its lease still runs, else 0."""
+    """Upgrades the schema unless a process leads. Returns the rest of that lease in ms, or 0 if the
+    schema is current.
+    """
     with engine.begin() as connection:
-        # Two processes that start at once must not both create the tables.
+        # Two processes that start at the same time must not both create the tables.
         connection.execute(text(f"SELECT pg_advisory_xact_lock({_UPGRADE_LOCK})"))
         connection.execute(text(f"SELECT {DURABLE}"))
-        # Read again under the lock: another process may have upgraded meanwhile.
+        # Read the version again under the lock, because another process may have upgraded the
+        # schema.
         version = version_of(connection, location)
         check_not_ahead(version, str(location))
         if version == SCHEMA_VERSION:
             return 0
         if version:
-            # Locked, so that no process becomes leader during the upgrade.
+            # Lock the lease row, so that no process becomes leader during the upgrade.
             lease = read_lease(connection, lock=True)
             if lease.remaining_ms > 0:
                 if give_up_at_s is not None and time.monotonic() >= give_up_at_s:

@@ -1,10 +1,10 @@
 # ruff: noqa: S608  (only constants are put together, values travel as parameters)
-"""The store in PostgreSQL: several resource managers may want to lead, and one does.
+"""The store in PostgreSQL. Several resource managers can share it, but only one leads.
 
-To lead means to hold a lease row with an epoch, renewed by the database's clock. Every write
-transaction reads this row FOR SHARE. A successor therefore waits for writes in progress, and later
-writes of the old leader find another epoch. Session locks would not do: a connection pooler can
-drop them unnoticed.
+The leader owns the lease row, which has its epoch and the end of the lease by the database's clock.
+Every write transaction reads this row FOR SHARE. A successor therefore waits for writes in
+progress, and later writes of the old leader find another epoch. Session locks are not safe, because
+a connection pooler can drop them without notice.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ def boot_seconds() -> float:
 IDLE_SHARE = 0.4
 """Share of a lease after which the server ends a transaction with an idle client.
 
-A frozen leader must not keep its successor waiting for the row. Measured with 400 ms of 1 s.
+Otherwise a frozen leader could lock the lease row and delay its successor. Measured with 400 ms for
+a lease of 1 s.
 """
 
 SURE_SHARE = 0.9
-"""Share of a lease that is relied on without asking the database.
-
-The rest covers clocks of different speed, and the time from the decision to the wire.
+"""Share of a lease during which the leader relies on it without a query. The rest allows for clocks
+of different speed, and for the time between a decision and the sending of its message.
 """
 
-# `durable` is joined so that its setting takes effect. It is one statement, so that the transaction
-# is never idle. Holders are unique, so a row with this holder is ours, even if the answer of the
-# database was lost.
+# The join makes the setting in `durable` take effect. All of it is one statement, so that the
+# transaction is never idle. Holders are unique: a row with this holder belongs to this store, even
+# if the database's answer was lost.
 _TAKE = text(
     f"""
     WITH durable AS MATERIALIZED (SELECT {DURABLE})
@@ -78,7 +78,7 @@ _TAKE = text(
     """
 )
 
-# Not durable on purpose: if a server crash loses a renewal, the lease only ends sooner.
+# A renewal need not be durable: if a server crash loses it, the lease only ends sooner.
 _RENEW = text(
     f"""
     WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
@@ -87,15 +87,15 @@ _RENEW = text(
     """
 )
 
-_GIVE_BACK = text(
+_RELEASE = text(
     """
     UPDATE leadership SET until_time_ms = 0
     WHERE id = 1 AND holder = :holder
     """
 )
 
-# A leader that dies while it waits for another session's lock must not keep the row locked either,
-# so there is `lock_timeout`.
+# A leader may also stop while it waits for another session's lock. `lock_timeout` ends this wait,
+# so that the lease row does not stay locked.
 _FENCE = f"""
     SELECT {DURABLE}, set_config('idle_in_transaction_session_timeout', %s, true),
         set_config('lock_timeout', %s, true)
@@ -109,7 +109,7 @@ _RISKY_SETTINGS = {
 
 
 class PostgresqlStore(SqlStore):
-    """A store on a server; see the module. Create it with `open_store`."""
+    """A store on a PostgreSQL server; see the module. Create it with `open_store`."""
 
     def __init__(
         self,
@@ -129,7 +129,8 @@ class PostgresqlStore(SqlStore):
             statements=PostgresqlStatements(),
         )
         self._engine = engine
-        # A dedicated connection, kept open: renewals never wait for readers, and cost little.
+        # The lease has a separate connection that stays open. So renewals are cheap and never wait
+        # for readers.
         self._lease_engine = postgresql_engine(location, connections=1)
         self._single = self._lease_engine.execution_options(isolation_level="AUTOCOMMIT")
         self._kept: Connection | None = None
@@ -160,7 +161,7 @@ class PostgresqlStore(SqlStore):
             rm_epoch = self._take(holder, address, above_epoch)
             if rm_epoch is not None:
                 return rm_epoch
-            # It led before, so another process has taken over: waiting would not help.
+            # This store led before, so another process has taken over, and waiting would not help.
             if self._rm_epoch:
                 raise self._not_leader()
             lease = self._lease()
@@ -172,7 +173,8 @@ class PostgresqlStore(SqlStore):
             time.sleep(POLL_S)
 
     def _take(self, holder: str, address: str, above_epoch: int) -> int | None:
-        # A store that leads raises only its own epoch; it does not take over from another one.
+        # A store that already leads only raises its epoch. It does not take over from another
+        # leader.
         values: dict[str, Any] = {
             "holder": self._holder or f"{holder}{self._mark}",
             "address": address,
@@ -182,46 +184,47 @@ class PostgresqlStore(SqlStore):
         }
         with self._lease_lock, self._errors():
             self._must_be_open()
-            # Under the lock, because a renewal or another `_take` may change it.
+            # Read the epoch under the lock, because another `_take` may change it.
             values["old_epoch"] = self._rm_epoch
-            asked_at_s = self._clock()
+            query_at_s = self._clock()
             found = self._on_lease_connection(lambda connection: connection.scalar(_TAKE, values))
             if found is None:
                 return None
             self._holder, self._rm_epoch = values["holder"], int(found)
-            self._extend_certainty(asked_at_s)
+            self._extend_certainty(query_at_s)
             return self._rm_epoch
 
     def _lease(self) -> Lease:
         def read(connection: Connection) -> Lease:
-            # Newer software may have upgraded the schema while this one waited for the lease.
+            # Newer software may have upgraded the schema while this process waited for the lease.
             check_not_ahead(migrate.recorded_version(connection), str(self.location))
             return read_lease(connection)
 
         with self._lease_lock, self._errors():
             return self._on_lease_connection(read)
 
-    def _on_lease_connection(self, ask: Callable[[Connection], T]) -> T:
-        """Runs one query on the kept connection. If that was broken, tries once on a new one."""
+    def _on_lease_connection(self, query: Callable[[Connection], T]) -> T:
+        """Runs one query on the open connection. If it was broken, tries once more on a new one."""
         while True:
             used_before = self._kept is not None
             connection = self._kept = self._kept or self._single.connect()
             try:
-                return ask(connection)
+                return query(connection)
             except BaseException as error:
                 self._kept = None
-                # Also if this call was interrupted: half an answer may be left on the connection.
+                # Also after an interrupted call, because part of an answer may still be on the
+                # connection.
                 connection.invalidate()
                 connection.close()
                 broke = isinstance(error, DBAPIError) and error.connection_invalidated
-                # A kept connection may have broken unnoticed. If a new one breaks as well, the
-                # server is away.
+                # A connection may break while it is not used. If a new connection breaks, too, the
+                # server cannot be reached.
                 if not (broke and used_before):
                     raise
 
-    def _extend_certainty(self, asked_at_s: float) -> None:
-        # Measured from before the query, because the response may have taken long.
-        self._sure_until_s = asked_at_s + self._lease_ms / 1000 * SURE_SHARE
+    def _extend_certainty(self, query_at_s: float) -> None:
+        # Counted from the start of the query, because the answer may have taken long.
+        self._sure_until_s = query_at_s + self._lease_ms / 1000 * SURE_SHARE
 
     def holds_lease(self) -> bool:
         """See `Store.holds_lease`."""
@@ -239,14 +242,14 @@ class PostgresqlStore(SqlStore):
         with self._lease_lock, self._errors():
             if not self._rm_epoch:
                 raise self._not_leader()
-            asked_at_s = self._clock()
+            query_at_s = self._clock()
             values = {"holder": self._holder, "lease_ms": self._lease_ms}
             renewed = self._on_lease_connection(lambda one: one.execute(_RENEW, values).rowcount)
-            # The row has another holder. From here on nothing may leave this process.
+            # The row has another holder, so this process must send nothing from now on.
             if renewed != 1:
                 self._sure_until_s = float("-inf")
                 raise self._not_leader()
-            self._extend_certainty(asked_at_s)
+            self._extend_certainty(query_at_s)
 
     def maintain(self) -> None:
         """See `Store.maintain`. Nothing to do: the server has autovacuum."""
@@ -274,14 +277,14 @@ class PostgresqlStore(SqlStore):
         """See `Store.close`."""
         if self._closed:
             return
-        # Waits for a commit or renewal that is under way.
+        # Waits for a commit or renewal in progress.
         with self._write_lock, self._lease_lock:
             self._closed = True
             if self._rm_epoch:
-                # Given back, so that a successor need not wait until the lease runs out.
+                # Release the lease, so that a successor need not wait until it expires.
                 values = {"holder": self._holder}
                 with suppress(SQLAlchemyError):  # on an error the lease runs out by itself
-                    self._on_lease_connection(lambda one: one.execute(_GIVE_BACK, values))
+                    self._on_lease_connection(lambda one: one.execute(_RELEASE, values))
             if self._kept is not None:
                 with suppress(SQLAlchemyError):
                     self._kept.close()

@@ -20,10 +20,10 @@ class PreparedChanges:
 
     def __init__(self, changes: Changes) -> None:
         alive = {job.job_id for job in changes.jobs}
-        # Jobs deleted for good. A job that is in both lists was deleted and registered again.
+        # Jobs that stay deleted. A job in both lists was deleted and then registered again.
         gone = set(changes.deleted_jobs) - alive
         self._changes = changes
-        # Parents first: requests and events refer to jobs by foreign key.
+        # Jobs come first, because requests and events refer to them by foreign key.
         self._upserts = (
             (tables.jobs, _encoded(rows.JOBS, changes.jobs)),
             (
@@ -63,7 +63,8 @@ class PreparedChanges:
         )
 
     def apply(self, connection: C, statements: Statements[C]) -> None:
-        """Writes the batch: deletions, then rows, then changed columns, then trims the event logs.
+        """Writes the batch: deletes rows, writes whole rows, changes single columns, and trims the
+        event logs.
 
         Args:
             connection: in a transaction.
@@ -75,7 +76,8 @@ class PreparedChanges:
         changes = self._changes
         jobs = [(job_id,) for job_id in changes.deleted_jobs]
         executors = [(executor_id,) for executor_id in changes.deleted_executors]
-        # Deletions first: an id that was deleted and used again in the same batch is in both lists.
+        # Delete first, because an id that was deleted and used again in this batch is in both
+        # lists.
         statements.delete(connection, tables.jobs, ("job_id",), jobs)
         requests = [(allocation_id,) for allocation_id in changes.deleted_requests]
         statements.delete(connection, tables.requests, ("allocation_id",), requests)
@@ -102,9 +104,9 @@ class PreparedChanges:
             # The engine and the database disagree, so nothing of this batch may be stored.
             if found != len(encoded):
                 raise InvariantBroken(
-                    f"{len(encoded)} {codec.table.name} have moved, {found} of them are stored"
+                    f"{len(encoded)} {codec.table.name} have changed, but only {found} are stored"
                 )
-        # Last, because events of this batch may already be trimmed.
+        # Trim last, because this batch may contain events that it also trims.
         statements.trim(
             connection, tables.job_events, "job_id", "sequence", changes.trimmed_job_events
         )

@@ -1,8 +1,9 @@
-"""Which entity is stored in which table, and where columns and attributes have different names.
+"""Maps each entity to its table, and lists the columns whose attribute has another name or text
+form.
 
-Everything else is mapped by name and type; see `finegrain/mapping/rows.py` for the rules, and
-`texts.py` for what is stored as JSON. Runtime attributes (`unstored`) have no column; the engine
-computes them again after a start.
+All other columns are mapped by name and type; see `finegrain/mapping/rows.py` for the rules, and
+`texts.py` for values that are stored as JSON. Runtime attributes (`unstored`) have no column; the
+engine computes them again after a start.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Severity(StrEnum):
     """How serious a finding is."""
 
     ERROR = "error"  # the database cannot be used as it is
-    WARNING = "warning"  # it works, but something is at risk
+    WARNING = "warning"  # the database works, but with a risk
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ def head_version() -> int:
 
 
 def current_version(url: str) -> int:
-    """Returns the schema version of the database at `url`; 0: missing or empty.
+    """Returns the schema version of the database at `url`; 0: the database is missing or empty.
 
     Raises:
         StoreError: it is unreachable, damaged, or belongs to another program.
     """
     location = DatabaseUrl.parse(url)
-    if location.is_sqlite:  # a folder that cannot be read is an error, not "missing"
+    if location.is_sqlite:  # a folder that cannot be read is an error, not a missing database
         with os_errors(location.path):
             exists = location.path.exists()
         return check_is_ours(location.path).schema_version if exists else 0
@@ -105,11 +105,11 @@ def upgrade(url: str, *, dry_run: bool = False) -> Upgrade:
         dry_run: only return what would be done.
 
     Returns:
-        What was done, or would be.
+        What the upgrade did, or would do.
 
     Raises:
         StoreError: another process leads (STORE_IN_USE), newer software has upgraded the database
-            (STORE_SCHEMA), or see `open_store`.
+            (STORE_SCHEMA), or an error of `open_store`.
     """
     location = DatabaseUrl.parse(url)
     version = current_version(url)
@@ -154,16 +154,16 @@ def check(url: str) -> list[Finding]:
 
 
 def _graded(finding: Finding) -> Finding:
-    damaged = " is damaged: " in finding.message  # `SqliteStore.damage` words it so
+    damaged = " is damaged: " in finding.message  # `SqliteStore.damage` writes this text
     return Finding(Severity.ERROR, finding.message) if damaged else finding
 
 
 def differences(location: DatabaseUrl) -> list[str]:
-    """Returns how the database's schema differs from the declared one; empty: not at all."""
+    """Returns the differences between the database's schema and the declared schema."""
     if location.is_sqlite:
         engine = sqlite_engine(location.path, read_only=True, connections=1)
     else:
-        # Imported when needed, since the driver is an extra.
+        # Import it only when needed, because the driver is in an optional extra.
         from resource_manager.storage.postgresql_server import postgresql_engine
 
         engine = postgresql_engine(location)
@@ -183,11 +183,11 @@ def _differences(connection: Connection) -> list[str]:
 
 
 def raise_epoch(url: str, *, above_epoch: int) -> int:
-    """Makes a database usable that was restored by other means, such as pg_restore.
+    """Makes a database usable again after a restore by another program, such as pg_restore.
 
-    It may be led again, even if an executor had seen a newer epoch. Its next epoch is above
-    `above_epoch`, and event sequences and generations skip those that were used in the lost copy
-    (see `lost_history.py`).
+    A resource manager may lead on it again, even if an executor had seen a newer epoch. Its next
+    epoch is above `above_epoch`, and event sequences and generations skip the values that the lost
+    copy may have used (see `lost_history.py`).
 
     Args:
         url: the database.
@@ -197,8 +197,9 @@ def raise_epoch(url: str, *, above_epoch: int) -> int:
         The new epoch.
 
     Raises:
-        InvalidArgument: `above_epoch` is negative, or no resource manager can have had it.
-        StoreError: another process leads, or see `open_store`.
+        InvalidArgument: `above_epoch` is negative, or higher than the epoch of any resource manager
+            can be.
+        StoreError: another process leads, or an error of `open_store`.
     """
     check_above_epoch(above_epoch)
     with open_store(url, create=False, upgrade=False) as store:

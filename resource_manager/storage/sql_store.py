@@ -1,7 +1,7 @@
-"""What SQLite and PostgreSQL have in common: batches to tables, tables to a snapshot, event logs.
+"""The common part of the stores in SQLite and PostgreSQL: writes batches, and reads snapshots and
+event logs.
 
-Subclasses add how a transaction is fenced, how connections are made, and what a driver's error
-means.
+Subclasses fence transactions, make connections, and translate the driver's errors.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ class SqlStore(Store):
 
     @abstractmethod
     def _fence(self, connection: Connection) -> bool:
-        """Returns True if this store leads at its epoch; stays true until the transaction ends."""
+        """Returns True if this store leads at its epoch. Then no process can take over before the
+        transaction ends.
+        """
 
     @abstractmethod
     def _errors(self) -> AbstractContextManager[None]:
-        """Turns the driver's errors into `FinegrainError`s."""
+        """Converts the driver's errors to `FinegrainError`s."""
 
     def _writer_engine(self) -> Engine:
         if self._writer is None:
@@ -66,7 +68,7 @@ class SqlStore(Store):
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        """Opens a write transaction; the caller must fence it."""
+        """Opens a write transaction, in which the caller must call `_fence`."""
         writer = self._writer_engine()
         with self._write_lock:
             self._must_be_open()  # under the lock, because `close` waits for it
@@ -87,17 +89,18 @@ class SqlStore(Store):
     def _not_leader(self) -> NotLeader:
         return NotLeader(
             f"this resource manager no longer leads at epoch {self._rm_epoch}: another one has "
-            f"taken over the database {self.location}; if that was not intended, give each its "
-            "own database",
+            f"taken over the database {self.location}; if this was not intended, give each "
+            "resource manager its own database",
             details={"rm_epoch": self._rm_epoch, "holder": self._holder},
         )
 
     def commit(self, changes: Changes) -> None:
         """See `Store.commit`."""
-        # Encoded before the transaction begins, so that others wait less for it.
+        # Encode before the transaction begins, so that other transactions wait less for it.
         prepared = PreparedChanges(changes)
         with self._writing() as connection:
-            # In the transaction of the writes, so that no other process can take over in between.
+            # Check in the transaction of the writes, so that no other process can take over in
+            # between.
             if not self._rm_epoch or not self._fence(connection):
                 raise self._not_leader()
             prepared.apply(connection, self._statements)
@@ -146,7 +149,8 @@ class SqlStore(Store):
         with self._read_connection() as connection:
             query = _cluster_events(from_sequence, limit, subject_id)
             found = _decoded(connection, query, rows.CLUSTER_EVENTS)
-        # Without a start, the query returns the newest ones first, because it is limited.
+        # Without `from_sequence`, the query returns the newest events first, because it stops at
+        # `limit`.
         return found if from_sequence else found[::-1]
 
     def meta(self, key: str) -> str | None:
@@ -181,7 +185,7 @@ def _decoded(connection: Connection, query: Select[Any], codec: Codec[T]) -> lis
 
 
 def _all(connection: Connection, codec: Codec[T]) -> list[T]:
-    # Streamed: whole tables as rows next to the entities made of them would double the memory.
+    # Stream the rows: all rows of a table together with their entities would need twice the memory.
     query = select(codec.table).execution_options(yield_per=ROWS_AT_A_TIME)
     return _decoded(connection, query, codec)
 

@@ -1,4 +1,4 @@
-"""Translates SQLite's errors: class, reason, and what an operator can do."""
+"""Translates SQLite's errors to error classes and reasons, with advice for the operator."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _KINDS: dict[int | None, type[StoreError]] = {
     sqlite3.SQLITE_LOCKED: StoreAway,
     sqlite3.SQLITE_FULL: StoreAway,
     # After a failed write or sync the kernel may mark the pages clean: a retry could succeed
-    # without the data being on the disk.
+    # although the data is not on the disk.
     sqlite3.SQLITE_IOERR: StoreBroken,
 }
 
 
 @contextmanager
 def sqlite_errors(path: Path) -> Iterator[None]:
-    """Turns SQLite's errors about the database at `path` into `FinegrainError`s.
+    """Converts SQLite's errors about the database at `path` to `FinegrainError`s.
 
     Raises:
         InvariantBroken: the rows contradict each other.
-        StoreError: any other error; `StoreAway` or `StoreBroken` where they apply.
+        StoreError: any other error; its class is `StoreAway` or `StoreBroken` for the codes in
+            `_KINDS`.
     """
     try:
         yield

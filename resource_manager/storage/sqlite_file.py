@@ -1,6 +1,6 @@
-"""An SQLite database as a file: how it is opened, recognised, locked and put in place.
+"""Opens, recognises, locks and replaces SQLite database files.
 
-The connection settings here decide durability. This module knows no tables.
+The connection settings in this module decide how durable commits are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUSY_TIMEOUT_S = 5.0
 SAFE_SQLITE = (3, 51, 3)
 """Older versions can damage a database when two connections reset the WAL at once.
 
-Here only one connection checkpoints, so that cannot happen; an operator's own tools may do it.
+finegrain checkpoints from one connection only, so it does no damage. An operator's tools may.
 """
 
 _MAGIC = b"SQLite format 3\0"
@@ -39,16 +39,16 @@ _PROFILE = (
     "trusted_schema = OFF",
     "cell_size_check = ON",
     "mmap_size = 0",
-    "wal_autocheckpoint = 0",  # only the writer checkpoints, when the store decides; never readers
+    "wal_autocheckpoint = 0",  # the store decides when its writer checkpoints
 )
 
 
 def sqlite_engine(path: Path, *, read_only: bool, connections: int) -> Engine:
     """Returns an engine with explicit transactions: IMMEDIATE to write, deferred to read.
 
-    The driver's own transaction handling is off. It would begin deferred transactions at the first
-    write, and those fail with SQLITE_BUSY at once if another connection wrote meanwhile, whatever
-    the timeout.
+    The driver's transaction handling is off, because it would begin a deferred transaction at the
+    first write. If another connection has written in the meantime, such a transaction fails with
+    SQLITE_BUSY at once, without waiting for the timeout.
 
     Args:
         path: the database file; it must exist.
@@ -88,19 +88,19 @@ def sqlite_engine(path: Path, *, read_only: bool, connections: int) -> Engine:
 
 
 def _use_wal(connection: Any, path: Path) -> None:
-    # A file restored by hand from a backup is in another journal mode.
+    # A backup that an operator copied to this path has another journal mode.
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise StoreError(
-            f"the disk below {path} does not allow SQLite's write-ahead log (mode {mode}), as "
-            f"network disks do not; put the database on a local disk",
+            f"the disk below {path} does not allow SQLite's write-ahead log (mode {mode}; "
+            f"network disks never allow it); put the database on a local disk",
             details={"path": path, "journal_mode": mode},
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the file's header says about it."""
+    """Fields of a database file's header."""
 
     application_id: int
     schema_version: int
@@ -130,10 +130,10 @@ def read_header(path: Path) -> Header:
 
 
 def check_is_ours(path: Path) -> Header:
-    """Returns the header if the file is a finegrain database.
+    """Checks that the file is a finegrain database, and returns its header.
 
     Raises:
-        StoreError: it belongs to another program, or is not a database.
+        StoreError: the file belongs to another program, or is not a database.
     """
     header = read_header(path)
     if header.application_id != APPLICATION_ID:
@@ -177,7 +177,7 @@ def create_private(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a database and its side files, whichever exist."""
+    """Removes a database and its side files. Missing files are no error."""
     for each in (path, wal_of(path), shm_of(path)):
         each.unlink(missing_ok=True)
 
@@ -202,7 +202,7 @@ def put_in_place(finished: Path, path: Path) -> None:
 
 @contextmanager
 def os_errors(path: Path) -> Iterator[None]:
-    """Turns the file system's errors about the database at `path` into `StoreError`s.
+    """Converts the file system's errors about the database at `path` to `StoreError`s.
 
     Raises:
         StoreAway: the disk is full.
@@ -225,10 +225,11 @@ def os_errors(path: Path) -> Iterator[None]:
 
 
 class LockFile:
-    """The file beside a database whose `flock` is held by the process that leads or replaces it.
+    """The lock file beside a database. The process that leads or replaces the database has its
+    `flock`.
 
-    The kernel drops the lock when the process ends, however it ends. The file itself stays: if it
-    were removed, two processes could lock two files of the same name.
+    The kernel drops the lock when the process ends for any reason. The file is never removed:
+    otherwise two processes could lock two different files with this name.
     """
 
     def __init__(self, database: Path) -> None:
@@ -237,7 +238,7 @@ class LockFile:
         self._descriptor: int | None = None
 
     def acquire(self, holder: str, address: str = "") -> None:
-        """Takes the lock, or keeps it, and writes the holder into the file.
+        """Takes the lock unless this object has it already, and writes the holder into the file.
 
         Raises:
             StoreError: STORE_IN_USE; the message names the holder.
@@ -250,7 +251,7 @@ class LockFile:
             os.ftruncate(self._descriptor, os.pwrite(self._descriptor, note, 0))
 
     def check_free(self) -> None:
-        """Returns normally if no process has the lock at this moment. Opens only the lock file.
+        """Checks that no process has the lock at this moment. Opens only the lock file.
 
         Raises:
             StoreError: STORE_IN_USE; the message names the holder.
@@ -262,7 +263,7 @@ class LockFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         while True:
             descriptor = os.open(self.path, flags, 0o600)
-            # Not blocking: the caller must learn who has the lock.
+            # Do not block, because the caller must learn which process has the lock.
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -282,7 +283,7 @@ class LockFile:
             lines = []
         holder, pid, address, *_ = [*lines, *(["unknown", "unknown", ""][len(lines) :])]
         return StoreError(
-            f"the database {self._database} is in use by {holder} (pid {pid}); stop that one "
+            f"the database {self._database} is in use by {holder} (pid {pid}); stop that process "
             "first, start this one with --standby to take over from it, or give this one another "
             "database",
             reason=Reason.STORE_IN_USE,
@@ -315,7 +316,7 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def locked(path: Path, holder: str) -> Iterator[None]:
-    """Holds the lock of the database at `path` until the context ends.
+    """Has the lock of the database at `path` until the context ends.
 
     Raises:
         StoreError: STORE_IN_USE; the message names the holder.

@@ -1,6 +1,6 @@
 """The store in an SQLite file: one process, no server.
 
-To lead means to hold the lock file beside the database. One connection writes and checkpoints
+The leader has the lock on the file beside the database. One connection writes and checkpoints
 (copies the write-ahead log, WAL, into the database file); readers see the last commit.
 """
 
@@ -37,14 +37,15 @@ READERS = 2
 CHECKPOINT_COMMITS = 500
 """Commits after which `maintain` checkpoints the WAL.
 
-`commit` does it itself after ten times as many, if `maintain` is not called. A commit of one row
-writes some five pages, so 500 commits are some 10 MiB.
+If `maintain` is not called, `commit` checkpoints the WAL after ten times as many commits. A commit
+of one row writes about five pages, so 500 commits write about 10 MiB.
 """
 CHECKPOINT_ROWS = 20_000
 """Rows after which `maintain` checkpoints the WAL even if there were fewer commits."""
 QUIET_S = 5.0
-"""After this long without a commit, the WAL is emptied, so that a backup of the file alone is
-current."""
+"""After this time without a commit, `maintain` empties the WAL, so that a copy of the database file
+alone is complete.
+"""
 
 
 class SqliteStore(SqlStore):
@@ -54,7 +55,7 @@ class SqliteStore(SqlStore):
         super().__init__(location, writer=writer, reader=reader, statements=SqliteStatements())
         self._path: Path = location.path
         self._lock = LockFile(self._path)
-        self._identity = self._path.stat()  # noted for `renew`: the file may be replaced later
+        self._identity = self._path.stat()  # for `renew`: the file may be replaced later
         self._broken: StoreBroken | None = None
         self._commits = 0
         self._rows = 0
@@ -62,8 +63,8 @@ class SqliteStore(SqlStore):
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        # A retry could succeed although earlier data is missing; see `_KINDS` in
-        # `sqlite_errors.py`.
+        # After a failed write, a retry could succeed although earlier data is missing; see `_KINDS`
+        # in `sqlite_errors.py`.
         if self._broken is not None:
             raise StoreBroken(
                 f"writing to {self._path} failed earlier; restart this process: {self._broken}",
@@ -88,11 +89,11 @@ class SqliteStore(SqlStore):
         """See `Store.lead`. Never waits for a lease to expire: the lock ends with its process."""
         self._writer_engine()
         self._must_be_open()
-        # The lock first: only its owner may write the epoch.
+        # Take the lock first, because only its owner may write the epoch.
         self._lock.acquire(holder, address)
-        # Once, at the first leadership: after that, `maintain` does it.
+        # Only before the first leadership. Later, `maintain` checkpoints the WAL.
         if not self._rm_epoch:
-            self._fold_left_over()
+            self._checkpoint_leftovers()
         row = tables.leadership
         with self._writing() as connection:
             if self._rm_epoch and not self._fence(connection):
@@ -113,7 +114,7 @@ class SqliteStore(SqlStore):
                     f"`finegrain db restore` a backup",
                     reason=Reason.STORE_CORRUPT,
                 )
-        # Only now that it is committed: the fence compares these with the row.
+        # Set these only after the commit, because the fence compares them with the row.
         self._holder, self._rm_epoch = holder, rm_epoch
         return rm_epoch
 
@@ -126,9 +127,9 @@ class SqliteStore(SqlStore):
         return found.first() is not None
 
     def renew(self) -> None:
-        """See `Store.renew`. Checks that lock file and database are still the files opened."""
+        """See `Store.renew`. Checks that the lock file and the database were not replaced."""
         self._must_be_open()
-        with os_errors(self._path):  # a failing disk says nothing about who leads
+        with os_errors(self._path):  # a disk error does not mean that another process leads
             try:
                 in_place = os.path.samestat(self._identity, self._path.stat())
             except FileNotFoundError:
@@ -147,7 +148,7 @@ class SqliteStore(SqlStore):
         self._rows += len(changes.requests) + len(changes.slots) + len(changes.job_events)
         self._rows += len(changes.moved_requests) + len(changes.moved_slots)
         self._last_commit_at_s = time.monotonic()
-        # A safety net, if `maintain` is not called.
+        # Limit the WAL even if `maintain` is not called.
         if self._commits >= 10 * CHECKPOINT_COMMITS or self._rows >= 10 * CHECKPOINT_ROWS:
             self._checkpoint("PASSIVE")
 
@@ -160,8 +161,8 @@ class SqliteStore(SqlStore):
         elif self._commits >= CHECKPOINT_COMMITS or self._rows >= CHECKPOINT_ROWS:
             self._checkpoint("PASSIVE")
 
-    def _fold_left_over(self) -> None:
-        """Checkpoints what a killed predecessor left in the WAL.
+    def _checkpoint_leftovers(self) -> None:
+        """Checkpoints the commits that a killed process left in the WAL.
 
         Otherwise the WAL would grow with every process that is killed before its first checkpoint,
         and every start reads all of it.
@@ -180,7 +181,7 @@ class SqliteStore(SqlStore):
                 cursor.execute("PRAGMA busy_timeout = 5000")
             finally:
                 connection.close()
-        # A reader can block TRUNCATE. Then the next idle moment tries again.
+        # A reader can block TRUNCATE. Then the counters stay, so that `maintain` tries again.
         if not blocked:
             self._commits = self._rows = 0
 
@@ -189,7 +190,9 @@ class SqliteStore(SqlStore):
         return self.damage() + version_findings()
 
     def damage(self) -> list[str]:
-        """Returns what is broken in the file; empty: nothing. Reads the whole file."""
+        """Returns the damage found in the file, at most 40 lines; empty: none. Reads the whole
+        file.
+        """
         with self._read_connection() as connection:
             found = connection.exec_driver_sql("PRAGMA quick_check(20)").scalars().all()
             orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
@@ -205,11 +208,12 @@ class SqliteStore(SqlStore):
             return
         with self._write_lock:
             self._closed = True
-            # Readers first: the last connection to close folds the WAL into the database.
+            # Close the readers first: SQLite copies the WAL into the database when the last
+            # connection closes, which must be the writer's.
             self._reader.dispose()
             if self._writer is not None:
                 self._writer.dispose()
-            # Last: until here, another process must not open the files.
+            # Release the lock last, because no other process may open the files earlier.
             self._lock.release()
 
 
@@ -220,7 +224,7 @@ def version_findings() -> list[str]:
     safe = ".".join(str(part) for part in SAFE_SQLITE)
     found = (
         f"SQLite {sqlite3.sqlite_version} is older than {safe}: two programs that checkpoint at "
-        f"once can damage the database; let nothing but finegrain write to it, or update SQLite"
+        f"once can damage the database; let only finegrain write to it, or update SQLite"
     )
     return [found]
 
@@ -240,7 +244,7 @@ def open_sqlite(
                 details={"path": path},
             )
         create_sqlite(path)
-    # Bring the schema to the version of this software, or refuse the file.
+    # Bring the schema to the version of this software, or reject the file.
     version = check_is_ours(path).schema_version
     check_not_ahead(version, str(path))
     if upgrade and not read_only:
@@ -251,7 +255,7 @@ def open_sqlite(
     reader = sqlite_engine(path, read_only=True, connections=READERS)
     writer = None if read_only else sqlite_engine(path, read_only=False, connections=1)
     store = SqliteStore(location, writer=writer, reader=reader)
-    # Checked at each start, because damage that is found late is in all backups.
+    # Check at each start. If damage is found late, all backups may contain it.
     try:
         _check_sound(store)
     except BaseException:

@@ -1,8 +1,8 @@
 # ruff: noqa: S608  (names come from tables.py, values travel as parameters)
-"""Bulk SQL statements for each database: how many rows are written or deleted at once.
+"""Bulk SQL statements for each database, which write or delete many rows at once.
 
-Both databases give the same result. An upsert writes the row as given, whatever was there, so a
-repeated transaction changes nothing.
+The result is the same in both databases. An upsert replaces a stored row, so a repeated transaction
+changes nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Rows = Sequence[tuple[Any, ...]]
 ROWS_PER_STATEMENT = 2000
 """PostgreSQL: rows sent in one statement.
 
-Bounds memory, and the pause between two statements of a transaction, which
-`idle_in_transaction_session_timeout` limits.
+It limits the memory, and the pause between two statements of a transaction. The server ends a
+transaction whose pause is longer than `idle_in_transaction_session_timeout`.
 """
 
-_STATEMENTS_KEPT = 1_024  # cached SQL texts; they differ in which columns are equal in all rows
+_STATEMENTS_KEPT = 1_024  # cached SQL texts; they differ in the columns with one value for all rows
 
 
 C = TypeVar("C")
-"""What statements run on: a connection in a transaction, or tables in memory."""
+"""The type that statements run on: a connection in a transaction, or tables in memory."""
 
 
 class Statements(ABC, Generic[C]):
@@ -37,7 +37,7 @@ class Statements(ABC, Generic[C]):
 
     @abstractmethod
     def upsert(self, connection: C, table: Table, rows: Rows) -> None:
-        """Inserts rows, or overwrites those with the same primary key.
+        """Inserts rows. A row with the primary key of a stored row replaces it.
 
         Args:
             connection: in a transaction.
@@ -64,7 +64,7 @@ class Statements(ABC, Generic[C]):
             rows: values of the columns `key`, then `changed`; each key at most once.
 
         Returns:
-            How many of the rows are stored.
+            The number of rows that are stored.
         """
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Statements(ABC, Generic[C]):
 
     @abstractmethod
     def trim(self, connection: C, table: Table, owner: str, position: str, upto: Rows) -> None:
-        """Deletes the rows of some owners up to a position each, including it.
+        """Deletes the first rows of some owners, up to and including a position of each owner.
 
         Args:
             connection: in a transaction.
@@ -92,7 +92,7 @@ class Statements(ABC, Generic[C]):
 
     @abstractmethod
     def trim_all(self, connection: C, table: Table, position: str, upto: int) -> None:
-        """Deletes all rows up to a position, including it.
+        """Deletes all rows up to and including a position.
 
         Args:
             connection: in a transaction.
@@ -185,7 +185,7 @@ class PostgresqlStatements(SqlStatements):
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> None:
         """See `Statements.upsert`."""
         names = tuple(table.columns.keys())
-        # In chunks also for memory; see `ROWS_PER_STATEMENT`.
+        # In chunks; `ROWS_PER_STATEMENT` has the reasons.
         for chunk in _chunks(rows):
             given = Given(table, names, chunk)
             sql = _postgresql_upsert(table, given.single)
@@ -238,7 +238,7 @@ def _chunks(rows: Rows) -> Iterator[Rows]:
 
 
 def _given(table: Table, name: str, names: tuple[str, ...], single: tuple[bool, ...]) -> str:
-    """Returns how a statement refers to a column of the rows sent."""
+    """Returns the SQL expression for a column of the rows that the statement receives."""
     one = single[names.index(name)]
     return f"%s::{type_name(table.columns[name].type)}" if one else f"given.{name}"
 

@@ -1,4 +1,4 @@
-"""The interface of durable state, and what the service may rely on.
+"""The interface of stores for durable state, and their guarantees.
 
 `sqlite_store.py` and `postgresql_store.py` implement all of it, `memory_store.py` all of it except
 durability. The same tests run on all three.
@@ -19,7 +19,9 @@ LEASE_MS = 1000
 
 
 class NotLeader(FailedPrecondition):
-    """Another process has taken over, or this one never led. Nothing was written; step down."""
+    """Another process has taken over, or this one never led. Nothing was written. The caller must
+    stop leading.
+    """
 
     default_reason = Reason.NOT_LEADER
 
@@ -27,7 +29,7 @@ class NotLeader(FailedPrecondition):
 class Contested(FailedPrecondition):
     """An earlier leader of this database stopped, because an executor had seen a newer epoch.
 
-    An operator has to decide which database is the one to keep.
+    An operator must decide which database to keep.
 
     Args:
         seen: the epoch that the executor had seen.
@@ -45,16 +47,16 @@ class Contested(FailedPrecondition):
 
 
 class StoreAway(StoreError):
-    """The database cannot be reached, is locked or has no space; that may pass by itself.
+    """The database cannot be reached, is locked or has no space. The cause may pass by itself.
 
     The caller waits, then calls `lead` and `load`.
     """
 
 
 class StoreBroken(StoreError):
-    """This process must not use the database again; a new process may.
+    """This process must not use the database again, but a new process may.
 
-    What this process wrote may be neither on the disk nor discarded.
+    Data that this process wrote may be missing on the disk although it can still be read.
     """
 
 
@@ -62,11 +64,11 @@ class Store(ABC):
     """Durable state, fenced by leadership.
 
     `lead`, `commit` and `maintain` MUST be called from one thread at a time (the writer). All other
-    methods MAY be called from any thread meanwhile. All methods block.
+    methods MAY be called from any thread at the same time. All methods block.
 
-    Every problem with the database is raised as `StoreError`. After a StoreError from `commit` it
-    is unknown whether the transaction is durable. The caller MUST then drop its state, and either
-    exit (`StoreBroken`) or call `lead` and `load` again (after a pause for `StoreAway`).
+    The methods report every problem with the database as a `StoreError`. After a StoreError from
+    `commit` it is unknown whether the transaction is durable. The caller MUST then drop its state,
+    and either exit (`StoreBroken`) or call `lead` and `load` again (after a pause for `StoreAway`).
 
     Texts MUST be valid Unicode without NUL; integers MUST fit 64 bits.
     """
@@ -80,16 +82,17 @@ class Store(ABC):
         wait_s: float | None = None,
         address: str = "",
     ) -> int:
-        """Takes leadership. A store that leads already raises its epoch.
+        """Takes leadership. If this store already leads, raises its epoch.
 
         Args:
             holder: names this process to people and to other processes, for instance "host:port
                 (pid 42)".
-            above_epoch: an epoch that an executor reported; the new one is above it.
+            above_epoch: an epoch that an executor reported; the new epoch is higher.
             wait_s: how long to wait for a predecessor's lease to run out; None: one lease, so that
                 a restart after a crash succeeds; 0: try once, as a standby does repeatedly. Stores
                 whose leadership ends with the process (SQLite, memory) never wait.
-            address: where callers reach this process; standbys report it; empty: not reported.
+            address: the address at which callers reach this process. Standbys report it to their
+                callers, unless it is empty.
 
         Returns:
             The new `rm_epoch`. It MUST be above every epoch ever returned for this database, and
@@ -106,22 +109,22 @@ class Store(ABC):
         """Renews the leadership. Cheap; the leader calls it several times per lease.
 
         Raises:
-            NotLeader: another process took over, or the files were replaced under this one.
+            NotLeader: another process took over, or the database files were replaced.
         """
 
     @abstractmethod
     def holds_lease(self) -> bool:
-        """Returns True if no other process can have taken over yet. Asks no database.
+        """Returns True if no other process can have taken over yet. Makes no query.
 
-        True: the lease that was last taken or renewed cannot have run out. Its time counts from
-        before the database was asked, by this host's boot clock. False: the caller must let
-        nothing out before `renew` has succeeded. Always True for stores whose leadership ends only
-        with the process.
+        True: the lease that was last taken or renewed cannot have expired. Its time counts from the
+        start of that query, by this host's boot clock. False: the caller must send no message
+        before `renew` has succeeded. Always True for stores whose leadership ends only with the
+        process.
         """
 
     @abstractmethod
     def load(self) -> Snapshot:
-        """Returns everything durable, as of one moment.
+        """Returns all durable state as of one moment.
 
         Runtime fields have their defaults. Free capacity is not included.
         """
@@ -131,15 +134,16 @@ class Store(ABC):
         """Stores a batch in one transaction: all of it or nothing.
 
         The batch MUST be durable on return. It MUST have no effect unless this store still leads at
-        its epoch. It MUST be idempotent: the same changes again leave the same rows. Deletions go
-        first. Rows of a deleted job are dropped with it, unless the batch contains a new job with
-        the same id.
+        its epoch. It MUST be idempotent: a second commit of the same changes leaves the same rows.
+        Deletions come first. Rows of a deleted job are not written, unless the batch contains a new
+        job with the same id.
 
         Raises:
             NotLeader: another process took over; nothing was written.
             InvariantBroken: the rows contradict each other (a request without its job); nothing was
                 written.
-            StoreError: anything else, DISK_FULL included; see the class for what to do then.
+            StoreError: any other problem, such as DISK_FULL. The class `Store` says what the caller
+                must do.
         """
 
     @abstractmethod
@@ -155,7 +159,7 @@ class Store(ABC):
 
     @abstractmethod
     def maintain(self) -> None:
-        """Does housekeeping that is due, usually none.
+        """Does the maintenance that is due. Most calls find nothing to do.
 
         The writer calls it between batches, about once per second.
         """
@@ -203,9 +207,8 @@ class Store(ABC):
 
     @abstractmethod
     def check(self) -> list[str]:
-        """Returns what an operator should know: damage, risky versions and settings.
-
-        Empty: nothing. May take seconds.
+        """Returns what an operator should know: damage, risky versions and risky settings. May take
+        seconds.
         """
 
     @abstractmethod

@@ -1,11 +1,11 @@
 """The declared schema: tables, columns, types, keys and indices, for SQLite and PostgreSQL alike.
 
-Rows are read and written by `rows.py` and `statements.py`; `migrations/` brings a database from one
+`rows.py` and `statements.py` read and write rows; `migrations/` upgrades a database from one
 version to the next.
 
-Free capacity is not stored: it follows from totals and slots, and a second copy could only be
-wrong. Profiles, labels, amounts and topologies are JSON text, because no query looks inside.
-Secrets are stored as hashes only. Columns ending in `_time_ms` are milliseconds since 1970.
+Free capacity is not stored, because it follows from totals and slots, and a stored copy could
+become wrong. Profiles, labels, amounts and topologies are JSON text, because no query reads their
+parts. Secrets are stored as hashes only. Columns ending in `_time_ms` are milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def _key_number(name: str) -> Column[Any]:
 
 
 def _table(name: str, *items: Any, with_rowid: bool = False) -> Table:
-    """Declares a table; `with_rowid` is better for wide rows, which would make key trees sparse."""
+    """Declares a table. Wide rows need `with_rowid`: in the tree of the primary key they would take
+    much space.
+    """
     return Table(name, metadata, *items, sqlite_strict=True, sqlite_with_rowid=with_rowid)
 
 
@@ -77,8 +79,8 @@ def _of_job() -> Column[Any]:
 
 meta = _table("meta", _text("key", primary_key=True), _text("value"))
 
-# One row, id 1: the leader, its epoch and its address; on PostgreSQL also until when the lease
-# runs, by the database's clock.
+# One row, id 1: the leader, its epoch and its address. On PostgreSQL it also has the end of the
+# lease, by the database's clock.
 leadership = _table(
     "leadership",
     _key_number("id"),
@@ -197,7 +199,7 @@ executors = _table(
     with_rowid=True,
 )
 
-# Executors that providers were asked to start. No foreign key: most are not registered yet.
+# Executors that were requested from providers. No foreign key: most are not registered yet.
 provisions = _table(
     "provisions",
     _text("executor_id", primary_key=True),
@@ -210,8 +212,8 @@ provisions = _table(
     _text("message"),
 )
 
-# Ranges of equal requests, in parts: one row for all members that are pending and were never
-# placed, and for all that have ended.
+# Parts of ranges of equal requests. One row represents all members that were never placed or have
+# ended.
 request_ranges = _table(
     "request_ranges",
     _text("range_id", primary_key=True),
@@ -233,7 +235,7 @@ request_ranges = _table(
 # Deleting a job looks for its ranges by job id.
 Index(None, request_ranges.c.job_id)
 
-# Decimal numbers are text, in Python's shortest spelling that reads back exactly (repr).
+# Decimal numbers are stored as text: the shortest form that Python reads back exactly (repr).
 groups = _table(
     "groups",
     _text("name", primary_key=True),
@@ -256,8 +258,8 @@ tallies = _table(
     _text("durations"),
 )
 
-# Host policies that operators set at runtime; executor_id empty: for the whole cluster. No foreign
-# key: an executor may be deleted and register again.
+# Host policies that operators set at runtime. An empty executor_id means the whole cluster. No
+# foreign key: an executor may be deleted and register again.
 host_settings = _table(
     "host_settings",
     _text("executor_id", primary_key=True),
@@ -294,9 +296,11 @@ cluster_events = _table(
 )
 
 CLUSTER_EVENT_SUBJECTS = ("executor_id", "job_id", "allocation_id")
-"""Columns of `cluster_events` that name what an event is about; empty if it is not about one."""
+"""Columns of `cluster_events` that name the subjects of an event. A column is empty if the event
+has no such subject.
+"""
 
-# For the history of one subject. Most events name few subjects, so the indices omit empty ones.
+# For the history of one subject. Most events name few subjects, so the indices omit empty columns.
 for _subject in CLUSTER_EVENT_SUBJECTS:
     _named = text(f"{_subject} <> ''")
     Index(

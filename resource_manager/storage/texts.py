@@ -1,7 +1,7 @@
 """Encodes values that rows store as text, mostly JSON: profiles, labels, isolation, resizes, cpus.
 
-Many rows have equal values. Where that is common, the texts and the decoded values are cached and
-shared.
+Many rows have equal values. For types where this is common, texts and decoded values are cached,
+and rows share them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from resource_manager.engine.model.entities import Cordon, Ended, Resize
 
 T = TypeVar("T")
 
-_KNOWN_PROFILES = 65_536  # cached texts, and cached values; clusters use few different ones
-_KNOWN_PARTS = 4_096  # cached texts of data that the slots in events share
+_KNOWN_PROFILES = 65_536  # most texts, and most values, that one cache keeps
+_KNOWN_PARTS = 4_096  # most cached texts of data that several events share
 
 _quoted = json.encoder.encode_basestring_ascii
 json_text = json.JSONEncoder(
@@ -36,7 +36,7 @@ _JSON = JsonCodec(FORMS | {Resize: JsonForm(omit="none")}, refuse_unknown=True)
 
 
 def _json_of(kind: type[T]) -> Text:
-    """JSON of a class, encoded for each row."""
+    """Returns the JSON text form of a class, without a cache."""
 
     def write(value: T) -> str:
         return json_text(_JSON.to_json(value))
@@ -48,7 +48,9 @@ def _json_of(kind: type[T]) -> Text:
 
 
 def _shared(text: Text) -> Text:
-    """Caches a text form for values that many rows share: equal texts decode to one object."""
+    """Returns a text form with a cache, for values that many rows share: equal texts decode to one
+    object.
+    """
     return Text(lru_cache(_KNOWN_PROFILES)(text.write), lru_cache(_KNOWN_PROFILES)(text.read))
 
 
@@ -74,7 +76,7 @@ def _amounts_text(amounts: Mapping[str, int]) -> str:
 
 
 def _ended_text(ended: Mapping[Ended, IntervalSet]) -> str:
-    """Returns how members of a range ended: a list of [state, reason, message, [start, end, ...]].
+    """Encodes the ends of a range's members: a list of [state, reason, message, [start, end, ...]].
 
     Each pair of start and end is one interval of indexes.
     """
@@ -113,7 +115,7 @@ def _shared_text(data: object) -> str:
 
 
 def _slot_text(slot: Mapping[str, object]) -> str:
-    """Returns JSON of a slot as events carry it. Texts of its nested parts are cached."""
+    """Returns JSON of a slot as events contain it. Texts of its nested parts are cached."""
     return "{" + ",".join([_member(name, value) for name, value in slot.items()]) + "}"
 
 

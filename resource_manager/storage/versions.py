@@ -19,7 +19,7 @@ def check_not_ahead(version: int, where: str) -> None:
 
 
 def check_not_behind(version: int, where: str) -> None:
-    """Raises StoreError if the database waits for an upgrade."""
+    """Raises StoreError if the database needs an upgrade."""
     if version < SCHEMA_VERSION:
         raise StoreError(
             f"the database {where} has schema version {version}, this software needs "

@@ -324,7 +324,7 @@ def test_a_postgresql_database_that_another_resource_manager_holds(
         said = refused_on(daemons, url)
         assert said.startswith("STORE_IN_USE: ")
         assert listen[1] in said
-        assert "stop that one first, start this one with --standby" in said
+        assert "stop that process first, start this one with --standby" in said
     finally:
         assert first.stop() == 0  # it led all the time
     daemons.manager.start()

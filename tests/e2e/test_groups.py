@@ -45,7 +45,7 @@ def test_a_maximum_holds_over_a_crash_and_is_raised_at_run_time(daemons: Daemons
     set_ = daemons.cli("groups", "set", "nightly", "--parent", "low", "--max-cpu", "0.2")
     assert set_.text == "nightly: weight 1, part of low, maximum cpu 0.2\n"
     with daemons.cli.client() as cluster:
-        with pytest.raises(fg.NotFound, match="'nobody'; there are critical"):
+        with pytest.raises(fg.NotFound, match="'nobody'; the groups are critical"):
             cluster.job("refused", group="nobody").__enter__()
         with cluster.job("capped", group="nightly") as job:
             first, second, third, fourth = job.request_slots(SMALL)

@@ -106,7 +106,7 @@ def test_a_parked_slot_lends_its_gpus_and_its_work_goes_on_where_it_was(cluster:
     assert cluster.slot(lent)["assignment"]["devices"][0]["minor"] == 0
     # It waits for its GPUs, which `explain` says; nothing of it is lost with the daemons.
     assert cli("slot", "unpark", slot, "--no-wait").code == 0
-    assert "other slots have what it had of gpu0" in cli("explain", slot).text
+    assert "other slots have its former share of gpu0" in cli("explain", slot).text
     cluster.restart_all()
     assert cluster.shown(slot) == "PARKED"
     work.stdin.write(b"go\n")

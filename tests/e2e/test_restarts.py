@@ -191,7 +191,8 @@ async def test_a_restored_manager_commands_no_executor(on_sqlite: Daemons, start
     assert error["reason"] == "STALE_EPOCH"
     own = last_epoch - starts + 1
     assert (
-        f"executor {name} has seen rm_epoch {last_epoch}, this database has {own}" in error["error"]
+        f"executor {name} has seen rm_epoch {last_epoch}, but this database has {own}"
+        in error["error"]
     )
     assert "STALE_EPOCH" in on_sqlite.executors[0].log
     assert "unowned_slot" not in on_sqlite.executors[0].log

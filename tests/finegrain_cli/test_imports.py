@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from finegrain_cli.command_tree import MODULES, loaded
+from finegrain_cli.config.sources import ClientSettings
+from finegrain_cli.context import Invocation
+from finegrain_cli.exit_codes import ExitCode
 
 PROBE = """
 import sys
@@ -41,6 +48,41 @@ def test_nothing_heavy_is_loaded_for(arguments: str, allowed: str) -> None:
     *loaded, exit_code = done.stdout.split()
     assert exit_code == "0"
     assert set(loaded) <= {allowed}
+
+
+@pytest.mark.parametrize("command", ["executors", "slots", "jobs", "requests", "run -- true"])
+def test_a_command_that_calls_a_manager_needs_no_model_of_the_configuration(
+    command: str, tmp_path: Path
+) -> None:
+    """pydantic would double the time that these commands take."""
+    code = f"HEAVY = ('pydantic', 'rich', 'sqlalchemy', {MODEL!r})\n{PROBE}"
+    no_manager = {"FINEGRAIN_MANAGER": "127.0.0.1:1", "FINEGRAIN_RUN_DIR": str(tmp_path)}
+    own = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command.split()],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | no_manager | own,
+    )
+
+    exit_code = ExitCode.RUN_FAILED if command.startswith("run") else ExitCode.UNREACHABLE
+    assert done.stdout.split() == [str(int(exit_code))]
+
+
+def test_settings_without_a_configuration_are_the_defaults_of_its_model(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.toml"
+    empty.touch()
+
+    assert Invocation(config_file=str(empty)).client_settings() == ClientSettings()
+
+
+def test_every_command_is_found_by_its_name_and_listed_once() -> None:
+    registered = {
+        (name, module) for module in set(MODULES.values()) if module for name in loaded(module)
+    }
+
+    assert registered == {(name, module) for name, module in MODULES.items() if module}
 
 
 def test_an_executor_is_served_without_grpc_before_its_helper() -> None:

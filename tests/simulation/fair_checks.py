@@ -21,7 +21,7 @@ from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness.quotas import counted, fulfilment
 from resource_manager.engine.model.effects import Changes, Effect, PublishClusterEvent
 from resource_manager.engine.model.entities import Group, JobState, Request, RequestSpec, Slot
-from resource_manager.engine.model.events import SlotsReuseAsked
+from resource_manager.engine.model.events import SlotsReuseRequested
 from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.queue.scheduling_classes import JobQueue
 from resource_manager.engine.state import State
@@ -112,13 +112,17 @@ class FairChecks:
 
     # -- reuse of slots ----------------------------------------------------------------------
 
-    def asks(self, state: State, event: SlotsReuseAsked) -> set[str]:
+    def asks(self, state: State, event: SlotsReuseRequested) -> set[str]:
         """Returns the requests that a slot had taken over before this call."""
         named = {name: state.requests.named(name) for _, _, name in event.slots}
         return {name for name, each in named.items() if each and each.reason == Reason.REUSED}
 
     def answers(
-        self, state: State, event: SlotsReuseAsked, before: set[str], outcomes: list[ItemOutcome]
+        self,
+        state: State,
+        event: SlotsReuseRequested,
+        before: set[str],
+        outcomes: list[ItemOutcome],
     ) -> Iterator[str]:
         """Checks the answers to a reuse call; yields problems."""
         used = _sums(state, _booked(state))

@@ -43,7 +43,7 @@ from resource_manager.engine.model.events import (
     Event,
     ExecutorProbed,
     JobKeptAlive,
-    SlotsReuseAsked,
+    SlotsReuseRequested,
     Ticked,
 )
 from resource_manager.engine.model.settings import EngineSettings
@@ -276,7 +276,7 @@ class Manager(Client):
         return changes, idle and not changes and not batch.effects
 
     def _answer(self, event: Event, effects: list[Effect]) -> Any:
-        if not isinstance(event, SlotsReuseAsked):
+        if not isinstance(event, SlotsReuseRequested):
             return self._step(event, effects)
         fair = self.checks.fair
         before = fair.asks(self.state, event)

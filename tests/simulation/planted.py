@@ -160,8 +160,8 @@ def unowned_slots_are_never_told(patch: Patch) -> None:
     real = reports.adopt_report
 
     def adopt_report(state: State, host: Host, report: Any, **said: Any) -> Any:
-        taken = real(state, host, report, **said)
-        return reports.AdoptedReport(taken.taken, taken.base_missing)
+        result = real(state, host, report, **said)
+        return reports.AdoptedReport(result.adopted, result.base_missing)
 
     patch.setattr(reports, "adopt_report", adopt_report)
     patch.setattr(executors, "adopt_report", adopt_report)

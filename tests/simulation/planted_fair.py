@@ -21,7 +21,7 @@ from resource_manager.engine.fairness.quotas import UNBOUNDED, counted
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.model.effects import Effect
 from resource_manager.engine.model.entities import Group, Request, Slot
-from resource_manager.engine.model.events import Event, GroupSet, SlotsReuseAsked
+from resource_manager.engine.model.events import Event, GroupSet, SlotsReuseRequested
 from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.scheduling import reservations, slot_reuse
 from resource_manager.engine.scheduling.next_in_order import NextInOrder
@@ -64,7 +64,7 @@ def group_change_is_answered_before_it_is_durable(patch: Patch) -> None:
 
 def reuse_is_answered_before_it_is_durable(patch: Patch) -> None:
     """The work of a request is done, and after a crash it waits again."""
-    _answered_early(patch, SlotsReuseAsked)
+    _answered_early(patch, SlotsReuseRequested)
 
 
 def limits_of_groups_are_forgotten_at_a_start(patch: Patch) -> None:
@@ -152,7 +152,7 @@ def work_that_was_handed_on_still_waits(patch: Patch) -> None:
     def note_reuse(state: State, request: Request, waiting: Request) -> None:
         state.flows.note_reuse(request.job_id)
 
-    patch.setattr(slot_reuse, "_hand_on", note_reuse)
+    patch.setattr(slot_reuse, "_take_over", note_reuse)
 
 
 def member_is_placed_again_after_a_start(patch: Patch) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from finegrain.errors import Reason
 from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.model.entities import JobEvent, RequestSpec
-from resource_manager.engine.model.events import SlotsReuseAsked
+from resource_manager.engine.model.events import SlotsReuseRequested
 
 if TYPE_CHECKING:
     from tests.simulation.fair_checks import Key
@@ -94,8 +94,8 @@ class Reuses:
                     fair, database = master.checks.fair, master.checks.database
                     master.checks.require(fair.agreed(key, for_id, database))
 
-        def make(at: Any) -> SlotsReuseAsked:
-            return SlotsReuseAsked(at, master.name, tuple(pairs))
+        def make(at: Any) -> SlotsReuseRequested:
+            return SlotsReuseRequested(at, master.name, tuple(pairs))
 
         master.log(f"{master.name} asks to reuse {pairs}")
         master.until_answered(make, done)

@@ -14,9 +14,10 @@ PAGE = REPOSITORY / "docs/states.md"
 
 _HEAD = """# States
 
-Where requests, slots and executors stand, and what moves them. Drawn from the tables in
-`resource_manager/engine/model/state_tables.py`, which say what each input means; nothing in the
-engine changes a state past them. Written by `python -m tests.support.state_diagrams`.
+These diagrams show the states of requests, slots, executors and other objects of the engine. The
+label of an arrow is the input that changes the state. The engine makes no other changes of state.
+`python -m tests.support.state_diagrams` generates this page from
+`resource_manager/engine/model/state_tables.py`, which explains the inputs.
 """
 
 

@@ -1,1 +1,1 @@
-"""Calls for operators: drain, forget, release, and change groups and settings."""
+"""Calls for operators: drain or forget executors, release slots, change groups and settings."""

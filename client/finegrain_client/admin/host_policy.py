@@ -1,4 +1,4 @@
-"""Builds the message for an operator's settings of a host."""
+"""Builds the protocol message with an operator's settings of a host."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def policy_message(
     Args:
         words: settings whose value is a word, by name.
         reserved_cpus: reserved cpus as a cpu list; empty: none.
-        reserved_strict: whether shared pools leave the reserved cpus out, too.
+        reserved_strict: whether slots of the shared pools may not use the reserved cpus either.
 
     Raises:
         InvalidArgument: a word is unknown, or `reserved_cpus` is not a cpu list.

@@ -45,7 +45,7 @@ from finegrain_client.types.groups import GroupStatus
 from finegrain_client.types.host_policy import HostPolicyStatus
 
 POLL_INTERVAL_S = 20.0
-"""Seconds between looks at a slot with a pending resize, if no event about it arrives."""
+"""Seconds between two reads of a slot with a pending resize, if no event about it arrives."""
 
 NO_LIMIT = -1
 """The protocol's value for "remove this limit"."""
@@ -60,12 +60,13 @@ class Operations:
     async def drain(
         self, executor_id: str, *, reason: str = "", deadline_s: float | None = None
     ) -> types.ExecutorStatus:
-        """Stops new slots on an executor; after `deadline_s`, releases the remaining ones.
+        """Stops the placement of new slots on an executor; running slots continue.
 
         Args:
             executor_id: the executor.
             reason: text for people.
-            deadline_s: time in seconds until remaining slots are released; None: never.
+            deadline_s: time in seconds after which the remaining slots are released; None: they are
+                not released.
         """
         message = pb.DrainExecutorRequest(
             executor_id=executor_id,
@@ -86,7 +87,7 @@ class Operations:
         return read(types.ExecutorStatus, answer.executor)
 
     async def cordon(self, executor_id: str, device: str, *, reason: str = "") -> str:
-        """Gives a device no new work. Slots that have it stay.
+        """Keeps new slots from a device. Slots that already have the device keep it.
 
         Args:
             executor_id: the executor.
@@ -97,7 +98,7 @@ class Operations:
             The device's UUID.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN: no such executor, or it has no such device.
+            NotFound: EXECUTOR_UNKNOWN: there is no such executor, or it has no such device.
         """
         message = pb.CordonDeviceRequest(executor_id=executor_id, device=device, reason=reason)
         answer = await self._connection.call_cluster(
@@ -106,14 +107,14 @@ class Operations:
         return str(answer.uuid)
 
     async def uncordon(self, executor_id: str, device: str) -> None:
-        """Gives a device new work again; does nothing if it is not cordoned.
+        """Lets new slots get a device again; does nothing if the device is not cordoned.
 
         Args:
             executor_id: the executor.
             device: name of the device ("gpu3") or its UUID.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN: no such executor, or it has no such device.
+            NotFound: EXECUTOR_UNKNOWN: there is no such executor, or it has no such device.
         """
         message = pb.UncordonDeviceRequest(executor_id=executor_id, device=device)
         await self._connection.call_cluster(
@@ -124,7 +125,7 @@ class Operations:
         """Deletes a lost executor from the resource manager's state.
 
         Raises:
-            FailedPrecondition: EXECUTOR_NOT_LOST.
+            FailedPrecondition: EXECUTOR_NOT_LOST: only lost executors can be forgotten.
         """
         message = pb.ForgetExecutorRequest(executor_id=executor_id)
         await self._connection.call_cluster(
@@ -147,10 +148,10 @@ class Operations:
         return outcomes
 
     async def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
-        """Ends any job.
+        """Ends a job, also a job of another job master.
 
         Raises:
-            NotFound: JOB_UNKNOWN.
+            NotFound: JOB_UNKNOWN: there is no such job.
         """
         message = pb.TerminateJobRequest(job_id=job_id, grace=duration(grace_s))
         await self._connection.call_cluster(
@@ -167,26 +168,26 @@ class Operations:
         minimum: Mapping[str, int | None] | None = None,
         maximum: Mapping[str, int | None] | None = None,
     ) -> GroupStatus:
-        """Creates a resource group, or changes the given settings of an existing one.
+        """Creates a resource group, or changes the given settings of an existing group.
 
-        The settings apply from the next scheduling decision on; running slots are never stopped for
-        them.
+        The settings apply from the next scheduling decision on. They never stop running slots.
 
         Args:
-            name: 1 to 63 characters out of a-z 0-9 . _ - that start with a letter or digit.
-            weight: 0.001 to 1,000,000; a group of weight 4 gets four times the share of one of
+            name: 1 to 63 characters from a-z 0-9 . _ - of which the first is a letter or digit.
+            weight: 0.001 to 1,000,000; a group of weight 4 gets four times the share of a group of
                 weight 1.
-            parent: the parent group; empty: none. It can change only while the group has no jobs.
+            parent: the parent group; empty: no parent. It can change only while the group has no
+                jobs.
             description: text for people.
             minimum: guaranteed minimum by dimension ("cpu_milli", "memory_bytes", or "extended."
-                and a name); None removes it.
-            maximum: limit of what its slots have, by dimension; 0 lets no more slots start; None
-                removes it.
+                and a name); None removes the minimum of this dimension.
+            maximum: limit for all slots of the group together, by dimension. With 0, no more slots
+                start; None removes the limit of this dimension.
 
         Raises:
             InvalidArgument: an argument is out of range.
             NotFound: GROUP_UNKNOWN: the parent does not exist.
-            FailedPrecondition: GROUP_IN_USE: a new parent for a group that has jobs.
+            FailedPrecondition: GROUP_IN_USE: the group has jobs, so its parent cannot change.
         """
         message = pb.SetGroupRequest(
             name=name,
@@ -205,8 +206,8 @@ class Operations:
         """Deletes a resource group that has neither jobs nor child groups.
 
         Raises:
-            NotFound: GROUP_UNKNOWN.
-            FailedPrecondition: GROUP_IN_USE.
+            NotFound: GROUP_UNKNOWN: there is no such group.
+            FailedPrecondition: GROUP_IN_USE: the group has jobs or child groups.
         """
         message = pb.DeleteGroupRequest(name=name)
         await self._connection.call_cluster(
@@ -228,9 +229,9 @@ class Operations:
     ) -> HostPolicyStatus:
         """Changes policy settings of an executor's host, or of the whole cluster.
 
-        Settings that are not named stay as they are. They apply to new slots from the next
-        scheduling decision on. They survive restarts and take precedence over the executor's own
-        configuration.
+        Settings that are not named stay as they are. The changed settings apply to new slots from
+        the next scheduling decision on. They survive restarts and take precedence over the
+        executor's configuration.
 
         Args:
             executor_id: the executor; None: the settings for the whole cluster.
@@ -240,17 +241,17 @@ class Operations:
             alignment: placement of every slot on NUMA nodes: "None", "BestEffort", "Restricted" or
                 "SingleNUMANode".
             reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; empty: none),
-                in addition to those that the host's configuration reserves.
-            reserved_strict: whether slots of the shared pools may not use them either.
+                in addition to the cpus that the host's configuration reserves.
+            reserved_strict: whether slots of the shared pools may not use reserved cpus either.
             default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", for requests that name no bind
                 policy.
             default_exclusive: "PCPULevel", "NUMANodeLevel" or "None", for requests that name no
                 exclusive policy.
-            clear: names of these arguments whose setting to remove.
+            clear: settings to remove, by the names of the arguments above.
 
         Raises:
-            InvalidArgument: an argument is not allowed.
-            NotFound: EXECUTOR_UNKNOWN.
+            InvalidArgument: an argument has a value that is not allowed.
+            NotFound: EXECUTOR_UNKNOWN: there is no such executor.
         """
         words = {
             "bind": bind,
@@ -290,14 +291,14 @@ class Operations:
         Args:
             allocation_id: the slot.
             wait_for_use: see `Slot.resize`.
-            wait: if true, returns when the slot has changed; if false, at once, with the pending
-                change in `SlotStatus.resizes`.
+            wait: if true, the call returns when the slot has changed; if false, it returns at once
+                and `SlotStatus.resizes` has the pending change.
             timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN.
-            FailedPrecondition: SLOT_NOT_READY: it has no slot; INFEASIBLE_NEVER: more than the
-                executor has in total.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            FailedPrecondition: SLOT_NOT_READY: the request has no slot yet; INFEASIBLE_NEVER: the
+                new size is more than the executor has in total.
             ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.resize`.
         """
         change = SizeChange(
@@ -325,9 +326,9 @@ class Operations:
             timeout_s: see `resize`.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN.
-            FailedPrecondition: SLOT_NOT_READY: it has no slot; PARK_FAILED: its executor does not
-                park slots on these GPUs.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            FailedPrecondition: SLOT_NOT_READY: the request has no slot yet; PARK_FAILED: the
+                executor does not park slots on these GPUs.
             ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.park`.
         """
         change = await parking_change(self._connection, allocation_id, park=True)
@@ -346,8 +347,8 @@ class Operations:
             timeout_s: see `resize`.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN.
-            FailedPrecondition: SLOT_NOT_READY: it has no slot.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            FailedPrecondition: SLOT_NOT_READY: the request has no slot yet.
             ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.unpark`.
         """
         change = await parking_change(self._connection, allocation_id, park=False)
@@ -381,11 +382,11 @@ class Operations:
     async def withdraw_resize(self, allocation_id: str) -> types.SlotStatus:
         """Withdraws all pending changes of a slot.
 
-        A change already sent to the executor is undone if it succeeds.
+        If the executor has already received a change and makes it, the slot is resized back.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN.
-            FailedPrecondition: SLOT_NOT_READY: it has no slot.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            FailedPrecondition: SLOT_NOT_READY: the request has no slot yet.
         """
         status = await self._slot(allocation_id)
         size = status.profile, status.cpu_limit_milli
@@ -402,8 +403,8 @@ class Operations:
                     status, size, wait_for_use=wait_for_use, park=change.parks
                 )
             except FailedPrecondition as error:
-                # Another change came in between: read the slot again, and number the change after
-                # that one.
+                # Another change came in between. Read the slot again, to get a number above the
+                # number of that change.
                 if error.reason is not Reason.STALE_RESIZE or not tries_left:
                     raise
         raise AssertionError("the last try returns or raises")
@@ -433,7 +434,7 @@ class Operations:
     async def _resized(
         self, requested: types.SlotStatus, change: SizeChange, next_sequence: int
     ) -> types.SlotStatus:
-        """Waits for the outcome of a resize, and looks at the slot after every event about it."""
+        """Waits for the outcome of a resize; reads the slot after every event about it."""
         status, number, message = requested, requested.resize_number, ""
         while True:
             reason = Reason.RESIZE_REFUSED if message else ""
@@ -508,7 +509,7 @@ class Operations:
 
 
 def _limits(amounts: Mapping[str, int | None] | None) -> dict[str, int]:
-    """Returns limits as the protocol has them."""
+    """Returns limits in the form of the protocol: `NO_LIMIT` stands for None."""
     for name, amount in (amounts or {}).items():
         if amount is not None and not 0 <= amount <= AMOUNT_MAX:
             expected = f"an amount from 0 to {AMOUNT_MAX}, or None for no limit"

@@ -1,4 +1,4 @@
-"""The blocking client, for programs without an event loop: same names, same arguments.
+"""The blocking client, for programs without an event loop. Names and arguments are the same.
 
     from finegrain_client import SlotSpec, blocking
 

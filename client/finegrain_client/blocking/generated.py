@@ -112,21 +112,21 @@ class Task(Handle[AsyncTask]):
     def wait(self, timeout_s: float | None = None) -> TaskResult:
         """Waits until the task has ended, and returns its result.
 
-        Interrupting this, or a timeout, leaves the task running.
+        If the wait is cancelled or times out, the task continues to run.
 
         Raises:
-            TimeoutError: it still runs after `timeout_s`.
-            TaskNotStarted: it never ran.
-            SlotLost: its slot has ended, and how the task ended is unknown.
+            TimeoutError: the task still runs after `timeout_s`.
+            TaskNotStarted: the task never ran.
+            SlotLost: the slot has ended, and the result of the task is unknown.
             JobEnded: the job has ended.
         """
         return self.loop.run(self.inner.wait(timeout_s))
 
     def output(self, *, stdout_offset: int = 0, stderr_offset: int = 0) -> Iterator[OutputChunk]:
-        """Yields the task's output, from the given offsets until it has ended and all was read.
+        """Yields the task's output from the given offsets to the end of the task.
 
-        Every iteration reads independently, because the executor keeps the output as long as the
-        slot exists. It reads no faster than the caller consumes.
+        The executor keeps the output as long as the slot exists, so each iteration reads
+        independently of others. The client reads no faster than the caller consumes.
 
         Raises:
             SlotLost: the slot has ended.
@@ -162,7 +162,7 @@ class Task(Handle[AsyncTask]):
         self.loop.run(self.inner.signal(number))
 
     def cancel(self, grace_s: float | None = None) -> None:
-        """Ends the task: SIGTERM, the grace period, SIGKILL. Returns when that has started.
+        """Ends the task: SIGTERM, then SIGKILL after the grace period. Does not wait for the end.
 
         Args:
             grace_s: time in seconds between SIGTERM and SIGKILL; None: the executor's default.
@@ -177,7 +177,7 @@ class Task(Handle[AsyncTask]):
 class Slot(ContextHandle[AsyncSlot]):
     """Resources on one executor that belong to the job until `release`.
 
-    As a context manager, it releases the slot at the end.
+    A slot can be used in `with`, which releases it at the end.
     """
 
     @property
@@ -190,7 +190,7 @@ class Slot(ContextHandle[AsyncSlot]):
 
     @property
     def profile(self) -> ResourceProfile:
-        """The resources that it has now; `status.resizes` shows pending changes."""
+        """The current resources of the slot; `status.resizes` shows pending changes."""
         return self.inner.profile
 
     @property
@@ -200,22 +200,25 @@ class Slot(ContextHandle[AsyncSlot]):
 
     @property
     def cpus(self) -> str:
-        """The cpus it may run on, as a cpu list; empty: the executor's shared pool."""
+        """The cpus of the slot, as a cpu list; empty: the executor's shared pool."""
         return self.inner.cpus
 
     @property
     def assignment(self) -> CpuAssignment | None:
-        """QoS class, dedicated cpus, NUMA nodes, pools; None: LS, in the whole shared pool."""
+        """QoS class, dedicated cpus, NUMA nodes and pools of the slot.
+
+        None: the slot has class LS and runs in the whole shared pool.
+        """
         return self.inner.assignment
 
     @property
     def isolation(self) -> Isolation | None:
-        """What the executor really enforces; None if the executor did not report it."""
+        """Which limits the executor enforces; None if the executor did not report it."""
         return self.inner.isolation
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """The network ports that the executor has given to the slot."""
+        """The network ports that belong to the slot."""
         return self.inner.ports
 
     def run(
@@ -235,19 +238,20 @@ class Slot(ContextHandle[AsyncSlot]):
         """Starts a command in the slot. Returns when the executor has accepted it.
 
         Args:
-            argv: program and arguments; no shell is involved.
-            env: the whole environment (PATH and HOME get defaults).
-            cwd: absolute working directory; empty: a scratch directory of the task.
-            user: user to run as; empty: the executor's.
+            argv: program and arguments; the executor starts it without a shell.
+            env: the whole environment of the task. The executor adds PATH and HOME if they are
+                absent, FINEGRAIN_ variables, and variables about devices of the slot.
+            cwd: absolute path of the working directory; empty: a scratch directory of the task.
+            user: user that the task runs as; empty: the executor's default.
             timeout_s: time in seconds after which the executor ends the task; None: no limit.
-            stdin: bytes, or chunks of them, or "pipe" for `Task.write_input`; None: /dev/null.
-            output: "capture": collected in the result; "stream": the caller reads `Task.output`;
-                a function: called with every `OutputChunk`.
-            output_limit_bytes: bytes per stream that the executor keeps on disk, at most its own
-                limit; 0: that limit.
+            stdin: bytes or chunks of bytes, or "pipe" for `Task.write_input`; None: /dev/null.
+            output: "capture": the result contains the output; "stream": the caller reads
+                `Task.output`; a function: it is called with every `OutputChunk`.
+            output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
+                executor's own limit; 0: the executor's limit.
             task_id: identity of the task; empty: the client generates one.
             cancel_on_interrupt: whether interrupting this call also cancels the task. If false, an
-                accepted task continues, and submitting the same `task_id` again finds it.
+                accepted task continues, and a call with the same `task_id` returns its handle.
 
         Raises:
             TaskNotStarted: the command cannot be executed; `reason` says why.
@@ -280,8 +284,8 @@ class Slot(ContextHandle[AsyncSlot]):
                 executor's default.
 
         Raises:
-            FinegrainError: the call to the resource manager failed; the slot is released at the
-                latest when the job ends.
+            FinegrainError: the call to the resource manager failed. The slot is then released when
+                the job ends.
         """
         self.loop.run(self.inner.release(grace_s))
 
@@ -318,26 +322,28 @@ class Slot(ContextHandle[AsyncSlot]):
         wait_for_use: bool = False,
         timeout_s: float | None = None,
     ) -> SlotStatus:
-        """Changes the resources of the slot without touching its tasks. Returns when it is done.
+        """Changes the resources of the slot while its tasks run on; waits until this is done.
 
         An amount that is not given keeps its value, or the value that a pending change gives it.
         `SizeChange` describes the amounts. Growth is queued until the slot's executor has room.
 
-        Interrupting this, or a timeout, keeps the change queued; `withdraw_resize` withdraws it.
+        If the wait is cancelled or times out, the change stays pending; `withdraw_resize` withdraws
+        it.
 
         Args:
-            wait_for_use: what to do if the slot uses more memory than its new size: wait until it
-                uses less (True), or refuse (False).
-            timeout_s: longest time to wait here in seconds; None: no limit.
+            wait_for_use: what to do if the slot uses more memory than its new size. True: wait
+                until it uses less; False: refuse the change.
+            timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
             ResizeRefused: the slot uses more memory than its new size, or another change replaced
-                this one.
-            FailedPrecondition: INFEASIBLE_NEVER: more than the executor has in total.
-            StillResizing: (a TimeoutError) not done within `timeout_s`.
+                this change.
+            FailedPrecondition: INFEASIBLE_NEVER: the new size is more than the executor has in
+                total.
+            StillResizing: (a TimeoutError) the change was not done within `timeout_s`.
             SlotLost: the slot has ended.
-            InvalidArgument: no amount is given, one is out of range, or `devices` are not those of
-                the slot: a resize keeps them.
+            InvalidArgument: no amount is given, an amount is out of range, or `devices` differs
+                from the devices of the slot.
             FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(
@@ -356,17 +362,19 @@ class Slot(ContextHandle[AsyncSlot]):
         )
 
     def park(self, *, timeout_s: float | None = None) -> SlotStatus:
-        """Frees the GPUs of the slot while its processes stay. Returns when it is done.
+        """Frees the GPUs of the slot while its processes stay. Returns when the GPUs are free.
 
-        The contents of the GPUs' memory then take memory of the slot, and its calls of CUDA wait.
-        The slot takes no tasks until it has GPUs again. Its executor must allow it.
+        The contents of the GPUs' memory move to the slot's main memory. CUDA calls of the processes
+        block, and the slot accepts no tasks, until the slot has GPUs again. The executor must be
+        configured to park slots.
 
         Args:
-            timeout_s: longest time to wait here in seconds; None: no limit.
+            timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
-            ResizeRefused: the executor could not do it, or another change replaced this one.
-            FailedPrecondition: PARK_FAILED: its executor does not park slots on these GPUs.
+            ResizeRefused: the executor failed to park the slot, or another change replaced this
+                change.
+            FailedPrecondition: PARK_FAILED: the executor does not park slots on these GPUs.
             InvalidArgument: the slot has no GPUs.
             StillResizing, SlotLost, FinegrainError: see `resize`.
         """
@@ -375,13 +383,13 @@ class Slot(ContextHandle[AsyncSlot]):
     def unpark(self, *, timeout_s: float | None = None) -> SlotStatus:
         """Gives the slot GPUs again, after `park`. Returns when its processes can use them.
 
-        It waits in the queue until the GPUs are free. `withdraw_resize` ends that.
+        The change is queued until GPUs are free. `withdraw_resize` withdraws it.
 
         Args:
-            timeout_s: longest time to wait here in seconds; None: no limit.
+            timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
-            ResizeRefused: another change replaced this one.
+            ResizeRefused: another change replaced this change.
             InvalidArgument: the slot has no GPUs.
             StillResizing, SlotLost, FinegrainError: see `resize`.
         """
@@ -390,7 +398,7 @@ class Slot(ContextHandle[AsyncSlot]):
     def withdraw_resize(self) -> SlotStatus:
         """Withdraws all pending changes.
 
-        A change already sent to the executor is undone if it succeeds.
+        If the executor has already received a change and makes it, the slot is resized back.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
@@ -404,12 +412,12 @@ class Slot(ContextHandle[AsyncSlot]):
 
     @property
     def allocation_id(self) -> str:
-        """Identity of the slot, equal to the request's."""
+        """Identity of the slot. The request has the same allocation id."""
         return self.inner.allocation_id
 
     @property
     def generation(self) -> int:
-        """Number of the placement of the request that this slot is."""
+        """Number of the placement: 1 for the first slot of the request, 2 for its replacement."""
         return self.inner.generation
 
     @property
@@ -419,7 +427,7 @@ class Slot(ContextHandle[AsyncSlot]):
 
     @property
     def executor_address(self) -> str:
-        """Address of that executor, "host:port"."""
+        """Address of the executor, "host:port"."""
         return self.inner.executor_address
 
     @property
@@ -441,8 +449,8 @@ class Request(Handle[AsyncRequest]):
     Attributes:
         allocation_id: identity of the request and of the slot that will serve it.
         state: state of the request; `reason` (a stable code) and `message` say why.
-        slot: its latest slot, or None. The slot may have ended: see `Slot.has_ended`.
-        gang: the gang that it belongs to, or None.
+        slot: latest slot of the request, or None. The slot may have ended: see `Slot.has_ended`.
+        gang: the gang that the request belongs to, or None.
         acknowledged: whether the resource manager has stored the request durably.
     """
 
@@ -492,14 +500,14 @@ class Request(Handle[AsyncRequest]):
     def granted(self, timeout_s: float | None = None) -> Slot:
         """Waits for the slot and returns it.
 
-        Interrupting this, or a timeout, keeps the request queued.
-        If a slot with `restart_on_loss` is lost, this waits for the next one.
+        If the wait is cancelled or times out, the request stays queued. If a slot with
+        `restart_on_loss` is lost, the call waits for the next slot.
 
         Args:
             timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
-            StillWaiting: (a TimeoutError) not granted within `timeout_s`.
+            StillWaiting: (a TimeoutError) the request was not granted within `timeout_s`.
             RequestRejected, RequestEnded, SlotLost: the request ended without a slot. GangTimeout,
                 a RequestRejected: its gang was not placed in time.
             JobEnded: the job has ended.
@@ -515,10 +523,10 @@ class Request(Handle[AsyncRequest]):
         self.loop.run(self.inner.cancel())
 
     def explain(self, *, executor_id: str = "", max_executors: int = 0) -> Explanation:
-        """Explains why the request waits on each executor, and which change would let it fit now.
+        """Explains why the request does not fit on each executor, and what would make it fit now.
 
         Args:
-            executor_id: explain only this executor; empty: all.
+            executor_id: explain only this executor; empty: all executors.
             max_executors: largest number of executors to list in full; 0: 20.
 
         Raises:
@@ -599,14 +607,14 @@ class RequestRange(Handle[AsyncRequestRange]):
         )
 
     def cancel(self, first_index: int = 0, count: int | None = None) -> ItemOutcome:
-        """Cancels members; slots that they have are released.
+        """Cancels members; the slots of these members are released.
 
         Args:
             first_index: index of the first member to cancel.
-            count: number of indexes to cancel from there on; None: all that follow.
+            count: number of members to cancel, with consecutive indexes; None: all that follow.
 
         Raises:
-            InvalidArgument: an index is outside of what any range can have.
+            InvalidArgument: an index is below 0, or `INDEX_END` or above.
             FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(self.inner.cancel(first_index, count))
@@ -618,12 +626,12 @@ class RequestRange(Handle[AsyncRequestRange]):
 
         Args:
             first_index: index of the first member to release.
-            count: number of indexes to release from there on; None: all that follow.
+            count: number of members to release, with consecutive indexes; None: all that follow.
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
                 executor's default.
 
         Raises:
-            InvalidArgument: an index is outside of what any range can have.
+            InvalidArgument: an index is below 0, or `INDEX_END` or above.
             FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(self.inner.release(first_index, count, grace_s))
@@ -662,7 +670,7 @@ class Job(ContextHandle[AsyncJob]):
     def requests(self) -> list[Request]:
         """The requests that have not ended, in the order in which they were made.
 
-        Of ranges, it has only the members that have, or had, a slot.
+        A member of a range is included only once it has had a slot.
         """
         return [Request(self.loop, each) for each in self.loop.call(lambda: self.inner.requests)]
 
@@ -677,13 +685,13 @@ class Job(ContextHandle[AsyncJob]):
         *,
         raise_on_reject: bool = True,
     ) -> list[Request]:
-        """Requests slots. Returns when all requests are durable, in the given order.
+        """Requests slots. Returns the requests, in the given order, when all of them are durable.
 
-        If this is interrupted or fails, the client cancels all requests that were accepted.
+        If the call is interrupted or fails, the client cancels all requests that were accepted.
 
         Args:
-            specs: the slots to request. A `SlotSpec` with `count` gives that many requests, a
-                `GangSpec` one for each member.
+            specs: the slots to request. A `SlotSpec` becomes `count` requests; a `GangSpec` becomes
+                one request for each member.
             raise_on_reject: if false, rejected requests are returned too, with `rejection` set.
 
         Raises:
@@ -708,10 +716,10 @@ class Job(ContextHandle[AsyncJob]):
         timeout_s: float | None = None,
         gang_id: str = "",
     ) -> list[Slot]:
-        """Requests a gang and waits. Returns its slots when all are granted, in the given order.
+        """Requests a gang and waits. Returns its slots, in the given order, when all are granted.
 
-        If this is interrupted or fails, the client cancels the whole gang.
-        To keep the requests while they wait, pass a `GangSpec` to `request_slots` instead.
+        If the call is interrupted or fails, the client cancels the whole gang. If you need the
+        request handles while the gang waits, pass a `GangSpec` to `request_slots` instead.
 
         Args:
             members: one spec with a `count`, or several; see `GangSpec`.
@@ -722,7 +730,7 @@ class Job(ContextHandle[AsyncJob]):
 
         Raises:
             GangTimeout: (a TimeoutError) the gang was not placed as a whole within `timeout_s`.
-            RequestRejected: the gang can never be placed; names the members that cause it.
+            RequestRejected: the gang can never be placed. The error names the members that cannot.
             RequestEnded, SlotLost: a member ended before all members were granted.
             InvalidArgument, JobEnded, FinegrainError: see `request_slots`.
         """
@@ -745,7 +753,7 @@ class Job(ContextHandle[AsyncJob]):
     ) -> RequestRange:
         """Requests `spec.count` equal slots as one range. Returns when the range is durable.
 
-        Until its members are granted, a range costs hardly more than one request. If this is
+        Until its members are granted, a range costs hardly more than one request. If the call is
         cancelled or fails, the client cancels the members that were accepted.
 
         Args:
@@ -776,7 +784,7 @@ class Job(ContextHandle[AsyncJob]):
     def cancel(self, requests: Sequence[Request]) -> list[ItemOutcome]:
         """Cancels requests; slots granted in the meantime are released.
 
-        Returns one outcome for each.
+        Returns one outcome per request.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
@@ -784,7 +792,7 @@ class Job(ContextHandle[AsyncJob]):
         return self.loop.run(self.inner.cancel([each.inner for each in requests]))
 
     def release(self, slots: Sequence[Slot], grace_s: float | None = None) -> list[ItemOutcome]:
-        """Releases many slots in one call. Returns one outcome for each.
+        """Releases many slots in one call. Returns one outcome per slot.
 
         Args:
             slots: the slots to release.
@@ -801,16 +809,16 @@ class Job(ContextHandle[AsyncJob]):
     ) -> list[ItemOutcome]:
         """Reuses finished slots for waiting requests, many in one call.
 
-        Returns one outcome for each.
+        Each pair names a slot, and a waiting request of this job for the same resources. If the
+        outcome of a pair is `ok`, the job keeps the slot and the request ends in state RELEASED
+        with reason REUSED. Otherwise the slot is released and the request stays queued. Reason
+        FAIR_SHARE means that other requests get the freed capacity first. Repeating a call with the
+        same pairs returns the same outcomes.
 
-        Each pair names a slot and a waiting request of this job that asks for the same resources.
-        If the outcome is `ok`, the job keeps the slot and the request ends: RELEASED, reason
-        REUSED. Otherwise the slot is released and the request stays queued. Reason FAIR_SHARE means
-        that other requests are served first with the freed capacity. Repeating a call with the same
-        pairs returns the same outcomes.
+        Returns one outcome per pair.
 
         Args:
-            pairs: pairs of a slot and a request, or the request's allocation id.
+            pairs: pairs of a slot, and a request or the request's allocation id.
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run in
                 released slots; None: the executor's default.
 
@@ -851,9 +859,9 @@ class Job(ContextHandle[AsyncJob]):
         return self.loop.run(self.inner.serve_offers(address))
 
     def end(self, grace_s: float | None = None) -> None:
-        """Ends the job now: cancels its requests, releases its slots, and kills their tasks.
+        """Ends the job now: cancels its requests, releases its slots, and ends their tasks.
 
-        Ending a job that has ended is not an error. This is the only way to end a detached job.
+        If the job has already ended, nothing happens. A detached job ends only by this call.
 
         Args:
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks; None: the executor's
@@ -1069,12 +1077,13 @@ class Cluster(LoopOwner[AsyncCluster]):
     def drain(
         self, executor_id: str, *, reason: str = "", deadline_s: float | None = None
     ) -> ExecutorStatus:
-        """Stops new slots on an executor; after `deadline_s`, releases the remaining ones.
+        """Stops the placement of new slots on an executor; running slots continue.
 
         Args:
             executor_id: the executor.
             reason: text for people.
-            deadline_s: time in seconds until remaining slots are released; None: never.
+            deadline_s: time in seconds after which the remaining slots are released; None: they are
+                not released.
         """
         return self.loop.run(self.inner.drain(executor_id, reason=reason, deadline_s=deadline_s))
 
@@ -1083,7 +1092,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         return self.loop.run(self.inner.undrain(executor_id))
 
     def cordon(self, executor_id: str, device: str, *, reason: str = "") -> str:
-        """Gives a device no new work. Slots that have it stay.
+        """Keeps new slots from a device. Slots that already have the device keep it.
 
         Args:
             executor_id: the executor.
@@ -1094,19 +1103,19 @@ class Cluster(LoopOwner[AsyncCluster]):
             The device's UUID.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN: no such executor, or it has no such device.
+            NotFound: EXECUTOR_UNKNOWN: there is no such executor, or it has no such device.
         """
         return self.loop.run(self.inner.cordon(executor_id, device, reason=reason))
 
     def uncordon(self, executor_id: str, device: str) -> None:
-        """Gives a device new work again; does nothing if it is not cordoned.
+        """Lets new slots get a device again; does nothing if the device is not cordoned.
 
         Args:
             executor_id: the executor.
             device: name of the device ("gpu3") or its UUID.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN: no such executor, or it has no such device.
+            NotFound: EXECUTOR_UNKNOWN: there is no such executor, or it has no such device.
         """
         self.loop.run(self.inner.uncordon(executor_id, device))
 
@@ -1114,7 +1123,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         """Deletes a lost executor from the resource manager's state.
 
         Raises:
-            FailedPrecondition: EXECUTOR_NOT_LOST.
+            FailedPrecondition: EXECUTOR_NOT_LOST: only lost executors can be forgotten.
         """
         self.loop.run(self.inner.forget(executor_id))
 
@@ -1125,10 +1134,10 @@ class Cluster(LoopOwner[AsyncCluster]):
         return self.loop.run(self.inner.release(allocation_ids, grace_s=grace_s))
 
     def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
-        """Ends any job.
+        """Ends a job, also a job of another job master.
 
         Raises:
-            NotFound: JOB_UNKNOWN.
+            NotFound: JOB_UNKNOWN: there is no such job.
         """
         self.loop.run(self.inner.terminate_job(job_id, grace_s=grace_s))
 
@@ -1142,26 +1151,26 @@ class Cluster(LoopOwner[AsyncCluster]):
         minimum: Mapping[str, int | None] | None = None,
         maximum: Mapping[str, int | None] | None = None,
     ) -> GroupStatus:
-        """Creates a resource group, or changes the given settings of an existing one.
+        """Creates a resource group, or changes the given settings of an existing group.
 
-        The settings apply from the next scheduling decision on; running slots are never stopped for
-        them.
+        The settings apply from the next scheduling decision on. They never stop running slots.
 
         Args:
-            name: 1 to 63 characters out of a-z 0-9 . _ - that start with a letter or digit.
-            weight: 0.001 to 1,000,000; a group of weight 4 gets four times the share of one of
+            name: 1 to 63 characters from a-z 0-9 . _ - of which the first is a letter or digit.
+            weight: 0.001 to 1,000,000; a group of weight 4 gets four times the share of a group of
                 weight 1.
-            parent: the parent group; empty: none. It can change only while the group has no jobs.
+            parent: the parent group; empty: no parent. It can change only while the group has no
+                jobs.
             description: text for people.
             minimum: guaranteed minimum by dimension ("cpu_milli", "memory_bytes", or "extended."
-                and a name); None removes it.
-            maximum: limit of what its slots have, by dimension; 0 lets no more slots start; None
-                removes it.
+                and a name); None removes the minimum of this dimension.
+            maximum: limit for all slots of the group together, by dimension. With 0, no more slots
+                start; None removes the limit of this dimension.
 
         Raises:
             InvalidArgument: an argument is out of range.
             NotFound: GROUP_UNKNOWN: the parent does not exist.
-            FailedPrecondition: GROUP_IN_USE: a new parent for a group that has jobs.
+            FailedPrecondition: GROUP_IN_USE: the group has jobs, so its parent cannot change.
         """
         return self.loop.run(
             self.inner.set_group(
@@ -1178,8 +1187,8 @@ class Cluster(LoopOwner[AsyncCluster]):
         """Deletes a resource group that has neither jobs nor child groups.
 
         Raises:
-            NotFound: GROUP_UNKNOWN.
-            FailedPrecondition: GROUP_IN_USE.
+            NotFound: GROUP_UNKNOWN: there is no such group.
+            FailedPrecondition: GROUP_IN_USE: the group has jobs or child groups.
         """
         self.loop.run(self.inner.delete_group(name))
 
@@ -1198,9 +1207,9 @@ class Cluster(LoopOwner[AsyncCluster]):
     ) -> HostPolicyStatus:
         """Changes policy settings of an executor's host, or of the whole cluster.
 
-        Settings that are not named stay as they are. They apply to new slots from the next
-        scheduling decision on. They survive restarts and take precedence over the executor's own
-        configuration.
+        Settings that are not named stay as they are. The changed settings apply to new slots from
+        the next scheduling decision on. They survive restarts and take precedence over the
+        executor's configuration.
 
         Args:
             executor_id: the executor; None: the settings for the whole cluster.
@@ -1210,17 +1219,17 @@ class Cluster(LoopOwner[AsyncCluster]):
             alignment: placement of every slot on NUMA nodes: "None", "BestEffort", "Restricted" or
                 "SingleNUMANode".
             reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; empty: none),
-                in addition to those that the host's configuration reserves.
-            reserved_strict: whether slots of the shared pools may not use them either.
+                in addition to the cpus that the host's configuration reserves.
+            reserved_strict: whether slots of the shared pools may not use reserved cpus either.
             default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", for requests that name no bind
                 policy.
             default_exclusive: "PCPULevel", "NUMANodeLevel" or "None", for requests that name no
                 exclusive policy.
-            clear: names of these arguments whose setting to remove.
+            clear: settings to remove, by the names of the arguments above.
 
         Raises:
-            InvalidArgument: an argument is not allowed.
-            NotFound: EXECUTOR_UNKNOWN.
+            InvalidArgument: an argument has a value that is not allowed.
+            NotFound: EXECUTOR_UNKNOWN: there is no such executor.
         """
         return self.loop.run(
             self.inner.set_host_policy(
@@ -1257,14 +1266,14 @@ class Cluster(LoopOwner[AsyncCluster]):
         Args:
             allocation_id: the slot.
             wait_for_use: see `Slot.resize`.
-            wait: if true, returns when the slot has changed; if false, at once, with the pending
-                change in `SlotStatus.resizes`.
+            wait: if true, the call returns when the slot has changed; if false, it returns at once
+                and `SlotStatus.resizes` has the pending change.
             timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN.
-            FailedPrecondition: SLOT_NOT_READY: it has no slot; INFEASIBLE_NEVER: more than the
-                executor has in total.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            FailedPrecondition: SLOT_NOT_READY: the request has no slot yet; INFEASIBLE_NEVER: the
+                new size is more than the executor has in total.
             ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.resize`.
         """
         return self.loop.run(
@@ -1295,9 +1304,9 @@ class Cluster(LoopOwner[AsyncCluster]):
             timeout_s: see `resize`.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN.
-            FailedPrecondition: SLOT_NOT_READY: it has no slot; PARK_FAILED: its executor does not
-                park slots on these GPUs.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            FailedPrecondition: SLOT_NOT_READY: the request has no slot yet; PARK_FAILED: the
+                executor does not park slots on these GPUs.
             ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.park`.
         """
         return self.loop.run(self.inner.park(allocation_id, wait=wait, timeout_s=timeout_s))
@@ -1313,8 +1322,8 @@ class Cluster(LoopOwner[AsyncCluster]):
             timeout_s: see `resize`.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN.
-            FailedPrecondition: SLOT_NOT_READY: it has no slot.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            FailedPrecondition: SLOT_NOT_READY: the request has no slot yet.
             ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.unpark`.
         """
         return self.loop.run(self.inner.unpark(allocation_id, wait=wait, timeout_s=timeout_s))
@@ -1322,11 +1331,11 @@ class Cluster(LoopOwner[AsyncCluster]):
     def withdraw_resize(self, allocation_id: str) -> SlotStatus:
         """Withdraws all pending changes of a slot.
 
-        A change already sent to the executor is undone if it succeeds.
+        If the executor has already received a change and makes it, the slot is resized back.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN.
-            FailedPrecondition: SLOT_NOT_READY: it has no slot.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            FailedPrecondition: SLOT_NOT_READY: the request has no slot yet.
         """
         return self.loop.run(self.inner.withdraw_resize(allocation_id))
 

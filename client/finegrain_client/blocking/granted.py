@@ -31,8 +31,8 @@ class AsGranted:
 def as_granted(requests: Iterable[Request]) -> AsGranted:
     """Iterates over the slots of `requests`, each once, in the order in which they are granted.
 
-    If a request ends without a slot, the step raises what `Request.granted` raises. To get the
-    other slots, continue with `next` on the same iterator. Leaving the loop early leaves the other
-    requests queued.
+    If a request ends without a slot, the iteration raises the same error as `Request.granted`. To
+    get the other slots, continue with `next` on the same iterator. Leaving the loop early keeps the
+    other requests queued.
     """
     return AsGranted(list(requests))

@@ -1,4 +1,4 @@
-"""Base classes of the blocking client's handles: an asyncio object and the loop that it runs on."""
+"""Base classes of the blocking client's handles. A handle has an asyncio object and its loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Handle(Generic[InnerT]):
 
     Attributes:
         loop: the loop that `inner` runs on.
-        inner: the object of the asyncio client; use it on that loop only.
+        inner: the object of the asyncio client; only code on `loop` may use it.
     """
 
     def __init__(self, loop: PrivateLoop, inner: InnerT) -> None:
@@ -59,7 +59,7 @@ class ContextHandle(Handle[ContextT]):
 
 
 class Closable(AbstractAsyncContextManager[Any], Protocol):
-    """What a `LoopOwner` needs of its inner object."""
+    """The interface that the inner object of a `LoopOwner` must have."""
 
     async def close(self) -> None:
         """Closes its open connections."""
@@ -69,7 +69,7 @@ ClosableT = TypeVar("ClosableT", bound=Closable)
 
 
 class LoopOwner(ContextHandle[ClosableT]):
-    """The handle from which all others of its loop come; closing it ends the thread."""
+    """The first handle of a loop; it creates the others. Closing it ends the loop's thread."""
 
     def __exit__(
         self,

@@ -1,7 +1,7 @@
-"""An event loop in a dedicated thread, for callers that have none.
+"""An event loop in a dedicated thread, for callers without an event loop.
 
-An interruption (Ctrl-C) cancels the pending call, waits until that call has cleaned up, and is then
-raised as usual.
+After an interruption (Ctrl-C), the loop cancels the pending call and waits until the call has
+cleaned up. Then KeyboardInterrupt is raised as usual.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ class PrivateLoop:
         return self._loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine and returns its result. An interruption cancels it and waits for it.
+        """Runs a coroutine on the loop and returns its result.
+
+        An interruption cancels the coroutine and waits until it has cleaned up.
 
         Raises:
             ConfigurationError: the loop is closed, or the caller is on the loop's own thread.
         """
         if self._loop.is_closed() or threading.get_ident() == self._thread.ident:
-            # Else Python warns that the coroutine was never awaited.
+            # Without `close`, Python would warn that the coroutine was never awaited.
             work.close()
             raise ConfigurationError(
                 "the blocking client is closed"
@@ -66,7 +68,7 @@ class PrivateLoop:
         try:
             return _wait_for(outcome)
         except BaseException:
-            if not outcome.done():  # this thread was interrupted; the work did not fail
+            if not outcome.done():  # the error is an interruption of this thread
                 self._loop.call_soon_threadsafe(stop)
                 with suppress(CancelledError, TimeoutError):
                     outcome.exception(LEAVING_S)
@@ -83,7 +85,7 @@ class PrivateLoop:
     def iterate(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
         """Yields the items of an async iterator, and closes the iterator at the end."""
 
-        # A tuple marks an item, because None may be an item, too.
+        # An item comes in a tuple, because None marks the end and may also be an item.
         async def step() -> tuple[T] | None:
             try:
                 return (await anext(items),)
@@ -101,7 +103,7 @@ class PrivateLoop:
         """Ends the thread; does nothing if it has ended."""
         if self._loop.is_closed():
             return
-        # Generators first: their cleanup may still use the executor.
+        # Generators are closed first, because their cleanup may use the loop's thread pool.
         self.run(self._loop.shutdown_asyncgens())
         self.run(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -119,7 +121,7 @@ def _wait_for(outcome: Future[T]) -> T:
         try:
             return outcome.result(WAKE_INTERVAL_S)
         except TimeoutError:
-            if outcome.done():  # the work raised it itself, or ended just now
+            if outcome.done():  # the work raised the error itself, or has ended in the meantime
                 return outcome.result()
 
 

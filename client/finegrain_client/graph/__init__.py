@@ -6,7 +6,7 @@
     graph.connect(source, sink)
     print(fg.graph.describe(graph.compile()))
 
-Everything here is pure: it reads no clock and does no I/O. See docs/job-graphs.md.
+This package is pure: it reads no clock and does no I/O. See docs/job-graphs.md.
 """
 
 from finegrain_client.graph.chains import Obstacle

@@ -1,8 +1,7 @@
 """Operator chaining: which operators run in one task.
 
-Two operators that an edge connects are chained if nothing speaks against it; see `Obstacle`. A task
-is one subtask of a chain. A chain is a tree: each of its operators but the first has exactly one
-input.
+Two operators that an edge connects are chained unless there is an `Obstacle`. A task is one subtask
+of a chain. A chain is a tree: each of its operators except the first has exactly one input.
 """
 
 from __future__ import annotations
@@ -15,15 +14,18 @@ from finegrain_client.graph.values import EdgeSpec, Exchange, GraphSpec, Operato
 
 
 class Obstacle(StrEnum):
-    """Why the operators of an edge are not chained. If there are several, the first one counts."""
+    """Why the two operators of an edge are not chained.
 
-    BLOCKING = "blocking"  # they do not run at the same time
-    ALL_TO_ALL = "all-to-all"  # a subtask needs the output of several others
-    PARALLELISM = "parallelism"  # they have different numbers of subtasks
-    INPUTS = "inputs"  # the consumer has other inputs, too
-    SWITCHED_OFF = "switched-off"  # for the job or for one of the two
-    PROGRAM = "program"  # a task runs one program
-    GROUP = "group"  # nothing else: without the border of a group they would be chained
+    If several obstacles apply, the edge has the first in the order below.
+    """
+
+    BLOCKING = "blocking"  # the operators do not run at the same time
+    ALL_TO_ALL = "all-to-all"  # a subtask needs the output of several subtasks
+    PARALLELISM = "parallelism"  # the operators have different numbers of subtasks
+    INPUTS = "inputs"  # the consumer also has other inputs
+    SWITCHED_OFF = "switched-off"  # chaining is switched off for the job or one of the operators
+    PROGRAM = "program"  # the operators have different programs, but a task runs only one
+    GROUP = "group"  # the slot sharing groups differ, and there is no other obstacle
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Chains:
     Attributes:
         members: operators of each chain, in order along the edges.
         chain_of: index of each operator's chain in `members`.
-        obstacles: for each edge that is not within a chain, why not.
+        obstacles: for each edge that is not within a chain, the reason.
     """
 
     members: tuple[tuple[str, ...], ...]
@@ -42,7 +44,7 @@ class Chains:
 
 
 def program_of(graph: GraphSpec, operator: OperatorSpec) -> tuple[str, ...]:
-    """Returns the program of the operator's tasks: its own, else the job's, else an empty one."""
+    """Returns the operator's program, or else the job's; empty if neither has one."""
     return tuple(operator.program or graph.options.program)
 
 
@@ -52,7 +54,7 @@ def find_chains(graph: GraphSpec, groups: Mapping[str, str], order: Sequence[str
     Args:
         graph: the graph.
         groups: slot sharing group of each operator.
-        order: all operators, each after those that it gets input from.
+        order: all operators; each comes after the operators that it gets input from.
     """
     operators = {each.name: each for each in graph.operators}
     inputs: dict[str, list[EdgeSpec]] = {name: [] for name in operators}

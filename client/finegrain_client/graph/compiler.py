@@ -1,8 +1,8 @@
 """Compiles a job graph into a plan: regions, groups, chains, slot profiles and fractions.
 
-The steps, each in a module of its own: check that all or no operators have resources, find regions,
-assign slot sharing groups, chain operators, count network buffers, add up profiles, and spread
-subtasks over slots.
+The steps are: check that all or no operators have resources, find regions, assign slot sharing
+groups, chain operators, count network buffers, add up profiles, and spread subtasks over slots.
+Each step has a separate module.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def compile_graph(graph: GraphSpec) -> Plan:
     """Returns the plan of a job graph.
 
     Raises:
-        GraphError: the graph has no operators, or its parts do not fit together.
+        GraphError: the graph has no operators, or they cannot be compiled; the message says why.
     """
     if not graph.operators:
         raise GraphError(f"job {graph.name} has no operators; add one or more")
@@ -55,7 +55,7 @@ def compile_graph(graph: GraphSpec) -> Plan:
 
 
 def _in_order(graph: GraphSpec) -> list[str]:
-    """Returns the operators, each after those that it gets input from, else in graph order."""
+    """Returns the operators in graph order, but each after the operators that it reads from."""
     inputs: dict[str, list[str]] = {each.name: [] for each in graph.operators}
     for edge in graph.edges:
         inputs[edge.consumer].append(edge.producer)
@@ -154,7 +154,7 @@ class _Assembly:
         return self.operators[self.chains.members[chain][0]].parallelism
 
     def _spreads(self) -> dict[int, Spread]:
-        """Returns the slots of each chain; chains of a co-location group have the same ones."""
+        """Returns the slots of each chain; chains of a co-location group get the same slots."""
         spreads: dict[int, Spread] = {}
         for chains in self.chains_of.values():
             slots = max(map(self._parallelism, chains))
@@ -167,7 +167,7 @@ class _Assembly:
         return spreads
 
     def _co_located(self, chains: Iterable[int]) -> list[list[int]]:
-        """Returns the chains in clusters, each of which shares slots index by index."""
+        """Groups chains into clusters in which subtasks with the same index share a slot."""
         cluster_of: dict[str, list[int]] = {}
         clusters: list[list[int]] = []
         for chain in chains:

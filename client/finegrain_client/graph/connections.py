@@ -1,14 +1,14 @@
 """Which subtasks of two connected operators exchange data, and how many network buffers they need.
 
-A task needs network memory for its own ends of edges that leave it:
+A task needs network buffers for each edge that connects it with other tasks:
 
 - for each input edge, `network_buffers_per_channel` for each channel, and
   `network_floating_buffers_per_gate` once;
 - for each output edge, one buffer for each subpartition.
 
-A channel is one producer's subtask that the task reads from. A subpartition is one consumer's
-subtask that it writes for. Where subtasks of one operator have different numbers of them, the
-largest number counts for all.
+A task has one channel for each producer subtask that it reads from, and one subpartition for each
+consumer subtask that it writes for. If the subtasks of an operator have different numbers of
+channels or subpartitions, the largest number counts for all subtasks.
 
 Example: an all-to-all edge from 4 to 3 subtasks. Each consumer has 4 channels: 4 x 2 + 8 = 16
 buffers. Each producer has 3 subpartitions: 3 buffers.
@@ -20,10 +20,10 @@ from finegrain_client.graph.values import JobOptions, Pattern
 
 
 def producers_of(pattern: Pattern, index: int, producers: int, consumers: int) -> range:
-    """Returns the producer's subtasks that one subtask of the consumer reads from.
+    """Returns the indexes of the producer subtasks that one consumer subtask reads from.
 
     Args:
-        pattern: how the operators are connected.
+        pattern: how the subtasks are connected.
         index: subtask of the consumer.
         producers: parallelism of the producer.
         consumers: parallelism of the consumer.
@@ -31,8 +31,8 @@ def producers_of(pattern: Pattern, index: int, producers: int, consumers: int) -
     if pattern is Pattern.ALL_TO_ALL:
         return range(producers)
     first = index * producers // consumers
-    # With more consumers than producers, the range would be empty for some; several consumers then
-    # read from the same producer.
+    # With more consumers than producers, several consumers read from the same producer. Without
+    # `max`, the range of some of them would be empty.
     return range(first, max(first + 1, (index + 1) * producers // consumers))
 
 

@@ -12,8 +12,8 @@ class GraphError(InvalidArgument):
 
     Attributes:
         operators: names of the operators that the error is about, in order.
-        changes: edges to change so that this error disappears, as (edge, exchange); empty if the
-            remedy is not a change of edges.
+        changes: changes of edges that would correct this error, as (edge, exchange); empty if other
+            changes are needed.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class GraphError(InvalidArgument):
             shown["operators"] = ", ".join(operators)
         if changes:
             shown["changes"] = ", ".join(f"{edge}: {exchange}" for edge, exchange in changes)
-        # The base class builds its message from a field and a value; most errors of a graph are
-        # about several operators.
+        # `InvalidArgument` builds its message from one field and its value, but most errors of a
+        # graph are about several operators.
         FinegrainError.__init__(self, message, reason=reason, details=shown)
         self.field = ""
         self.expected = ""

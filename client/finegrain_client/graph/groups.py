@@ -1,8 +1,8 @@
 """Slot sharing groups: which operators share slots.
 
-A group that the user set is respected, also across regions. All other operators of a streaming job
-are in the group "default", as if one source fed all sources. In a batch job, each region has a
-separate group ("region-2"), so that memory is divided only among operators that can run together.
+The compiler keeps every group that the user set, even if it spans regions. All other operators of a
+streaming job are in the group "default". In a batch job, each region has a separate group
+("region-2"), so that memory is divided only among operators that can run together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def assign_groups(graph: GraphSpec, regions: Regions) -> dict[str, str]:
 
 
 def shares_one_group(graph: GraphSpec) -> bool:
-    """Returns whether operators without a group share one: as set, else true for streaming."""
+    """Returns whether operators without a group share one group.
+
+    Without a setting in the job's options, they do in a streaming job.
+    """
     same = graph.options.all_vertices_in_same_slot_sharing_group_by_default
     return graph.mode is JobMode.STREAMING if same is None else same
 

@@ -1,6 +1,6 @@
-"""Reads job files: one TOML format for everything that is submitted.
+"""Reads job files, which describe a job graph in TOML.
 
-A file has `schema_version`, a table [job], and for a job graph tables [[operator]] and [[edge]].
+A file has `schema_version`, a table [job], and tables [[operator]] and [[edge]].
 docs/job-graphs.md lists all keys. Each error names the file, the key and the value as typed.
 """
 
@@ -48,7 +48,7 @@ def parse_job_file(text: str, file: str) -> JobGraph:
         file: name of the file, for errors.
 
     Raises:
-        GraphError: it is no TOML, has an unknown key, or a value is invalid.
+        GraphError: the text is not TOML, has an unknown key, or has an invalid value.
     """
     if len(text) > SIZE_MAX:
         raise GraphError(f"{file} has {len(text)} characters; a job file has at most {SIZE_MAX}")
@@ -59,7 +59,9 @@ def parse_job_file(text: str, file: str) -> JobGraph:
     whole = ConfigTable(content, file, error=GraphError)
     version = whole.integer("schema_version", most=AMOUNT_MAX)
     if version != SCHEMA_VERSION:
-        whole.wrong("schema_version", version, f"{SCHEMA_VERSION}, the version that is known here")
+        whole.wrong(
+            "schema_version", version, f"{SCHEMA_VERSION}, which this version of finegrain reads"
+        )
     job, operators, edges = whole.table("job"), whole.tables("operator"), whole.tables("edge")
     whole.end()
     try:
@@ -107,7 +109,7 @@ def _job(table: ConfigTable) -> JobGraph:
         / 1000,
     )
     name = table.text("name")
-    # The keys that were not given are known, too.
+    # These keys are allowed, but may be absent.
     for key in (_ALL_IN_ONE_GROUP, on_heap):
         table.note(key)
     table.end()

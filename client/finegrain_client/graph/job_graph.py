@@ -65,7 +65,7 @@ class JobGraph:
 
         Raises:
             InvalidArgument: an argument is wrong, or CPU or task heap is missing in `resources`.
-            GraphError: there is an operator with this name.
+            GraphError: the graph already has an operator with this name, or too many operators.
         """
         operator = OperatorSpec(
             name=name,
@@ -84,10 +84,10 @@ class JobGraph:
         return self.add_operator(operator)
 
     def add_operator(self, operator: OperatorSpec) -> OperatorSpec:
-        """Adds an operator that exists.
+        """Adds an operator that was made elsewhere.
 
         Raises:
-            GraphError: there is an operator with this name, or there are too many.
+            GraphError: the graph already has an operator with this name, or too many operators.
         """
         if operator.name in self._operators:
             raise GraphError(
@@ -113,14 +113,15 @@ class JobGraph:
         """Adds an edge between two operators of this graph, by name or as returned by `operator`.
 
         Args:
-            producer: where the edge begins.
-            consumer: where it ends.
+            producer: operator at which the edge begins.
+            consumer: operator at which the edge ends.
             exchange: "pipelined" or "blocking".
             pattern: "forward" or "all-to-all".
 
         Raises:
             InvalidArgument: an argument is wrong.
-            GraphError: an operator is unknown, both are the same, or the edge exists.
+            GraphError: an operator is unknown, both are the same operator, or the graph already has
+                this edge.
         """
         names = [each if isinstance(each, str) else each.name for each in (producer, consumer)]
         label = " -> ".join(names)
@@ -165,7 +166,7 @@ class JobGraph:
         """Returns the plan of the graph as it is now.
 
         Raises:
-            GraphError: the parts of the graph do not fit together. The message names the operators
-                and the remedy.
+            GraphError: the graph cannot be compiled. The message names the operators and what to
+                change.
         """
         return compile_graph(self.spec)

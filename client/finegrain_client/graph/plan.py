@@ -1,4 +1,4 @@
-"""The plan of a job: what the compiler makes of a job graph. It never changes.
+"""The plan of a job, which the compiler makes from a job graph. A plan never changes.
 
 Regions, groups and chains refer to each other by name or number. Regions are numbered from 1, in an
 order in which they can run.
@@ -23,10 +23,10 @@ class OperatorPlan:
     """One operator within its chain.
 
     Attributes:
-        managed: fractions of its slot's managed memory.
-        managed_memory_bytes: its quota; None if the slot is a default slot, whose size is known
-            only when it is granted.
-        output: where its output for blocking edges lies.
+        managed: the fractions of its slot's managed memory that it gets.
+        managed_memory_bytes: its quota; None in a default slot, whose size is known only when the
+            slot is granted.
+        output: where its output for blocking edges is stored.
     """
 
     name: str
@@ -45,15 +45,15 @@ class ChainPlan:
         parallelism: number of tasks.
         region: number of its pipelined region.
         group: name of its slot sharing group.
-        co_location_group: empty: none.
-        program: program and arguments of its tasks; empty: none was given.
+        co_location_group: name of its co-location group; empty: it is in no such group.
+        program: program and arguments of its tasks; empty: no program was given.
         ports: network ports of each task.
         network_buffers: network buffers of each task.
         network_memory_bytes: network memory of each task.
         profile: resources of one task; None if its operators have no resources.
         spread: which slot of the group each task runs in.
-        memory_share: part of its slot's memory that the kernel limits each task to, because it has
-            a program of its own; 0: only the slot's limit.
+        memory_share: fraction of the slot's memory that is the memory limit of each task. It is 0
+            if no operator has its own program; then only the slot's limit applies.
     """
 
     name: str
@@ -76,10 +76,10 @@ class EdgePlan:
     """One edge of the graph.
 
     Attributes:
-        chained: the data stays within one task.
-        obstacle: why it is not chained; None if it is.
-        channels: input channels of one task of the consumer, at most; 0 if chained.
-        subpartitions: subpartitions of one task of the producer, at most; 0 if chained.
+        chained: whether both operators are in the same task.
+        obstacle: why the operators are not chained; None if they are.
+        channels: most input channels of a task of the consumer; 0 if chained.
+        subpartitions: most subpartitions of a task of the producer; 0 if chained.
     """
 
     producer: str
@@ -119,11 +119,11 @@ class GroupPlan:
     """A slot sharing group.
 
     Attributes:
-        by_user: whether a user set it.
+        by_user: whether the user named the group.
         slots: number of its slots: the highest parallelism of its chains.
-        profile: what each of its slots needs.
+        profile: resources of each of its slots.
         chains: names of its chains.
-        regions: numbers of the regions that have chains in it.
+        regions: numbers of the regions that have chains in the group.
     """
 
     name: str
@@ -139,8 +139,8 @@ class RestartPolicy:
     """How failed regions are restarted.
 
     Attributes:
-        restarts_max: restarts of one region after failures of its tasks.
-        delay_s: delay before the first restart of a region; doubled for each further one.
+        restarts_max: most restarts of one region after failures of its tasks.
+        delay_s: delay before the first restart of a region; it doubles with each further restart.
     """
 
     restarts_max: int
@@ -152,10 +152,10 @@ class Plan:
     """The plan of one job.
 
     Attributes:
-        specified: whether operators have resources; all have, or none.
+        specified: whether the operators have resources. Either all operators have them, or none.
         network_buffer_bytes: size of one network buffer.
         slots_needed: the fewest slots with which the job can run. In a batch job, regions can run
-            one after the other. In a streaming job all run at the same time.
+            one after the other. In a streaming job, all regions run at the same time.
     """
 
     name: str
@@ -186,7 +186,7 @@ class Plan:
 
     @property
     def broken_chains(self) -> tuple[EdgePlan, ...]:
-        """Edges that are not chained only because a border of a group lies between."""
+        """Edges whose operators are not chained only because they are in different groups."""
         return tuple(each for each in self.edges if each.obstacle is Obstacle.GROUP)
 
     @property
@@ -195,6 +195,6 @@ class Plan:
         return sum(each.parallelism for each in self.chains)
 
     def producers(self, edge: EdgePlan, index: int) -> range:
-        """Returns the producer's subtasks from which subtask `index` of the consumer reads."""
+        """Returns the indexes of the producer subtasks that consumer subtask `index` reads from."""
         producer, consumer = self.chain_of[edge.producer], self.chain_of[edge.consumer]
         return producers_of(edge.pattern, index, producer.parallelism, consumer.parallelism)

@@ -35,11 +35,11 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_json(data: Mapping[str, Any]) -> Plan:
-    """Reads what `plan_to_json` wrote; ignores keys that only a later version knows.
+    """Reads a plan that `plan_to_json` wrote; ignores keys that only a later version knows.
 
     Raises:
-        GraphError: the schema version is not known.
-        InvalidArgument: a value is missing, or of another type.
+        GraphError: the schema version is unknown.
+        InvalidArgument: a value is missing, or has a wrong type.
     """
     version = data.get("schema_version")
     if version != SCHEMA_VERSION:

@@ -1,9 +1,8 @@
 """Slot profiles and managed memory fractions of slot sharing groups.
 
-Fractions are rationals. They become bytes only in the last step (`Fraction` times the managed
-memory of the slot), and each quota is rounded down. So the quotas of a group never add up to more
-than its managed memory. What rounding leaves, less than one byte for each operator, belongs to no
-operator: it stays free in the slot.
+Fractions are exact rationals. Only the last step computes bytes: the fraction times the managed
+memory of the slot, rounded down. So the quotas of a group never add up to more than its managed
+memory. Rounding leaves less than one byte for each operator; these bytes stay free in the slot.
 
 Example: three equal operators without resources, in a slot with 100 bytes of managed memory. Each
 has the fraction 1/3 and a quota of 33 bytes; one byte is left.
@@ -22,12 +21,14 @@ from finegrain_client.graph.values import GraphSpec, JobOptions, OperatorSpec, R
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotProfile:
-    """What a slot of a group, or a task, needs. A slot passes between groups with equal profiles.
+    """The resources of a slot of a group, or of a task.
+
+    A group can reuse the slots of another group if their profiles are equal.
 
     Attributes:
-        is_default: the slot is the executor's default slot; all amounts are 0 then.
-        managed_memory_bytes: managed memory, both kinds together.
-        managed_on_heap_memory_bytes: the part of it that lies on the heap.
+        is_default: whether the slot is a default slot of its executor; then all amounts are 0.
+        managed_memory_bytes: managed memory, on-heap and off-heap together.
+        managed_on_heap_memory_bytes: the part of the managed memory that lies on the heap.
         extended: countable resources, sorted by name.
         devices: devices in hundredths, sorted by name.
         ports: number of network ports.
@@ -64,19 +65,19 @@ class ManagedShare:
     """The share of a slot's managed memory that one operator gets.
 
     Attributes:
-        on_heap: fraction of the slot's managed memory on the heap.
-        off_heap: fraction of its managed memory off the heap.
+        on_heap: fraction of the slot's on-heap managed memory.
+        off_heap: fraction of the slot's off-heap managed memory.
     """
 
     on_heap: Fraction = Fraction(0)
     off_heap: Fraction = Fraction(0)
 
     def quota_bytes(self, managed_memory_bytes: int, managed_on_heap_memory_bytes: int = 0) -> int:
-        """Returns the operator's quota in a slot, both kinds together, each rounded down.
+        """Returns the operator's quota in a slot. On-heap and off-heap parts are rounded down.
 
         Args:
-            managed_memory_bytes: managed memory of the slot, both kinds together.
-            managed_on_heap_memory_bytes: the part of it that lies on the heap.
+            managed_memory_bytes: managed memory of the slot, on-heap and off-heap together.
+            managed_on_heap_memory_bytes: the part of this memory that lies on the heap.
         """
         off_heap_bytes = managed_memory_bytes - managed_on_heap_memory_bytes
         return int(self.on_heap * managed_on_heap_memory_bytes) + int(
@@ -85,10 +86,11 @@ class ManagedShare:
 
 
 def check_all_or_none(operators: Iterable[OperatorSpec]) -> None:
-    """Checks that all operators have resources, or none.
+    """Checks that all operators have resources, or that none has.
 
     Raises:
-        GraphError: some have and some do not; names the first of each kind.
+        GraphError: some operators have resources and some have none; the error names the first
+            operator of each kind.
     """
     first: dict[bool, str] = {}
     for operator in operators:
@@ -104,8 +106,8 @@ def check_all_or_none(operators: Iterable[OperatorSpec]) -> None:
 def managed_shares(members: Sequence[OperatorSpec]) -> dict[str, ManagedShare]:
     """Returns the shares of the operators of one group, by name.
 
-    All of them have resources, or none. A group without managed memory of a kind gives fractions of
-    0 for it.
+    All operators have resources, or none has. If a group has no on-heap managed memory, the on-heap
+    fractions are 0; the same holds for off-heap.
     """
     on_heap = [_on_heap_part(each) for each in members]
     off_heap = [_off_heap_part(each) for each in members]
@@ -127,7 +129,7 @@ def _on_heap_part(operator: OperatorSpec) -> int:
 
 
 def _off_heap_part(operator: OperatorSpec) -> int:
-    """The same as `_on_heap_part`, for managed memory off the heap."""
+    """Returns the operator's bytes off the heap, or its weight if it has no resources."""
     if operator.resources is not None:
         return operator.resources.managed_off_heap_memory_bytes
     return operator.managed_memory_weight if operator.uses_managed_memory else 0
@@ -139,9 +141,9 @@ def specified_profile(
     """Returns the sum of the resources of operators, with the network memory of their tasks.
 
     Args:
-        members: operators, all with resources.
-        network_memory_bytes: network memory of their tasks, one subtask of each.
-        name: what the profile is for, for errors.
+        members: operators, which all have resources.
+        network_memory_bytes: network memory of one task of each chain of the operators.
+        name: what the profile is for; used in errors.
 
     Raises:
         GraphError: an amount is larger than any slot can have.
@@ -175,15 +177,15 @@ def memory_share(
     slot: SlotProfile,
     group_weight: int,
 ) -> Fraction:
-    """Returns the part of its slot's memory that a task is limited to; 0: no limit of its own.
+    """Returns the fraction of its slot's memory that limits a task; 0: only the slot's limit.
 
-    A task that runs a program of its own gets what it asks for. Without resources, it gets a part
-    by the weights of its operators.
+    The limit of a task with resources is its memory. The limit of a task without resources is in
+    proportion to the weights of its operators.
 
     Args:
         members: the operators of the task.
-        profile: its resources; None: its operators have none.
-        slot: the profile of its group.
+        profile: the resources of the task; None: its operators have no resources.
+        slot: the profile of the task's group.
         group_weight: sum of the weights of all operators of the group.
     """
     if not any(each.program for each in members):
@@ -202,7 +204,7 @@ def default_profile(members: Sequence[OperatorSpec], options: JobOptions) -> Slo
         return SlotProfile(is_default=True, ports=ports)
     split = options.default_managed_on_heap_memory_percent
     if split is None:
-        # Memory of a kind that no operator uses would be wasted.
+        # Managed memory on or off the heap would be wasted if no operator uses it.
         split = 50 if on_heap and off_heap else 100 * on_heap
     return SlotProfile(
         is_default=True,
@@ -213,5 +215,5 @@ def default_profile(members: Sequence[OperatorSpec], options: JobOptions) -> Slo
 
 
 def is_specified(graph: GraphSpec) -> bool:
-    """Returns whether the operators have resources; all have, or none (`check_all_or_none`)."""
+    """Returns whether the operators have resources; `check_all_or_none` has checked that all do."""
     return graph.operators[0].resources is not None

@@ -1,7 +1,7 @@
-"""Pipelined regions: which operators must run together, and which regions wait for which.
+"""Pipelined regions: which operators must run together, and which regions must run before others.
 
 A region is a set of operators that pipelined edges connect (union-find). A region starts after all
-regions at the other end of its blocking edges have ended. So no blocking edge may lie within a
+regions that it reads from by blocking edges have ended. So no blocking edge may lie within a
 region, and regions must not wait for each other in a circle: both are compile errors.
 """
 
@@ -100,10 +100,10 @@ def _in_order(waits: Mapping[str, set[str]], position: Mapping[str, int]) -> lis
 
 
 def _circle(waits: Mapping[str, Iterable[str]], names: Sequence[str]) -> list[str] | None:
-    """Returns one circle, in the direction of the edges; None: there is none.
+    """Returns a circle of elements, in the direction of the edges; None: there is no circle.
 
-    It begins and ends with its element that comes first in `names`. If there are several circles,
-    the choice does not depend on the order of sets.
+    The list begins and ends with the same element, the first of the circle in `names`. If there are
+    several circles, the choice does not depend on the iteration order of sets.
     """
     position = {name: at for at, name in enumerate(names)}
     try:
@@ -111,7 +111,7 @@ def _circle(waits: Mapping[str, Iterable[str]], names: Sequence[str]) -> list[st
             {each: sorted(waits[each], key=position.__getitem__) for each in waits}
         ).prepare()
     except CycleError as error:
-        # CycleError lists each element before those that wait for it, and the first one twice.
+        # CycleError lists each element before the one that waits for it; the first comes twice.
         circle: list[str] = error.args[1][:-1]
         first = circle.index(min(circle, key=position.__getitem__))
         return [*circle[first:], *circle[: first + 1]]
@@ -161,7 +161,7 @@ def _check_within(names: Sequence[str], edges: Edges, roots: Mapping[str, str]) 
 
 
 def _pipelined_path(edges: Edges, start: str, end: str) -> list[EdgeSpec]:
-    """Returns a shortest path of pipelined edges, in either direction. There must be one."""
+    """Returns a shortest path of pipelined edges, in either direction. A path must exist."""
     near: dict[str, list[EdgeSpec]] = {}
     for edge in edges:
         if edge.exchange is Exchange.PIPELINED:
@@ -191,7 +191,7 @@ def _far_end(path: Iterable[EdgeSpec], start: str) -> Iterable[str]:
 def _repairing_flip(
     names: Sequence[str], edges: Edges, candidates: Iterable[EdgeSpec]
 ) -> EdgeSpec | None:
-    """Returns the first candidate whose change to blocking makes the whole graph valid."""
+    """Returns the first candidate that makes the whole graph valid when it becomes blocking."""
     for candidate in candidates:
         changed = [
             replace(edge, exchange=Exchange.BLOCKING) if edge is candidate else edge
@@ -229,7 +229,8 @@ def _circle_error(
         if edge.exchange is Exchange.BLOCKING
         and {roots[edge.producer], roots[edge.consumer]} <= on_it
     ]
-    # The best advice is to change one edge. If no single edge is enough, join the regions.
+    # The best advice is to change one edge. If no single edge is enough, the advice is to join the
+    # regions.
     flip = _repairing_flip(names, edges, inside)
     if flip is not None:
         advice, changes = f"make edge {flip.name} blocking", [(flip.name, Exchange.BLOCKING)]
@@ -258,7 +259,7 @@ def _edge_between(edges: Edges, roots: Mapping[str, str], first: str, then: str)
 
 
 def _waiting_together(waits: Mapping[str, set[str]], start: str) -> set[str]:
-    """Returns the regions that wait for `start` and for which `start` waits, directly or not."""
+    """Returns the regions that wait for `start` and that `start` waits for, directly or not."""
     waiting: dict[str, set[str]] = {each: set() for each in waits}
     for each, others in waits.items():
         for other in others:

@@ -1,12 +1,12 @@
 """Which subtask runs in which slot of its slot sharing group.
 
 A group has as many slots as its highest parallelism. A chain with this parallelism has one subtask
-in each slot. The subtasks of other chains are spread evenly: they lie at equal distances, and each
-chain begins where its slots have fewest subtasks so far. Chains of a co-location group are spread
-as one.
+in each slot. The subtasks of a smaller chain are at equal distances. The first of its slots is
+chosen so that its slots have the fewest subtasks so far. Chains of a co-location group are spread
+together, as one chain.
 
 Example: 4 slots, chains with 4, 2 and 1 subtasks. The second chain gets slots 0 and 2, the third
-one slot 1.
+chain gets slot 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 OFFSETS_MAX = 1_000
-"""Number of offsets that are tried. As many chains with one subtask find an empty slot each."""
+"""Largest number of offsets to try. So up to 1,000 chains with one subtask get empty slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class Spread:
 
 
 def spread_evenly(slots: int, parallelisms: Sequence[int]) -> Iterator[Spread]:
-    """Yields where the subtasks of each chain, or of chains that are co-located, go.
+    """Yields the slots of each chain; co-located chains count as one chain.
 
     Args:
         slots: number of slots of the group.
-        parallelisms: number of subtasks of each chain; of co-located chains, the largest.
+        parallelisms: number of subtasks of each chain; for co-located chains, the largest number.
     """
     load = [0] * slots
     for parallelism in parallelisms:
-        # Larger offsets repeat the pattern.
+        # Larger offsets give the same slots again.
         offsets = range(min(-(-slots // parallelism), OFFSETS_MAX))
         spreads = [Spread(slots, parallelism, offset) for offset in offsets]
         best = min(spreads, key=lambda each: (_load(load, each), each.offset))

@@ -1,7 +1,7 @@
-"""What a job graph consists of: operators with their resources, edges, and options of the job.
+"""The parts of a job graph: operators with their resources, edges, and options of the job.
 
-All values are immutable and check themselves, so that a graph which exists has only valid parts.
-Whether the parts fit together is checked by the compiler.
+All values are immutable, and their constructors check them. The compiler checks whether the parts
+fit together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DELAY_MAX_S = 86_400
 
 
 class JobMode(StrEnum):
-    """Whether the tasks of a job run until they are ended, or end by themselves."""
+    """Whether tasks of a job end by themselves (batch), or run until they are ended (streaming)."""
 
     STREAMING = "streaming"
     BATCH = "batch"
@@ -36,35 +36,35 @@ class JobMode(StrEnum):
 class Exchange(StrEnum):
     """When the consumer of an edge runs."""
 
-    PIPELINED = "pipelined"  # together with the producer, from which it reads directly
+    PIPELINED = "pipelined"  # at the same time as the producer, and reads directly from it
     BLOCKING = "blocking"  # after all tasks of the producer's region have ended
 
 
 class Pattern(StrEnum):
     """Which subtasks of an edge's two operators are connected."""
 
-    FORWARD = "forward"  # those with the same index, or the nearest if the parallelism differs
+    FORWARD = "forward"  # equal indexes; if the parallelism differs, the nearest indexes
     ALL_TO_ALL = "all-to-all"
 
 
 class Output(StrEnum):
-    """Where the output of an operator for its blocking edges lies."""
+    """Where an operator stores its output for blocking edges."""
 
-    HOST = "host"  # on the host of each task; it is lost with the host
+    HOST = "host"  # on the host of each task; the output is lost with the host
     DURABLE = "durable"  # in a store that does not depend on any host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceSpec:
-    """What one subtask of an operator needs. CPU and task heap memory are required.
+    """The resources of one subtask of an operator. CPU and task heap memory are required.
 
-    Network memory is not part of it: the compiler derives network memory from the edges.
+    Network memory is not included, because the compiler derives it from the edges.
 
     Attributes:
         cpu_milli: CPU in thousandths of a core; required.
         task_heap_memory_bytes: memory for the operator's own objects; required.
         task_off_heap_memory_bytes: off-heap memory of the operator.
-        managed_memory_bytes: managed memory, both kinds together.
+        managed_memory_bytes: managed memory, on-heap and off-heap together.
         managed_on_heap_memory_bytes: the part of `managed_memory_bytes` that lies on the heap.
         extended: countable resources by name.
         devices: devices by name of the resource, in hundredths of a device, as in `SlotSpec`.
@@ -91,18 +91,19 @@ class OperatorSpec:
     Attributes:
         name: unique within the graph.
         parallelism: number of subtasks.
-        resources: what one subtask needs; None: unknown, the runtime decides.
-        program: program and arguments of its tasks; empty: the job's.
+        resources: resources of one subtask; None: unknown, and the job uses default slots.
+        program: program and arguments of its tasks; empty: the job's program.
         slot_sharing_group: group of operators that share slots; empty: the default of the job.
-        co_location_group: of all operators in this group, subtasks with the same index share a
-            slot; empty: none.
+        co_location_group: subtasks with the same index of all operators in this group share a slot;
+            empty: the operator is in no such group.
         chaining: if false, the operator is never in one task with another operator.
-        uses_managed_memory: an operator without `resources` uses managed memory off the heap.
-        uses_managed_on_heap_memory: the same for managed memory on the heap.
+        uses_managed_memory: whether an operator without `resources` uses off-heap managed memory.
+        uses_managed_on_heap_memory: whether an operator without `resources` uses on-heap managed
+            memory.
         managed_memory_weight: share of the managed memory relative to the other operators without
             `resources` in the group.
         ports: number of network ports that each task gets.
-        output: where output for blocking edges lies.
+        output: where the operator stores its output for blocking edges.
     """
 
     name: str
@@ -165,7 +166,7 @@ class OperatorSpec:
             for name, amount in amounts.items():
                 check_whole(self._field(f"{kind}.{name}"), amount, 0, AMOUNT_MAX)
         for name in spec.devices:
-            # How many devices two operators share together cannot be added up.
+            # Numbers of shared devices of two operators have no meaningful sum.
             if name.endswith(".shared"):
                 expected = "no number of devices to share: give amounts such as gpu = 0.5"
                 raise InvalidArgument(self._field(f"devices.{name}"), spec.devices[name], expected)
@@ -204,21 +205,22 @@ class JobOptions:
     """Options of a whole job.
 
     Attributes:
-        all_vertices_in_same_slot_sharing_group_by_default: whether operators without a group of
-            their own share one group; None: true for streaming, false for batch, where each
-            pipelined region has a group.
-        chaining: if false, each operator is a task by itself.
-        program: program and arguments of operators that have none.
+        all_vertices_in_same_slot_sharing_group_by_default: whether operators without a
+            `slot_sharing_group` share one group. If false, each pipelined region has a group. None:
+            true for streaming jobs, false for batch jobs.
+        chaining: if false, each operator has separate tasks.
+        program: program and arguments for operators without a program.
         network_buffer_bytes: size of one network buffer.
         network_buffers_per_channel: buffers for each input channel of a task.
         network_floating_buffers_per_gate: further buffers for each input edge of a task.
-        default_managed_memory_percent: part of a default slot that is managed memory, if an
-            operator without resources uses managed memory there.
-        default_managed_on_heap_memory_percent: part of this managed memory that lies on the heap;
-            None: all, half or nothing of it, as operators of the group use only this kind, both or
-            only the other.
+        default_managed_memory_percent: percentage of a default slot that is managed memory, if an
+            operator without resources uses managed memory in the slot.
+        default_managed_on_heap_memory_percent: percentage of this managed memory that lies on the
+            heap. None: 100 if the operators of the group use only on-heap managed memory, 0 if they
+            use only off-heap, 50 if they use both.
         restarts_max: how often one region is restarted after a failure of its tasks.
-        restart_delay_s: delay before the first restart; doubled for each further one, up to 60 s.
+        restart_delay_s: delay before the first restart; it doubles with each further restart, up to
+            60 s.
     """
 
     all_vertices_in_same_slot_sharing_group_by_default: bool | None = None
@@ -253,7 +255,7 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True)
 class GraphSpec:
-    """A whole job graph, as the compiler takes it. Operators and edges are in order of addition."""
+    """A whole job graph, the input of the compiler. Parts are in the order of their addition."""
 
     name: str
     mode: JobMode
@@ -267,7 +269,7 @@ class GraphSpec:
 
 
 def summed(amounts: Iterable[Mapping[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Returns the sum by name, in canonical form."""
+    """Returns the sum for each name, sorted by name."""
     total: dict[str, int] = {}
     for each in amounts:
         for name, amount in each.items():
@@ -276,7 +278,7 @@ def summed(amounts: Iterable[Mapping[str, int]]) -> tuple[tuple[str, int], ...]:
 
 
 def word(field_name: str, value: object, kind: type[WordT]) -> WordT:
-    """Returns the member of a vocabulary that a caller named by text or by the member itself."""
+    """Returns the member of the vocabulary `kind`. `value` is the member or its text."""
     if not isinstance(value, str):
         raise InvalidArgument(field_name, value, "one of " + ", ".join(kind))
     return read_word(field_name, value, kind)
@@ -286,7 +288,7 @@ def read_program(field_name: str, value: object) -> tuple[str, ...]:
     """Returns a program and its arguments as a tuple.
 
     Raises:
-        InvalidArgument: it is a single text, or not a list of texts.
+        InvalidArgument: `value` is a single text, or not a list of texts.
     """
     expected = 'a list of texts, such as ["./count", "--verbose"]'
     if isinstance(value, str) or not isinstance(value, Iterable):

@@ -3,8 +3,8 @@
     job = fg.GraphJob(cluster, graph.compile())
     outcome = await job.run()
 
-The schedule (`finegrain_client.graph.schedule`) decides. The runner stores each event in a state
-file before the schedule takes it in, so another runner can continue. See docs/job-graphs.md.
+The schedule (`finegrain_client.graph.schedule`) decides what to do. The runner stores each event in
+a state file before the schedule applies it, so another runner can continue. See docs/job-graphs.md.
 """
 
 from finegrain_client.graph_run.graph_job import GraphJob

@@ -1,4 +1,4 @@
-"""Events of the schedule as JSON text, in the form in which state files keep them."""
+"""Events of the schedule as JSON text; state files contain events in this form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def event_to_json(event: Event) -> str:
 
 
 def event_from_json(text: str) -> Event:
-    """Reads what `event_to_json` wrote."""
+    """Reads an event that `event_to_json` wrote."""
     data = json.loads(text)
     kind = _KINDS[data.pop("event")]
     if "task" in data:

@@ -1,6 +1,6 @@
-"""Which executors can run tasks of job graphs: those that speak version 1.1 of the protocol.
+"""Checks which executors can run tasks of job graphs: they need version 1.1 of the protocol.
 
-An executor of an earlier version would start the task without its operators, and say nothing.
+An executor with an earlier version would start the task without its operators, and report no error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NEEDED: Final = (1, 1)
 
 
 class ExecutorVersions:
-    """The protocol versions of executors, read when an executor is used first.
+    """The protocol versions of executors. They are read when a task first needs them.
 
     Args:
         cluster: the cluster.
@@ -29,19 +29,19 @@ class ExecutorVersions:
         self._reading = asyncio.Lock()
 
     async def refusal(self, executor_id: str) -> str:
-        """Returns why an executor cannot run tasks of job graphs; empty: it can.
+        """Returns why an executor cannot run tasks of job graphs; empty if it can.
 
         Raises:
             FinegrainError: the resource manager refused the call.
         """
-        async with self._reading:  # one list serves all tasks that wait for it
+        async with self._reading:  # one call serves all tasks that wait for it
             if executor_id in self._suitable:
                 return ""
             executors = await retry_until_answered(self._cluster.executors, "listing executors")
         versions = {each.executor_id: each.protocol_version for each in executors}
         self._suitable = {name for name, version in versions.items() if is_suitable(version)}
         version = versions.get(executor_id, "")
-        # One that is not listed was lost just now; its slot reports that.
+        # An executor that is not listed was just lost; its slot will report the loss.
         if executor_id in self._suitable or executor_id not in versions:
             return ""
         return (

@@ -25,15 +25,16 @@ class GraphJob:
     """A job that runs a plan on a cluster.
 
     Attributes:
-        state_file: the file with the state of the job, readable only by its owner, on a local disk.
+        state_file: path of the file with the state of the job. Only its owner can read the file. It
+            must be on a local disk.
 
     Args:
         cluster: the cluster.
-        spec: what to run: a plan, or a plan with its environment. None: continue the job of
+        spec: the plan to run, alone or with environment and group. None: continue the job of
             `state_file`.
-        state_file: path of the state file; None: a new one in the default folder.
+        state_file: path of the state file; None: a new file in the default folder.
         lease_s: lease of the job in seconds. If no runner works on the job for this long, the
-            cluster takes its slots back, and the next runner runs the lost regions again.
+            resource manager releases its slots. The next runner then runs their regions again.
 
     Raises:
         GraphError: the plan cannot run, for example because an operator has no program.
@@ -62,19 +63,20 @@ class GraphJob:
         return f"<GraphJob {self.state_file}>"
 
     async def run(self, on_progress: Callable[[GraphProgress], None] | None = None) -> GraphOutcome:
-        """Works on the job until it has ended. At the end, all slots are given back.
+        """Works on the job until it has ended and all its slots are released.
 
-        Cancelling this cancels the job, and then raises. If it fails, slots and tasks are left to
-        the next runner.
+        If the caller cancels this call, the job is cancelled before the call raises. If the call
+        fails, the slots and tasks stay, and another runner can continue the job.
 
         Args:
             on_progress: called after every change; it must not block.
 
         Returns:
-            How the job ended; if it had ended before, how that was.
+            The outcome of the job. If the job has already ended, its stored outcome.
 
         Raises:
-            AlreadyExists: another runner works on it (STORE_IN_USE), or the state file exists.
+            AlreadyExists: another runner works on the job (STORE_IN_USE), or the file of a new job
+                exists.
             NotFound, ConfigurationError: see `read_job_status`.
             FinegrainError: the resource manager refused a call, or a disk failed.
         """
@@ -88,13 +90,13 @@ class GraphJob:
                 runner.cancel()
             self._running = asyncio.create_task(runner.run(), name=f"job {self.state_file}")
             try:
-                # Shielded, so that a cancellation first gives everything back.
+                # Shielded, so that after a cancellation the job ends in order.
                 return await asyncio.shield(self._running)
             except asyncio.CancelledError:
                 runner.cancel()
                 try:
                     await self._running
-                except asyncio.CancelledError:  # a second time: do not clean up, just end
+                except asyncio.CancelledError:  # a second cancellation: end without cleaning up
                     self._running.cancel()
                     await asyncio.gather(self._running, return_exceptions=True)
                 raise
@@ -105,7 +107,7 @@ class GraphJob:
     def cancel(self) -> None:
         """Cancels the job: `run` returns when its tasks have ended and its slots are released.
 
-        Before `run`, this makes `run` cancel the job at once.
+        If `run` has not been called yet, it will cancel the job at once.
         """
         self._cancelled = True
         if self._runner is not None:

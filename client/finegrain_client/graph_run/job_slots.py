@@ -1,6 +1,6 @@
-"""The slots of a job that runs a plan: the part of the runner that talks to the resource manager.
+"""The slots of a job that runs a plan. This part of the runner calls the resource manager.
 
-Slot `n` of the schedule is the request `<prefix>-<n>`. So every runner of the job finds it.
+Slot `n` of the schedule has the allocation id `<prefix>-<n>`, so every runner of the job finds it.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ class JobSlots:
 
     Args:
         job: the job.
-        prefix: begins the ids of its requests.
-        deliver: takes the events of lost slots and hosts.
+        prefix: the beginning of the allocation ids of its requests.
+        deliver: called with events of lost slots and hosts.
     """
 
     def __init__(self, job: Job, prefix: str, deliver: Callable[[Event], None]) -> None:
         self._job = job
         self._prefix = prefix
         self._deliver = deliver
-        self._requests: dict[int, Request] = {}  # by number of the slot
-        self._numbers: dict[int, range] = {}  # slots by number of the request
+        self._requests: dict[int, Request] = {}  # by slot number
+        self._numbers: dict[int, range] = {}  # slot numbers, by number of the request
         self._watched: dict[int, Callable[[], None]] = {}
 
     async def adopt(self, granted: set[int], requested: set[int]) -> set[int]:
-        """Takes over the slots of the last runner, and releases what it was about to release.
+        """Takes over the slots of the last runner, and releases slots that the job does not need.
 
         Args:
             granted: numbers of the slots that the schedule has.
-            requested: numbers of those that it has requested.
+            requested: numbers of the slots that the schedule has requested.
 
         Returns:
             The granted slots that still exist.
@@ -64,12 +64,12 @@ class JobSlots:
         return found
 
     def slot(self, number: int) -> Slot | None:
-        """Returns a slot; None: the job does not have it."""
+        """Returns the slot with this number; None: the job does not have it."""
         request = self._requests.get(number)
         return request.slot if request is not None else None
 
     def new_addresses(self, known: Mapping[str, str]) -> dict[str, str]:
-        """Returns the addresses of executors that are not known, or have changed."""
+        """Returns the addresses of the slots' executors that are not in `known` or have changed."""
         slots = [each.slot for each in self._requests.values() if each.slot is not None]
         return {
             each.executor_id: each.executor_address
@@ -80,10 +80,11 @@ class JobSlots:
     async def request(
         self, request: int, first_slot: int, profiles: Sequence[SlotProfile]
     ) -> tuple[str, ...] | RequestRejected:
-        """Requests slots as one gang and waits for them.
+        """Requests slots as one gang and waits until they are granted.
 
-        Returns the executor of each slot, or why they can never be granted. A slot that was
-        lost meanwhile counts as granted; its loss is reported when a task is deployed.
+        Returns the executor of each slot, or the rejection if the slots can never be granted. A
+        slot that was lost meanwhile counts as granted; its loss is reported when a task is
+        deployed.
 
         Raises:
             FinegrainError: the job has ended, or the resource manager refused the call.
@@ -110,7 +111,7 @@ class JobSlots:
         except JobEnded:
             raise
         except FinegrainError:
-            pass  # a slot was lost before all were there
+            pass  # a slot was lost before all slots were granted
         for each in numbers:
             self._watch(each)
         slots = [self.slot(each) for each in numbers]
@@ -162,7 +163,7 @@ class JobSlots:
 
     def _changed(self, number: int) -> None:
         request = self._requests[number]
-        # The end of the job is reported by the runner's watch.
+        # If the whole job has ended, the runner's watch reports it.
         if request.slot is not None and isinstance(request.slot.error, JobEnded):
             return
         if request.has_ended or request.slot is None or request.slot.has_ended:
@@ -173,7 +174,7 @@ class JobSlots:
 
 
 def rejection_text(plan: Plan, effect: RequestSlots, error: RequestRejected) -> str:
-    """Returns why a region cannot get its slots; names the operators whose slots were rejected."""
+    """Returns why a region cannot get its slots, with the operators whose slots were rejected."""
     number = int(error.rejections[0].allocation_id.rpartition("-")[2])
     group = effect.places[number - effect.first_slot].group
     names = [

@@ -1,7 +1,7 @@
-"""The state of a running job: its schedule, and which effects have not been answered.
+"""The state of a running job: its schedule, and effects that have no answer yet.
 
-It is pure. The same events lead to the same state, so a runner that continues a job replays them
-and then carries out `outstanding` again.
+The state is pure: the same events lead to the same state. A runner that continues a job replays the
+events, and then carries out the effects in `outstanding` again.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from finegrain_client.graph_run.values import GraphProgress, GraphState
 
 
 class JobState:
-    """A job after some events.
+    """The state of a job after a sequence of events.
 
     Attributes:
         plan: its plan.
         schedule: its schedule.
-        requests: requests for slots that have not been answered, by number.
-        host_of_slot: executor of each slot that was granted, by number.
-        slot_of_task: number of the slot of each task of the latest attempts.
+        requests: requests for slots without an answer, by number.
+        host_of_slot: executor of each granted slot, by slot number.
+        slot_of_task: slot number of the latest attempt of each task.
         latest: latest attempt of each subtask, by chain and subtask.
-        ended: how the job ended; None: it has not.
-        cancelled: whether a user ended it.
+        ended: how the job ended; None: it has not ended.
+        cancelled: whether a user cancelled it.
     """
 
     def __init__(self, plan: Plan, events: Iterable[Event] = ()) -> None:
@@ -56,7 +56,7 @@ class JobState:
             self.step(each)
 
     def step(self, event: Event) -> list[Effect]:
-        """Takes in an event, and returns what the runner must do."""
+        """Applies an event, and returns the effects that the runner must carry out."""
         if isinstance(event, SlotsGranted):
             self.requests.pop(event.request, None)
             for at, host in enumerate(event.hosts):
@@ -85,10 +85,10 @@ class JobState:
         return effects
 
     def outstanding(self) -> list[Effect]:
-        """Returns the effects that another runner may not have carried out to their end.
+        """Returns the effects that an earlier runner may not have completed.
 
-        Repeating them is safe. Slots to release are not among them: they are all that the job
-        neither has nor has requested.
+        Repeating them is safe. The release of slots is not included: a new runner releases every
+        slot that the schedule neither has nor has requested.
         """
         found: list[Effect] = list(self.requests.values())
         for number, region in self.schedule.regions.items():
@@ -107,7 +107,7 @@ class JobState:
         return {each.number for each in self.schedule.slots.at.values()}
 
     def requested_slots(self) -> set[int]:
-        """Returns the numbers of the slots that the job has requested and not got."""
+        """Returns the numbers of the slots that the job has requested but not received."""
         return {
             each.first_slot + at
             for each in self.requests.values()
@@ -115,12 +115,12 @@ class JobState:
         }
 
     def host_of_task(self, chain: str, subtask: int) -> str:
-        """Returns the executor that the latest attempt of a subtask ran on; empty: none yet."""
+        """Returns the executor of the latest attempt of a subtask; empty: no attempt yet."""
         number = self.slot_of(chain, subtask)
         return "" if number is None else self.host_of_slot[number]
 
     def slot_of(self, chain: str, subtask: int) -> int | None:
-        """Returns the number of the slot of the latest attempt of a subtask; None: none yet."""
+        """Returns the slot number of the latest attempt of a subtask; None: no attempt yet."""
         task = self.latest.get((chain, subtask))
         return None if task is None else self.slot_of_task[task]
 
@@ -139,7 +139,7 @@ class JobState:
         return sum(max(0, each.attempt - 1) for each in self.schedule.regions.values())
 
     def progress(self) -> GraphProgress:
-        """Returns how far the job is."""
+        """Returns the progress of the job."""
         statuses = region_statuses(self.schedule)
         finished = [each for each in statuses if each.state is RegionState.FINISHED]
         running = [each for each in statuses if each.state is RegionState.RUNNING]

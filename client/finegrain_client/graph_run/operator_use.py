@@ -1,4 +1,4 @@
-"""The managed memory of a job's operators, as the executors of its tasks report it."""
+"""Reads the managed memory of a job's operators from the executors of its tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALLS_AT_ONCE_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class OperatorUse:
-    """One operator of one running task: its quota of managed memory, and what it uses."""
+    """One operator of one running task: its quota and use of managed memory."""
 
     chain: str
     subtask: int
@@ -45,14 +45,14 @@ class OperatorsInUse:
 
 
 async def read_operator_use(cluster: Cluster, job: GraphJobStatus) -> OperatorsInUse:
-    """Returns the operators of a job, in the order of `job.tasks`.
+    """Returns the operators of a job's running tasks, in the order of `job.tasks`.
 
     Args:
         cluster: the cluster of the job.
         job: the job, from `read_job_status`.
 
     Raises:
-        NotFound, ConfigurationError: the state file cannot be read any more.
+        NotFound, ConfigurationError: the state file can no longer be read.
     """
     with reading(Path(job.state_file)) as connection:
         addresses = read_addresses(connection)

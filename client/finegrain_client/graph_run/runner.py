@@ -1,7 +1,7 @@
-"""The runner of a plan: carries out the effects of its schedule, and reports what happens.
+"""The runner of a plan: carries out the effects of its schedule, and reports events to it.
 
-The order matters: an event is on disk before the schedule takes it in. So a runner that is killed
-leaves a record from which the next one continues with the same slots and tasks.
+The runner writes each event to disk before the schedule applies it. If the runner is killed, the
+next runner continues from the file, with the same slots and tasks.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ executors. A large cluster may have hundreds of jobs, which must not check often
 """
 
 ENDING_S = 20.0
-"""Longest time in seconds to try to end the job; after that its lease ends it."""
+"""Longest time in seconds to try to end the job. If that fails, the lease ends the job later."""
 
 
 class Runner:
@@ -85,7 +85,7 @@ class Runner:
         self._file = file
         self._lease_s = lease_s
         self._on_progress = on_progress
-        # One thread: writes keep their order, and the connection has one user at a time.
+        # With one thread, writes keep their order, and only one call uses the connection at a time.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="finegrain-job")
         self._inbox: asyncio.Queue[Event | FinegrainError] = asyncio.Queue()
         self._background: set[asyncio.Task[None]] = set()
@@ -97,15 +97,15 @@ class Runner:
         self._versions = ExecutorVersions(cluster)
 
     def cancel(self) -> None:
-        """Ends the job: `run` returns when everything is given back."""
+        """Cancels the job: `run` returns when tasks have ended and slots are released."""
         self._cancel_ordered = True
         self._inbox.put_nowait(CancelOrdered())
 
     async def run(self) -> GraphOutcome:
-        """Works until the job has ended, and returns how.
+        """Works until the job has ended, and returns the outcome.
 
         Raises:
-            FinegrainError: this runner cannot continue; another one may.
+            FinegrainError: this runner cannot continue; another runner may be able to.
         """
         try:
             events = await self._on_disk(self._file.events)
@@ -157,7 +157,7 @@ class Runner:
             return await stack.enter_async_context(job)
 
         job = await retry_until_answered(register, "registering the job")
-        job.detached = True  # from here on only `_conclude` ends it: leaving the context does not
+        job.detached = True  # from now on, leaving the context does not end the job
         values = {
             "job_id": job.job_id,
             "job_number": str(int(number or "0") + 1),
@@ -166,7 +166,10 @@ class Runner:
         return job
 
     async def _job_gone(self, error: JobGone) -> None:
-        """Records that the job has ended with all its slots; `run` then registers another one."""
+        """Records that the registered job has ended with all its slots.
+
+        `run` then registers a new job, unless the plan has ended.
+        """
         await self._stop_background()
         self._inbox = asyncio.Queue()
         self._tasks.clear()
@@ -176,17 +179,18 @@ class Runner:
             lost.append(CancelOrdered())
         await self._on_disk(partial(self._file.append, lost, {}))
         for event in lost:
-            # There is nothing to release, and what is requested now is requested in the next job.
+            # The effects are dropped: no slot is left to release, and the next job makes the
+            # requests.
             self._state.step(event)
         job_id = await self._on_disk(partial(self._file.meta, "job_id"))
         await self._on_disk(partial(self._file.set_meta, {"ended_job_id": job_id}))
 
     async def _continue(self) -> None:
-        """Carries out what the last runner left, and reports what was lost meanwhile."""
+        """Carries out effects that the last runner left, and reports slots lost in the meantime."""
         granted = self._state.granted_slots()
         found = await self._slots.adopt(granted, self._state.requested_slots())
         for effect in self._state.outstanding():
-            # What belongs to a lost slot ends with its loss, which is reported below.
+            # Tasks in a lost slot have ended with the slot. Its loss is reported below.
             match effect:
                 case DeployTask(task) | CancelTask(task) if (
                     self._state.slot_of_task[task] not in found
@@ -219,9 +223,10 @@ class Runner:
             self._on_progress(self._state.progress())
 
     def _in_context(self, event: Event) -> Event | None:
-        """Returns an event as the schedule must see it; None: it is about nothing that it has."""
+        """Returns the event; None: it is the loss of a host that the schedule does not use."""
         if isinstance(event, HostLost):
-            # Reported for each slot. The output of a host that came back is not lost again.
+            # The loss of a host is reported once for each slot on it. Only the first report counts:
+            # if the host comes back, its new output is not lost.
             schedule = self._state.schedule
             concerns = schedule.slots.on_host(event.host) or event.host in schedule.outputs.hosts
             return event if concerns else None
@@ -234,7 +239,7 @@ class Runner:
             case CancelRequest(number):
                 self._start(self._slots.cancel_request(number))
             case PassSlot():
-                pass  # the job keeps the slot; what runs in it is its own affair
+                pass  # the job keeps the slot, so the resource manager need not know
             case DeployTask(task, slot):
                 self._start(self._run_task(task, slot))
             case CancelTask(task):
@@ -248,7 +253,7 @@ class Runner:
             case JobEnded():
                 pass  # the main loop ends
 
-    # -- what runs beside the main loop ------------------------------------------------------
+    # -- background work ---------------------------------------------------------------------
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._reported(work))
@@ -259,14 +264,15 @@ class Runner:
         try:
             await work
         except SlotGone:
-            pass  # its slot reports that
+            pass  # `JobSlots` reports the loss of the slot
         except FinegrainError as error:
             self._inbox.put_nowait(error)
 
     async def _watch_hosts(self) -> None:
-        """Reports lost hosts that have output of the job; slots report the loss of their own host.
+        """Reports lost hosts that have output of the job but no slot of it.
 
-        Without this, the loss would show only when a task does not find its input.
+        Without these reports, the loss would show only when a task does not find its input. The
+        loss of a host with slots is reported with the slots.
         """
         while True:
             await asyncio.sleep(HOSTS_WATCH_S)
@@ -278,7 +284,7 @@ class Runner:
                 self._inbox.put_nowait(HostLost(host))
 
     async def _listen(self, job: Job) -> None:
-        """Reports the end of the job."""
+        """Raises JobEnded when the job has ended."""
         async for _ in job.events():
             pass
 
@@ -317,7 +323,8 @@ class Runner:
             return
 
         async def start() -> Task:
-            # A runner that is killed leaves its tasks to the next one, which submits them again.
+            # Tasks continue if the runner is killed. The next runner submits them again and so gets
+            # handles of the same tasks.
             return await start_task(
                 slot, self._job._context, task_id, options, cancel_on_interrupt=False
             )
@@ -347,7 +354,7 @@ class Runner:
     # -- the end -----------------------------------------------------------------------------
 
     async def _conclude(self) -> GraphOutcome:
-        """Ends the job, which gives everything back, and stores the outcome."""
+        """Ends the job, which releases all its slots, and stores the outcome."""
         stored = await self._on_disk(partial(self._file.meta, "end_time"))
         if not stored:
             job_id = await self._on_disk(partial(self._file.meta, "job_id"))
@@ -370,7 +377,7 @@ class Runner:
             async with asyncio.timeout(ENDING_S):
                 await retry_until_answered(job.end, "ending the job")
         except (FinegrainError, TimeoutError):
-            pass  # its lease ends it
+            pass  # the lease ends the job later
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)

@@ -1,4 +1,4 @@
-"""What a runner runs: a plan, and where and how its tasks run."""
+"""The specification of a run: a plan, and group, user and environment of its tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from finegrain_client.graph.values import Exchange
 from finegrain_client.job.gangs import MEMBERS_MAX
 
 NEIGHBOURS_MAX = 1_000
-"""Largest number of tasks that one task reads from: their list must fit into its environment."""
+"""Largest number of tasks that one task exchanges data with.
+
+The list of these tasks must fit into an environment variable.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +27,11 @@ class GraphRunSpec:
 
     Attributes:
         plan: the plan.
-        group: group of the job; empty: the default one.
+        group: resource group of the job; empty: the default group.
         env: environment of all tasks.
-        cwd: absolute working directory of all tasks; empty: a scratch directory for each.
-        user: user that the tasks run as; empty: the executor's.
+        cwd: absolute path of the working directory of all tasks; empty: a scratch directory for
+            each task.
+        user: user that the tasks run as; empty: the executor's default.
     """
 
     plan: Plan
@@ -55,7 +59,7 @@ class GraphRunSpec:
 
     @classmethod
     def from_json(cls, text: str) -> GraphRunSpec:
-        """Reads what `to_json` wrote."""
+        """Reads a value that `to_json` wrote."""
         data = json.loads(text)
         return cls(
             plan_from_json(data["plan"]), data["group"], data["env"], data["cwd"], data["user"]
@@ -63,10 +67,10 @@ class GraphRunSpec:
 
 
 def check_can_run(plan: Plan) -> None:
-    """Checks what a plan may lack, but not a job that runs.
+    """Checks that a plan can run. Not every plan can: for example, programs may be missing.
 
     Raises:
-        GraphError: it cannot run; names the operators to change.
+        GraphError: the plan cannot run; the error names the operators to change.
     """
     for chain in plan.chains:
         names = tuple(each.name for each in chain.operators)

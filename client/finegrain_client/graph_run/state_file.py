@@ -1,6 +1,6 @@
-"""The state file of a job that runs a plan: its spec, and all events that its schedule took in.
+"""The state file of a job that runs a plan: its spec, and all events that its schedule applied.
 
-A lock, which the kernel releases with the process, lets only one runner work on a job.
+A lock lets only one runner work on a job. The kernel releases the lock when the process ends.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GraphStateFile:
 
         Raises:
             AlreadyExists: the file exists, or another runner has its lock.
-            ConfigurationError: it cannot be created there.
+            ConfigurationError: the file cannot be created.
         """
         with sqlite_file.named(path, WHAT):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class GraphStateFile:
                 f"pragma user_version = {SCHEMA_VERSION};"
             )
             connection.executemany("insert into meta values (?, ?)", meta.items())
-            connection.commit()  # one transaction: a crash before this leaves no version
+            connection.commit()  # one transaction: after a crash before it, the file has no version
             return cls(path, lock, connection)
 
     @classmethod
@@ -88,7 +88,7 @@ class GraphStateFile:
             AlreadyExists: another runner works on it.
             ConfigurationError: it is not the state file of a job, or has another version.
         """
-        with reading(path):  # checked first: other files stay unchanged
+        with reading(path):  # checks the file first, so that files of other kinds stay unchanged
             pass
         lock = take_lock(path)
         try:
@@ -104,7 +104,7 @@ class GraphStateFile:
         os.close(self._lock)
 
     def meta(self, key: str) -> str:
-        """Returns a value by key; empty if there is none."""
+        """Returns the value of a key; empty if the key has no value."""
         return read_meta(self._connection).get(key, "")
 
     def set_meta(self, values: Mapping[str, str]) -> None:

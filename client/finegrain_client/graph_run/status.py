@@ -1,6 +1,6 @@
-"""The status of a job as read from its state file, whether a runner works on it or not.
+"""Reads the status of a job from its state file, whether a runner works on the job or not.
 
-Reading changes nothing. This module also has the default location of state files.
+Reading does not change the file. This module also has the default location of state files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUFFIX = ".job"
 
 @dataclass(frozen=True, slots=True)
 class TaskPlacement:
-    """Where the latest attempt of a subtask runs or ran. `running` is false after its end."""
+    """Slot and executor of the latest attempt of a subtask; `running` is false after its end."""
 
     task_id: str
     region: int
@@ -51,7 +51,7 @@ class SlotInUse:
 
 @dataclass(frozen=True, slots=True)
 class SlotsRequested:
-    """Slots that a region has requested and not got; they come together or not at all."""
+    """Slots that a region has requested but not received; they are granted as a whole."""
 
     region: int
     allocation_ids: tuple[str, ...]
@@ -65,7 +65,7 @@ class GraphJobStatus:
     """
 
     state_file: str
-    job_id: str  # empty: not registered yet
+    job_id: str  # empty: the job is not registered yet
     spec: GraphRunSpec
     create_time: datetime
     runner_pid: int
@@ -87,7 +87,7 @@ class GraphJobStatus:
 def default_folder() -> Path:
     """Returns the default folder of state files.
 
-    It is FINEGRAIN_JOB_DIR, else `$XDG_STATE_HOME/finegrain/jobs`, else
+    The first of these that is set: `$FINEGRAIN_JOB_DIR`, `$XDG_STATE_HOME/finegrain/jobs`,
     `~/.local/state/finegrain/jobs`.
     """
     if own := os.environ.get("FINEGRAIN_JOB_DIR"):
@@ -123,7 +123,7 @@ def read_job_status(state_file: str | os.PathLike[str]) -> GraphJobStatus:
         ConfigurationError: it is not the state file of a job, or has another version.
     """
     path = Path(state_file)
-    # Before the file is read: a runner that ends in between has then written its last events.
+    # Read before the file: if the runner ends in between, the file has its last events.
     runner = runner_of(path)
     with reading(path) as connection:
         meta, events = read_meta(connection), read_events(connection)
@@ -148,7 +148,7 @@ def read_job_status(state_file: str | os.PathLike[str]) -> GraphJobStatus:
         job_id=meta.get("job_id", ""),
         spec=spec,
         create_time=datetime.fromtimestamp(float(meta["create_time"]), UTC),
-        # Never negative: passed to `kill`, it would end a whole process group, or everything.
+        # Never negative: with a negative pid, `kill` would end a process group or all processes.
         runner_pid=max(0, int(runner.get("pid", 0))) if runner is not None else 0,
         runner_host=str(runner.get("host", "?")) if runner is not None else "",
         state=state.outcome,

@@ -1,7 +1,7 @@
-"""How one task of a plan is started, and what its end means.
+"""Builds the submission of one task of a plan, and the event for the task's end.
 
-The executor passes operators, quotas and pipelined peers as FINEGRAIN_TASK. The runner adds
-FINEGRAIN_EDGES: the edges of the task, and where its blocking input lies.
+The executor passes operators, quotas and pipelined peers to the task as FINEGRAIN_TASK. The runner
+adds FINEGRAIN_EDGES: the edges of the task, and the hosts that have its blocking input.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INPUT_MISSING = re.compile(r"input missing: (\S+ -> \S+)")
 
 
 class OutputTail:
-    """The end of the output of one task."""
+    """The last part of the output of one task."""
 
     def __init__(self) -> None:
         self._tails: dict[StreamName, bytes] = {}
@@ -66,12 +66,12 @@ def slot_spec(profile: SlotProfile, allocation_id: str) -> SlotSpec:
 
 
 def slot_prefix(run_id: str, job_number: str) -> str:
-    """Returns the beginning of the ids of all slots of a job; "-" and the slot's number follow."""
+    """Returns the beginning of the allocation ids of a job; "-" and the slot number follow it."""
     return f"{run_id}-{job_number}"
 
 
 def task_id_of(run_id: str, task: TaskId) -> str:
-    """Returns the id of a task, which is the same for every runner of the job."""
+    """Returns the id of a task. All runners of the job use the same id."""
     name = f"{run_id}/{task.chain}/{task.subtask}/{task.attempt}"
     return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
 
@@ -86,16 +86,16 @@ def task_options(
     slot_ports: Callable[[int], Sequence[int]],
     tail: OutputTail,
 ) -> TaskOptions:
-    """Returns how to start a task.
+    """Returns the options with which a task is submitted.
 
     Args:
-        spec: what the runner runs.
-        state: the job.
+        spec: the specification of the run.
+        state: the state of the job.
         task: the task.
         addresses: addresses of executors, by id.
-        slot: the slot that it runs in.
-        slot_ports: returns the network ports of a slot of the job, by its number.
-        tail: takes its output.
+        slot: the slot in which the task runs.
+        slot_ports: returns the network ports of the job's slot with a given number.
+        tail: receives the output of the task.
     """
     chain = spec.plan.chain_named[task.chain]
     profile = spec.plan.group_of[chain.group].profile
@@ -210,9 +210,10 @@ def _consumers(plan: Plan, edge: EdgePlan, subtask: int) -> list[int]:
 
 
 def _ports(plan: Plan, chain: ChainPlan, ports: Sequence[int]) -> Sequence[int]:
-    """Returns those ports of a slot that the task of a chain gets.
+    """Returns the ports of a slot that the task of a chain gets.
 
-    The chains of the slot's group get theirs in the order of the plan, so that all tasks can tell.
+    The slot's ports are divided among the chains of its group in the order of the plan. So the
+    ports of every task, also of peers, follow from the plan.
     """
     group = [plan.chain_named[each] for each in plan.group_of[chain.group].chains]
     first = sum(each.ports for each in group[: group.index(chain)])
@@ -261,7 +262,7 @@ def _host(address: str) -> str:
 
 
 def memory_limit(chain: ChainPlan, profile: SlotProfile, slot_bytes: int) -> int:
-    """Returns the memory limit of a task within its slot, in bytes; 0: only the slot's.
+    """Returns the memory limit of a task within its slot, in bytes; 0: only the slot's limit.
 
     Args:
         chain: the chain of the task.
@@ -270,16 +271,16 @@ def memory_limit(chain: ChainPlan, profile: SlotProfile, slot_bytes: int) -> int
     """
     if profile.is_default:
         return int(chain.memory_share * slot_bytes) // MEMORY_GRAIN_BYTES * MEMORY_GRAIN_BYTES
-    # Rounded up, as slots are: a task never has less than it asked for.
+    # Rounded up like the memory of slots, so that a task never has less than its resources.
     wanted = int(chain.memory_share * profile.memory_bytes)
     return min(-(-wanted // MEMORY_GRAIN_BYTES) * MEMORY_GRAIN_BYTES, slot_bytes)
 
 
 def _fraction(operator: OperatorPlan, profile: SlotProfile, slot: Slot) -> str:
-    """Returns the operator's part of all managed memory of its slot; empty: none."""
+    """Returns the operator's fraction of its slot's managed memory as text; empty: no memory."""
     managed_bytes = slot.profile.managed_memory_bytes
     if not managed_bytes:
-        return ""  # the quota of a fraction of no memory is none
+        return ""  # the slot has no managed memory
     part = Fraction(1)
     if profile.is_default:
         on_heap = Fraction(profile.default_managed_on_heap_memory_percent, 100)

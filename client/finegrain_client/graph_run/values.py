@@ -19,9 +19,9 @@ class GraphState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GraphProgress(Value):
-    """How far a job is.
+    """The progress of a job.
 
-    `tasks_done` counts the tasks that need not run again, as far as is known.
+    `tasks_done` counts finished tasks that need not run again, unless further output is lost.
     """
 
     regions: int
@@ -39,7 +39,7 @@ class GraphOutcome(Value):
     """How a job ended."""
 
     state: GraphState
-    message: str  # why it did not finish; empty: it did
+    message: str  # why the job did not finish; empty: it finished
     elapsed_s: float
     restarts: int
 

@@ -1,7 +1,6 @@
-"""The asyncio tasks that run behind a job, and waiting for changes.
+"""The background tasks of a job, and notification of changes.
 
-Every background task of a job belongs to one `Background`, which ends it, so that none outlives the
-job.
+All asyncio tasks of a job belong to one `Background`, which cancels them when the job is left.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ T = TypeVar("T")
 log = logging.getLogger("finegrain_client")
 
 CLEANING_UP = "cancelling"
-"""Prefix of the names of tasks that undo something and end without being cancelled."""
+"""Prefix of the names of tasks that cancel unwanted work and soon end by themselves."""
 
 
 class Background:
     """A set of running asyncio tasks.
 
-    An error in a task is logged; an error that is not a FinegrainError is logged with its
-    traceback.
+    It logs the error of a task, with the traceback unless the error is a FinegrainError.
     """
 
     def __init__(self) -> None:
@@ -66,10 +64,7 @@ class Background:
 
 
 class Changes:
-    """Notifies waiting coroutines and registered listeners of a change.
-
-    A waiter that is cancelled is removed and leaves nothing behind.
-    """
+    """Notifies waiting coroutines and registered listeners of a change."""
 
     def __init__(self) -> None:
         self._waiters: set[asyncio.Future[None]] = set()
@@ -88,10 +83,10 @@ class Changes:
         """Wakes all waiters and calls all listeners."""
         for waiter in self._waiters:
             if not waiter.done():
-                # It stays in the set until its coroutine runs, so a second change may meet it
-                # again.
+                # The waiter stays in the set until its coroutine runs. A second change before that
+                # finds it done.
                 waiter.set_result(None)
-        # A copy, because listeners may remove themselves.
+        # Iterates over a copy, because a listener may remove itself.
         for listener in list(self.listeners):
             listener()
 
@@ -99,16 +94,15 @@ class Changes:
 async def unless(event: asyncio.Event, work: Awaitable[T], error: Callable[[], Exception]) -> T:
     """Returns the result of `work`, or raises `error()` if `event` is set first.
 
-    `work` is always finished on return: if its result is no longer needed, it is cancelled and
-    awaited.
+    `work` has always ended on return: if `event` is set first, `work` is cancelled and awaited.
 
     Args:
         event: the event that makes the result useless.
-        work: what to wait for. If `event` is already set, it is not even started.
+        work: the work to wait for. If `event` is already set, it is not started.
         error: creates the exception to raise.
 
     Raises:
-        Exception: the one that `error` created, or that `work` raised.
+        Exception: the exception that `error` created, or that `work` raised.
     """
     working = asyncio.ensure_future(work)
     if event.is_set():  # do not even start the work
@@ -118,7 +112,7 @@ async def unless(event: asyncio.Event, work: Awaitable[T], error: Callable[[], E
     alarm = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait({working, alarm}, return_when=asyncio.FIRST_COMPLETED)
-        # Checked first: a result that is there counts, even if the event came at the same time.
+        # Checked first: if both are done at the same time, the result counts.
         if working.done():
             return working.result()
         raise error()

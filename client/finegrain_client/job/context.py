@@ -1,6 +1,6 @@
-"""What a job's requests, slots and tasks share: identity, connection and background tasks.
+"""The state that a job shares with its requests, slots and tasks.
 
-It imports none of them, so that each of those modules can be read alone.
+It consists of the job's identity, its connection and its background tasks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The stream of a job's events, as `Job.events` returns it.
 
-A listener receives every event after it started to listen, in order and once. A listener that falls
-too far behind receives an error instead of a gap.
+A listener receives every event after it started to listen, in order and once. If a listener does
+not read fast enough, its stream ends with an error, so that it never misses an event unnoticed.
 """
 
 from __future__ import annotations
@@ -67,6 +67,6 @@ class JobEvents:
         """Ends the stream. Events that are already queued can still be read."""
         if self._end is None:
             self._end = error or StopAsyncIteration()
-            # Else the job would keep filling a stream that has no reader.
+            # Otherwise the job would keep filling a stream that has no reader.
             self._forget(self)
             self._changed.set()

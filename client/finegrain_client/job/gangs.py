@@ -1,7 +1,6 @@
 """Gang specifications: slots of which a job master needs all or none.
 
-`GangSpec` checks what can be checked without the resource manager; whether the gang fits, only the
-resource manager knows.
+`GangSpec` checks only its own arguments. The resource manager decides whether the gang fits.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Job:
     def requests(self) -> list[Request]:
         """The requests that have not ended, in the order in which they were made.
 
-        Of ranges, it has only the members that have, or had, a slot.
+        A member of a range is included only once it has had a slot.
         """
         return list(self._watch.requests.values())
 
@@ -107,7 +107,7 @@ class Job:
         background = self._context.background
         background.start(self._watch.run(), f"watching job {self.job_id}")
         background.start(
-            # Three tries fit into one lease, so one or two lost calls do not end the job.
+            # Three calls fit into one lease, so one or two lost calls do not end the job.
             self._watch.keep_alive(min(KEEP_ALIVE_LONGEST_S, self.lease_s / 3)),
             f"keeping job {self.job_id} alive",
         )
@@ -126,12 +126,12 @@ class Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # A separate asyncio task and a shield: a cancelled caller must still end the job.
+        # A separate asyncio task with a shield: even if the caller is cancelled, the job must end.
         leaving = asyncio.ensure_future(self._leave())
         try:
             await asyncio.shield(leaving)
         except asyncio.CancelledError:
-            await leaving  # bounded by ENDING_BUDGET_S
+            await leaving  # takes at most ENDING_BUDGET_S
             raise
 
     async def request_slots(
@@ -140,13 +140,13 @@ class Job:
         *,
         raise_on_reject: bool = True,
     ) -> list[Request]:
-        """Requests slots. Returns when all requests are durable, in the given order.
+        """Requests slots. Returns the requests, in the given order, when all of them are durable.
 
-        If this is cancelled or fails, the client cancels all requests that were accepted.
+        If the call is cancelled or fails, the client cancels all requests that were accepted.
 
         Args:
-            specs: the slots to request. A `SlotSpec` with `count` gives that many requests, a
-                `GangSpec` one for each member.
+            specs: the slots to request. A `SlotSpec` becomes `count` requests; a `GangSpec` becomes
+                one request for each member.
             raise_on_reject: if false, rejected requests are returned too, with `rejection` set.
 
         Raises:
@@ -167,10 +167,10 @@ class Job:
         timeout_s: float | None = None,
         gang_id: str = "",
     ) -> list[Slot]:
-        """Requests a gang and waits. Returns its slots when all are granted, in the given order.
+        """Requests a gang and waits. Returns its slots, in the given order, when all are granted.
 
-        If this is cancelled or fails, the client cancels the whole gang.
-        To keep the requests while they wait, pass a `GangSpec` to `request_slots` instead.
+        If the call is cancelled or fails, the client cancels the whole gang. If you need the
+        request handles while the gang waits, pass a `GangSpec` to `request_slots` instead.
 
         Args:
             members: one spec with a `count`, or several; see `GangSpec`.
@@ -181,7 +181,7 @@ class Job:
 
         Raises:
             GangTimeout: (a TimeoutError) the gang was not placed as a whole within `timeout_s`.
-            RequestRejected: the gang can never be placed; names the members that cause it.
+            RequestRejected: the gang can never be placed. The error names the members that cannot.
             RequestEnded, SlotLost: a member ended before all members were granted.
             InvalidArgument, JobEnded, FinegrainError: see `request_slots`.
         """
@@ -206,7 +206,7 @@ class Job:
     ) -> RequestRange:
         """Requests `spec.count` equal slots as one range. Returns when the range is durable.
 
-        Until its members are granted, a range costs hardly more than one request. If this is
+        Until its members are granted, a range costs hardly more than one request. If the call is
         cancelled or fails, the client cancels the members that were accepted.
 
         Args:
@@ -232,7 +232,7 @@ class Job:
     async def cancel(self, requests: Sequence[Request]) -> list[ItemOutcome]:
         """Cancels requests; slots granted in the meantime are released.
 
-        Returns one outcome for each.
+        Returns one outcome per request.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
@@ -242,7 +242,7 @@ class Job:
     async def release(
         self, slots: Sequence[Slot], grace_s: float | None = None
     ) -> list[ItemOutcome]:
-        """Releases many slots in one call. Returns one outcome for each.
+        """Releases many slots in one call. Returns one outcome per slot.
 
         Args:
             slots: the slots to release.
@@ -259,16 +259,16 @@ class Job:
     ) -> list[ItemOutcome]:
         """Reuses finished slots for waiting requests, many in one call.
 
-        Returns one outcome for each.
+        Each pair names a slot, and a waiting request of this job for the same resources. If the
+        outcome of a pair is `ok`, the job keeps the slot and the request ends in state RELEASED
+        with reason REUSED. Otherwise the slot is released and the request stays queued. Reason
+        FAIR_SHARE means that other requests get the freed capacity first. Repeating a call with the
+        same pairs returns the same outcomes.
 
-        Each pair names a slot and a waiting request of this job that asks for the same resources.
-        If the outcome is `ok`, the job keeps the slot and the request ends: RELEASED, reason
-        REUSED. Otherwise the slot is released and the request stays queued. Reason FAIR_SHARE means
-        that other requests are served first with the freed capacity. Repeating a call with the same
-        pairs returns the same outcomes.
+        Returns one outcome per pair.
 
         Args:
-            pairs: pairs of a slot and a request, or the request's allocation id.
+            pairs: pairs of a slot, and a request or the request's allocation id.
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run in
                 released slots; None: the executor's default.
 
@@ -307,9 +307,9 @@ class Job:
         return self._offers.address
 
     async def end(self, grace_s: float | None = None) -> None:
-        """Ends the job now: cancels its requests, releases its slots, and kills their tasks.
+        """Ends the job now: cancels its requests, releases its slots, and ends their tasks.
 
-        Ending a job that has ended is not an error. This is the only way to end a detached job.
+        If the job has already ended, nothing happens. A detached job ends only by this call.
 
         Args:
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks; None: the executor's
@@ -340,8 +340,8 @@ class Job:
         # Read before `close`, which sets an error itself.
         ended = self._watch.error is not None
         if self.detached:
-            # A detached job keeps its slots and tasks. So wait for the background calls that cancel
-            # unwanted tasks: after this, the client has no handle of those tasks.
+            # A detached job keeps its slots and tasks. The client is about to lose its handles, so
+            # background calls that cancel unwanted tasks must finish first.
             await self._context.background.settle(ENDING_BUDGET_S)
         self._watch.close(
             JobEnded(f"this client has closed its handle of job {self.job_id}"), expected=True

@@ -28,7 +28,7 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
     """Serves offers until `stop`.
 
     Attributes:
-        address: address of the server after `start`; goes into `SlotSpec.target_address`.
+        address: address of the server, valid after `start`; the value of `SlotSpec.target_address`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Applies events and snapshots of a job's watch stream to its ranges.
 
-It finds the range that an event or snapshot entry belongs to, and the members that a snapshot fails
-to show. `watch.py` reads the stream itself.
+It finds the range that an event or snapshot entry belongs to, and members that are missing in a
+snapshot. `watch.py` reads the stream itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from finegrain_client.types.status import JobEvent, RequestStatus
 
 
 class WatchedRanges:
-    """All ranges of a job that the client has handles of, by id."""
+    """All ranges of a job for which the client has handles, by id."""
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
@@ -30,8 +30,8 @@ class WatchedRanges:
     def range_of(self, event: JobEvent, requests: dict[str, Request]) -> RequestRange | None:
         """Returns the range that an event is about, or None.
 
-        Counts the member as ended if it ended without ever having a slot. Otherwise a waiting
-        member becomes a `Request` and is added to `requests`.
+        If a waiting member has ended without ever having a slot, the range only counts it as ended.
+        For any other event, the waiting member becomes a `Request` and is added to `requests`.
         """
         found = members_of(event)
         owner = self.by_id.get(found[0]) if found is not None else None
@@ -52,9 +52,9 @@ class WatchedRanges:
         self.drop_if_ended(owner)
 
     def drop_if_ended(self, owner: RequestRange) -> None:
-        """Removes `owner` if all its members have ended.
+        """Removes the range `owner` if all its members have ended.
 
-        A range whose submission is not acknowledged yet stays, unless it has no members.
+        A range stays while its submission is not acknowledged, unless it has no members.
         """
         if owner.has_ended and (owner.acknowledged or not len(owner)):
             self.by_id.pop(owner.range_id, None)
@@ -68,7 +68,7 @@ class WatchedRanges:
     def begin_snapshot(self) -> None:
         """Records which waiting members the next snapshot must show.
 
-        Only acknowledged ranges count: the resource manager may not know the others yet.
+        Only acknowledged ranges count: the resource manager may not know other ranges yet.
         """
         self._unseen = {
             name: IntervalSet(each.waiting_members())
@@ -77,9 +77,9 @@ class WatchedRanges:
         }
 
     def mark_shown(self, status: RequestStatus) -> RequestRange | None:
-        """Records that a snapshot shows these requests.
+        """Records that a snapshot shows the requests of an entry.
 
-        Returns their range, or None if it is unknown.
+        Returns their range, or None if the range is unknown.
         """
         range_id, _, digits = status.allocation_id.rpartition(".")
         owner = self.by_id.get(range_id)
@@ -102,8 +102,8 @@ class WatchedRanges:
     ) -> None:
         """Ends the members that a snapshot did not show.
 
-        Members that `found` reports as ended get that state. The resource manager no longer knows
-        the others; they end as CANCELLED with reason ALLOCATION_UNKNOWN.
+        Members that `found` reports as ended get the reported state. The resource manager no longer
+        knows the other members; they end as CANCELLED with reason ALLOCATION_UNKNOWN.
 
         Args:
             found: statuses that the resource manager returned for the incomplete ranges.
@@ -126,8 +126,8 @@ class WatchedRanges:
     def adopt(self, message: rm.RequestStatus) -> bool:
         """Adds waiting members of a range that another process submitted.
 
-        Creates the range if it is unknown. Returns False if `message` is not about members that
-        only wait; the caller then creates a `Request` (see `adopt_request`).
+        Creates the range if it is unknown. Returns False if `message` is about a request that is
+        no range member or has had a slot; the caller then creates a `Request` (`adopt_request`).
         """
         if not message.range_id:
             return False
@@ -147,9 +147,9 @@ class WatchedRanges:
         return True
 
     def adopt_request(self, range_id: str, request: Request) -> None:
-        """Attaches a request that another process submitted to its range.
+        """Attaches a request, which another process submitted, to its range.
 
-        An empty `range_id` means none.
+        `range_id` is empty if the request does not belong to a range.
         """
         owner = self.by_id.get(range_id)
         index = owner.index_of(request.allocation_id) if owner is not None else None

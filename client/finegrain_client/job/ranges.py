@@ -1,7 +1,8 @@
 """Handles of ranges: many slot requests that are equal except for their index.
 
-Waiting and ended members are kept as numbers only; a member that was granted a slot is a `Request`
-like any other. `submission.py` submits ranges, and `watch.py` delivers their events.
+The client keeps only the indexes of waiting members and counts of ended members. A member that was
+granted a slot is an ordinary `Request`. `submission.py` submits ranges, and `watch.py` delivers
+their events.
 """
 
 from __future__ import annotations
@@ -111,14 +112,14 @@ class RequestRange:
         return slots
 
     async def cancel(self, first_index: int = 0, count: int | None = None) -> ItemOutcome:
-        """Cancels members; slots that they have are released.
+        """Cancels members; the slots of these members are released.
 
         Args:
             first_index: index of the first member to cancel.
-            count: number of indexes to cancel from there on; None: all that follow.
+            count: number of members to cancel, with consecutive indexes; None: all that follow.
 
         Raises:
-            InvalidArgument: an index is outside of what any range can have.
+            InvalidArgument: an index is below 0, or `INDEX_END` or above.
             FinegrainError: the call to the resource manager failed.
         """
         message = rm.CancelRequestsRequest(
@@ -136,12 +137,12 @@ class RequestRange:
 
         Args:
             first_index: index of the first member to release.
-            count: number of indexes to release from there on; None: all that follow.
+            count: number of members to release, with consecutive indexes; None: all that follow.
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
                 executor's default.
 
         Raises:
-            InvalidArgument: an index is outside of what any range can have.
+            InvalidArgument: an index is below 0, or `INDEX_END` or above.
             FinegrainError: the call to the resource manager failed.
         """
         message = rm.ReleaseSlotsRequest(
@@ -191,7 +192,7 @@ class RequestRange:
 
     @internal
     def waiting_within(self, start: int, end: int) -> list[Run]:
-        """Returns the members of this interval that wait, as far as known, and never had a slot."""
+        """Returns the known waiting members in this interval that never had a slot."""
         return list(self._waiting.runs_within(start, end))
 
     @internal
@@ -233,7 +234,7 @@ class RequestRange:
 
     @internal
     def forget(self, start: int, end: int) -> None:
-        """Removes members that the resource manager does not know, or that the caller gave up."""
+        """Removes members that the resource manager rejected, or that the caller gave up."""
         self._waiting.remove_run(start, end)
         self._members.remove_run(start, end)
 
@@ -242,7 +243,7 @@ class RequestRange:
         """Ends the range with `error`, because the job or its watch stream has ended."""
         if not self.has_ended:
             self._error = error
-        # A copy, because `end` removes the listener.
+        # Iterates over a copy, because `end` removes the listener.
         for listener in list(self._listeners):
             listener.end(error)
 
@@ -255,9 +256,9 @@ class RequestRange:
 class GrantedSlots:
     """Iterates over the slots of a range as they are granted; ends when all members have ended.
 
-    Each slot comes once. A member whose slot was lost and replaced comes again with the new slot.
-    Members that end without a slot do not come; `RequestRange.ended` counts them. A slot may be
-    lost before the caller reads it: check `Slot.has_ended`.
+    The iteration yields each slot once, and a new slot that replaces a lost one as well. Members
+    that end without a slot yield nothing; `RequestRange.ended` counts them. A slot may be lost
+    before the caller reads it, so check `Slot.has_ended`.
 
     Raises (from the iteration):
         JobEnded: the job has ended.
@@ -287,15 +288,15 @@ class GrantedSlots:
         self.end(None)
 
     def put(self, slot: Slot) -> None:
-        """Queues a granted slot. A slot that was queued before and was only resized is ignored."""
-        # A resize reports the slot again, with the same generation.
+        """Queues a granted slot, unless the slot was queued before."""
+        # After a resize, the same slot is reported again, with the same generation.
         if self._yielded.get(slot.allocation_id, 0) < slot.generation:
             self._yielded[slot.allocation_id] = slot.generation
             self._waiting.append(slot)
             self._changed.set()
 
     def forget_member(self, allocation_id: str) -> None:
-        """Drops what is kept for a member that has ended."""
+        """Forgets the generation of a member that has ended."""
         self._yielded.pop(allocation_id, None)
 
     def end(self, error: FinegrainError | None) -> None:

@@ -1,6 +1,6 @@
 """The handle of one slot request.
 
-Each state that the watch stream reports becomes a slot, an error, or further waiting.
+When the watch stream reports a state, the request gets a slot, ends with an error, or waits on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from finegrain_client.types.explain import Explanation
 from finegrain_client.types.status import Gang, RequestStatus, SlotStatus
 
 REASON_POLICY = RetryPolicy(budget_s=2.0)
-"""Retry policy for asking why a request waits, after `granted` has timed out: give up soon."""
+"""Short retry policy of the call that gets the reason for a wait, after `granted` has timed out."""
 
 
 class Request:
@@ -43,8 +43,8 @@ class Request:
     Attributes:
         allocation_id: identity of the request and of the slot that will serve it.
         state: state of the request; `reason` (a stable code) and `message` say why.
-        slot: its latest slot, or None. The slot may have ended: see `Slot.has_ended`.
-        gang: the gang that it belongs to, or None.
+        slot: latest slot of the request, or None. The slot may have ended: see `Slot.has_ended`.
+        gang: the gang that the request belongs to, or None.
         acknowledged: whether the resource manager has stored the request durably.
     """
 
@@ -93,14 +93,14 @@ class Request:
     async def granted(self, timeout_s: float | None = None) -> Slot:
         """Waits for the slot and returns it.
 
-        Cancelling this, or a timeout, keeps the request queued.
-        If a slot with `restart_on_loss` is lost, this waits for the next one.
+        If the wait is cancelled or times out, the request stays queued. If a slot with
+        `restart_on_loss` is lost, the call waits for the next slot.
 
         Args:
             timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
-            StillWaiting: (a TimeoutError) not granted within `timeout_s`.
+            StillWaiting: (a TimeoutError) the request was not granted within `timeout_s`.
             RequestRejected, RequestEnded, SlotLost: the request ended without a slot. GangTimeout,
                 a RequestRejected: its gang was not placed in time.
             JobEnded: the job has ended.
@@ -130,10 +130,10 @@ class Request:
         )
 
     async def explain(self, *, executor_id: str = "", max_executors: int = 0) -> Explanation:
-        """Explains why the request waits on each executor, and which change would let it fit now.
+        """Explains why the request does not fit on each executor, and what would make it fit now.
 
         Args:
-            executor_id: explain only this executor; empty: all.
+            executor_id: explain only this executor; empty: all executors.
             max_executors: largest number of executors to list in full; 0: 20.
 
         Raises:
@@ -142,7 +142,7 @@ class Request:
         return await self._explain(executor_id, max_executors, None)
 
     async def _waiting_reason(self) -> str:
-        """Returns the current reason for waiting; the last known one if the call fails."""
+        """Returns the current reason for waiting, or the last known reason if the call fails."""
         try:
             return (await self._explain("", 1, REASON_POLICY)).primary_reason or self.reason
         except FinegrainError:
@@ -194,7 +194,7 @@ class Request:
         requeued = self.state is RequestState.PENDING
         self.state, self.reason, self.message = state, reason, message
         if state is RequestState.GRANTED and slot is not None:
-            # `requeued` with an unchanged generation: a lost executor has come back with the slot.
+            # `requeued` with an unchanged generation: a lost executor has returned with the slot.
             if self.slot is None or requeued or slot.generation > self.slot.generation:
                 self._end_slot(at_once=True)
                 self.slot = Slot(self._context, slot)
@@ -210,7 +210,7 @@ class Request:
 
     @internal
     def update_status(self, status: RequestStatus) -> None:
-        """Applies a snapshot entry whose state is the one already known."""
+        """Applies a snapshot entry with the state that is already known."""
         self.reason = status.reason
         if status.slot is not None and self.slot is not None:
             self.slot.size.reset(status.slot)
@@ -250,7 +250,7 @@ class Request:
             return self.slot
         if self._rejection is not None:
             raise rejected([self._rejection])
-        # The slot's own error says more than the state of the request.
+        # The error of the slot is more precise than the state of the request.
         if self.state is RequestState.LOST and self.slot is not None and self.slot.error:
             raise self.slot.error
         if self.state.has_ended:
@@ -262,13 +262,14 @@ async def all_granted(requests: Sequence[Request]) -> list[Slot]:
     """Waits until all requests have a slot at the same time; returns the slots in the given order.
 
     Raises:
-        RequestRejected: names all rejected requests. GangTimeout if a gang's timeout is the cause.
+        RequestRejected: requests were rejected; the error names all of them. It is a GangTimeout if
+            the cause is a gang's timeout.
         FinegrainError: see `Request.granted`.
     """
     try:
         while True:
             slots = [await each.granted() for each in requests]
-            if not any(each.has_ended for each in slots):  # none was lost while waiting
+            if not any(each.has_ended for each in slots):  # no slot was lost during the wait
                 return slots
     except RequestRejected:
         refused = [each.rejection for each in requests if each.rejection is not None]
@@ -282,7 +283,7 @@ class AsGranted:
         self._ready: deque[Request] = deque()
         self._waiting: dict[Request, Callable[[], None]] = {}
         self._changed = asyncio.Event()
-        # A request that is named twice yields its slot once.
+        # If a request is given twice, its slot is yielded once.
         for request in dict.fromkeys(requests):
             self._await(request)
 
@@ -295,7 +296,7 @@ class AsGranted:
                 request = self._ready.popleft()
                 if request.is_settled:
                     return await request.granted()
-                self._await(request)  # its slot was lost before the caller read it
+                self._await(request)  # the slot was lost before the caller read it
             self._changed.clear()
             await self._changed.wait()
         raise StopAsyncIteration

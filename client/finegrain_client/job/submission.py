@@ -1,7 +1,7 @@
-"""Submits and cancels requests, in calls that fit into one message.
+"""Submits and cancels requests, in batches that each fit into one message.
 
-Many requests are split into batches, but a gang is never split. If a call fails or is cancelled,
-the requests that it may have submitted are cancelled, because no handle refers to them.
+A gang is never split. If a call fails or is cancelled, the client cancels the requests that it may
+have submitted, because the caller has no handle of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Wanted = SlotSpec | GangSpec | Iterable[SlotSpec | GangSpec]
 
 @dataclass(slots=True)
 class Piece:
-    """Something that one call must carry as a whole: one request, or one gang."""
+    """A request or a gang, which one call must carry as a whole."""
 
     requests: list[slots_pb2.SlotRequest]
     gang: slots_pb2.Gang | None = None
@@ -53,7 +53,7 @@ class Batch:
 
 
 def pieces(wanted: Wanted) -> Iterator[Piece]:
-    """Yields the requested slots and gangs as pieces, each request with its own id."""
+    """Yields the requested slots and gangs as pieces; every request has an id of its own."""
     for spec in [wanted] if isinstance(wanted, SlotSpec | GangSpec) else wanted:
         if isinstance(spec, GangSpec):
             gang = spec.message()
@@ -66,10 +66,10 @@ def pieces(wanted: Wanted) -> Iterator[Piece]:
 def batches(
     many: Iterable[Piece], *, items_max: int = BATCH_ITEMS_MAX, bytes_max: int = BATCH_BYTES_MAX
 ) -> Iterator[Batch]:
-    """Puts pieces, in order, into batches that fit into one call each.
+    """Puts pieces, in order, into batches that each fit into one call.
 
     Args:
-        many: the pieces. A piece that exceeds a limit alone becomes a separate batch.
+        many: the pieces. A single piece that exceeds a limit becomes a separate batch.
         items_max: largest number of requests in a batch.
         bytes_max: largest size of a batch in bytes.
     """
@@ -102,24 +102,24 @@ class Submission:
         for piece in many:
             gang = read(Gang, piece.gang) if piece.gang is not None else None
             requests += [self._request(each, gang) for each in piece.requests]
-        # Before the calls: the watch stream may report a request before the call returns.
+        # Added before the calls: the watch stream may report a request before the call returns.
         self._watch.requests.update({each.allocation_id: each for each in requests})
         tried: list[Batch] = []
         try:
             for batch in batches(many):
-                # Before the call: if it fails, the batch may have been accepted all the same.
+                # Added before the call: even if the call fails, the batch may have been accepted.
                 tried.append(batch)
                 await self._send(batch)
         except BaseException as error:
             if isinstance(error, REFUSALS):
-                del tried[-1]  # rejected as a whole: none of it was stored
-            # Handles first, so that no event about these requests reaches them any more.
+                del tried[-1]  # the batch was rejected as a whole: no request of it was stored
+            # The handles are removed first, so that they receive no more events.
             self._forget([each.allocation_id for each in requests])
             self._withdraw([each.allocation_id for one in tried for each in one.requests])
             raise
         rejections = [each.rejection for each in requests if each.rejection is not None]
         if rejections and raise_on_reject:
-            # All or nothing: the caller gets no handle, so the accepted ones must not wait.
+            # All or nothing: the caller gets no handles, so accepted requests must not stay queued.
             self.give_up([each for each in requests if each.rejection is None])
             raise rejected(rejections)
         return requests
@@ -130,7 +130,7 @@ class Submission:
         A rejection is in `RequestRange.rejection`.
         """
         (template,) = replace(spec, count=1, allocation_id=range_id).messages()
-        # Before the call: the watch stream may report members before the call returns.
+        # Added before the call: the watch stream may report members before the call returns.
         known = self._watch.ranges.by_id.setdefault(range_id, RequestRange(self._context, template))
         known.rejection = None
         members = first, first + spec.count
@@ -143,8 +143,8 @@ class Submission:
                 lambda manager, timeout_s: manager.RequestResource(message, timeout=timeout_s)
             )
         except BaseException as error:
-            # Members may be submitted again, as a repeat. Only if all are new, nothing else relies
-            # on them.
+            # A repeated call submits the same members again, and other code may use them. Only if
+            # all members are new, they can be cancelled safely.
             if is_new:
                 known.forget(*members)
                 self._watch.ranges.drop_if_ended(known)
@@ -180,7 +180,7 @@ class Submission:
         self._withdraw(ids)
 
     async def cancel(self, ids: Sequence[str]) -> list[ItemOutcome]:
-        """Cancels requests. Returns one outcome for each."""
+        """Cancels requests. Returns one outcome per request."""
         outcomes: list[ItemOutcome] = []
         for some in id_batches(ids):
             message = rm.CancelRequestsRequest(job_id=self._context.job_id, allocation_ids=some)
@@ -205,7 +205,7 @@ class Submission:
         for sent, result in zip(batch.requests, answer.results, strict=True):
             request = self._watch.requests.get(sent.allocation_id)
             if request is None:
-                continue  # the watch stream reported its end already
+                continue  # the watch stream has already reported the end of the request
             request.acknowledged = True
             if result.HasField("error"):
                 request.reject(Rejection.of(sent.allocation_id, read(ItemOutcome, result)))

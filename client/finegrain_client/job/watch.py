@@ -1,8 +1,8 @@
-"""Applies a job's watch stream without gap or repeat, and renews the job's lease.
+"""Applies a job's watch stream, each event exactly once, and renews the job's lease.
 
-A broken stream continues after the last applied sequence number. Requests that a snapshot does not
-show are looked up. The job has ended when the resource manager reports it or no longer knows the
-job.
+A broken stream continues after the last applied sequence number. If a request is missing in a
+snapshot, the client asks the resource manager for its state. The job has ended when the resource
+manager reports its end, or no longer knows the job.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ class JobWatch:
     It also passes every event to the listeners.
 
     Attributes:
-        requests: requests that have not ended, by allocation id; of ranges, only members with
-            slots.
+        requests: requests that have not ended, by allocation id. A member of a range is included
+            only once it has had a slot.
         ranges: ranges with members that have not ended.
         sequence: sequence number of the last applied event.
-        error: why the stream has ended; None while it runs.
+        error: why the stream has ended; None while the stream runs.
     """
 
     def __init__(self, context: JobContext, *, from_snapshot: bool = False) -> None:
         self._context = context
         self._want_snapshot = from_snapshot
         self._attached = from_snapshot
-        self._not_shown: list[Request] = []  # missing so far in the current snapshot
-        self._parts_received = 0  # of the current snapshot
+        self._not_shown: list[Request] = []  # requests missing so far in the current snapshot
+        self._parts_received = 0  # number of parts of the current snapshot
         self._listeners: set[JobEvents] = set()
         self._watched = context.connection.manager_address
         self._first_snapshot = asyncio.Event()
@@ -81,20 +81,20 @@ class JobWatch:
         """Ends the watch, and every request, slot and listener with it.
 
         Args:
-            error: why; further waits on requests and slots raise it.
-            expected: if true, listeners just end, without an error.
+            error: why the watch ends; waits for requests and slots raise this error.
+            expected: if true, listeners end without an error.
         """
         if self.error is not None:
             return
         self.error = error
         for request in list(self.requests.values()):
-            # Requests first, so that a listener that ends finds their final state.
+            # Requests end first, so that a listener finds their final states when it ends.
             request.fail(error)
         self.requests.clear()
         self.ranges.close(error)
         for listener in list(self._listeners):
             listener.end(None if expected else error)
-        # Waiters then find the error.
+        # Wakes the callers of `first_snapshot`, which then raise the error.
         self._first_snapshot.set()
 
     async def first_snapshot(self) -> None:
@@ -122,22 +122,22 @@ class JobWatch:
                 )
                 await follow(stream, self._handle)
             except OutOfRange as error:
-                # The events to continue with are no longer available, so start with a snapshot. If
-                # the resource manager refuses even that, there is nothing left to try.
+                # The resource manager no longer has the next events, so the client starts again
+                # with a snapshot. If it was already waiting for a snapshot, it cannot continue.
                 if self._want_snapshot and not self._parts_received:
                     self.close(error)
                 self._want_snapshot = True
-            except Unavailable as error:  # from a lookup while applying a snapshot
+            except Unavailable as error:  # raised by a call that was made to apply a snapshot
                 log.warning("watching job %s: %s", self._context.job_id, error.message)
                 await asyncio.sleep(backoff.next_s())
-            except ResourceExhausted as error:  # the same, if the server gives a delay
+            except ResourceExhausted as error:  # repeated if the server names a delay
                 if error.retry_after_s is None:
                     self.close(error)
                 log.warning("watching job %s: %s", self._context.job_id, error.message)
                 await asyncio.sleep(max(backoff.next_s(), error.retry_after_s or 0.0))
             except FinegrainError as error:
                 self.close(_as_job_ended(self._context.job_id, error))
-            except Exception as error:  # a bug, but waiters must not hang because of it
+            except Exception as error:  # a bug; callers that wait must still get an error
                 log.exception("watching job %s failed", self._context.job_id)
                 self.close(FinegrainError(f"watching job {self._context.job_id} failed: {error!r}"))
 
@@ -163,8 +163,8 @@ class JobWatch:
 
     def _open(self) -> StreamCall[rm.WatchJobResponse]:
         self._watched = self._context.connection.manager_address
-        # The snapshot must show the requests that were acknowledged before it was requested. A
-        # request that is still being submitted may be missing for another reason.
+        # The snapshot must show every request that was acknowledged before this call. A request
+        # that is still being submitted may be missing, because it has not arrived yet.
         self._parts_received = 0
         self._not_shown = [each for each in self.requests.values() if each.acknowledged]
         self.ranges.begin_snapshot()
@@ -196,14 +196,14 @@ class JobWatch:
         shown = {each.allocation_id for each in statuses}
         for status in statuses:
             self.ranges.mark_shown(status)
-        # Another process submitted them. Else each request has its handle since its submission.
+        # Only a job that was attached has requests without handles: another process submitted them.
         if self._attached:
             for message in snapshot.requests:
                 known = message.allocation_id in self.requests
                 if not known and not self.ranges.adopt(message):
                     self._adopt(message)
-        # A large snapshot comes in parts. Only after the last part is it known which requests are
-        # missing. A request that ended between two parts is not missing.
+        # A large snapshot comes in parts. Only after its last part does the client know which
+        # requests are missing. A request that ended between two parts is not missing.
         self._not_shown = [
             each
             for each in self._not_shown
@@ -216,7 +216,7 @@ class JobWatch:
             self._dispatch_difference(snapshot.sequence, status)
         if not snapshot.more:
             await self._end_unseen(snapshot.sequence)
-        # Set last: `keep_alive` must not acknowledge what is not applied yet.
+        # Set last: `keep_alive` must not acknowledge a snapshot that is not applied yet.
         self.sequence = snapshot.sequence
         self._parts_received += 1
         if not snapshot.more:
@@ -224,7 +224,10 @@ class JobWatch:
             self._first_snapshot.set()
 
     async def _end_unseen(self, sequence: int) -> None:
-        """Asks the resource manager how waiting members ended that the snapshot does not show."""
+        """Asks the resource manager for waiting members that are missing in the snapshot.
+
+        They have ended in the meantime.
+        """
         ranges = self.ranges.incomplete()
         found = await self._listed([f"{each}." for each in ranges]) if ranges else []
         self.ranges.end_unseen(
@@ -250,7 +253,7 @@ class JobWatch:
         generation = status.slot.generation if status.slot else request.generation
         reason = status.reason
         if (request.state, request.generation) == (status.state, generation):
-            # The state is the known one. An event is still due if the slot was resized in the
+            # The state has not changed. Listeners get an event only if the slot was resized in the
             # meantime.
             if request.slot is None or status.slot is None or request.slot.size.equals(status.slot):
                 request.update_status(status)
@@ -268,12 +271,12 @@ class JobWatch:
                 from_snapshot=True,
             )
         )
-        # After older state was restored, `status` can be older than what was known. It still
-        # applies.
+        # `status` counts even if it is older than the known state: the resource manager may have
+        # been restored from older state.
         request.update_status(status)
 
     def _member(self, status: RequestStatus) -> Request | None:
-        """Turns a member of a range into a request, unless it only waits."""
+        """Turns a member of a range into a `Request`, unless the member waits and had no slot."""
         if status.state is RequestState.PENDING and status.generation == 0:
             return None
         owner = self.ranges.mark_shown(status)
@@ -291,7 +294,7 @@ class JobWatch:
             if request.has_ended:
                 del self.requests[event.allocation_id]
         if owner is not None:
-            # After the request has applied the event, since the range looks at the request's state.
+            # The request has applied the event by now; the range reads the request's state.
             self.ranges.member_changed(owner, event)
         for listener in list(self._listeners):
             listener.put(event)
@@ -301,8 +304,8 @@ class JobWatch:
         found = {each.allocation_id: each for each in statuses}
         for request in missing:
             if request.allocation_id not in found:
-                # This happens for example after older state was restored. Listeners must
-                # learn this, because they may wait for the slot.
+                # For example, the resource manager was restored from older state. Listeners get an
+                # event, because they may wait for the slot.
                 self._dispatch(
                     JobEvent(
                         sequence=sequence,
@@ -318,7 +321,7 @@ class JobWatch:
         return list(found.values())
 
     async def _listed(self, allocation_ids: list[str]) -> list[RequestStatus]:
-        """Returns the status of requests with these ids or prefixes of ids, also of ended ones."""
+        """Returns the status of requests with these ids or prefixes, also of ended requests."""
         found: list[RequestStatus] = []
         for ids in id_batches(allocation_ids, items_max=LISTED_MAX):
             message = cluster_pb2.ListRequestsRequest(

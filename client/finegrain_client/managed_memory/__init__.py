@@ -1,4 +1,4 @@
-"""Managed memory for operators that are Python programs: quotas of a task, and memory within them.
+"""Managed memory for operators that are Python programs: reads quotas, and allocates within them.
 
     from finegrain_client.managed_memory import MemoryPool
 
@@ -7,7 +7,7 @@
         page.memory[:5] = b"hello"
         page.release()
 
-The modules here use only the standard library, and are for use inside tasks.
+The modules of this package are for use inside tasks. They need only the standard library.
 """
 
 from finegrain_client.managed_memory.memory_pool import MemoryPool, Page, PoolEmpty

@@ -1,7 +1,7 @@
-"""Pages of memory for one operator, never more than its quota.
+"""Pages of memory for one operator, within its quota.
 
-If the quota shrinks, free pages go back to the kernel at once, and pages in use when they are
-released. The executor waits a moment for that before it shrinks the slot.
+If the quota shrinks, the pool returns free pages to the kernel at once. It returns pages in use
+when the operator releases them. The executor waits a moment for this before it shrinks the slot.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from finegrain_client.managed_memory.slot_socket import Quotas, SlotSocket
 
 SEGMENT_BYTES = 4 << 20  # the pool maps memory in pieces of this size
-REPORT_S = 1.0  # between reports of use, while the quota does not shrink
-LENT_S = 30.0  # longest wait for pages of the quota that are lent; the executor takes them back
-BORROW_BYTES = 1 << 20  # asked for at a time
+REPORT_S = 1.0  # shortest time between ordinary reports of use
+LENT_S = 30.0  # longest wait until the executor has taken lent pages of the quota back
+BORROW_BYTES = 1 << 20  # memory above the quota that the pool requests at a time
 
 
 class PoolEmpty(MemoryError):
@@ -26,18 +26,18 @@ class PoolEmpty(MemoryError):
 
 
 class Page:
-    """One page. Use `memory` until `release`."""
+    """One page of memory; `memory` is valid until `release`."""
 
     def __init__(self, pool: MemoryPool, segment: mmap.mmap, offset: int, size: int) -> None:
         self._pool, self._segment, self._offset = pool, segment, offset
         self.memory = memoryview(segment)[offset : offset + size]
 
     def release(self) -> None:
-        """Gives the page back; its content is lost. Releasing it again does nothing."""
+        """Returns the page to the pool; its content is lost. A second release does nothing."""
         self._pool._release(self)
 
     def _discard(self) -> None:
-        """Gives the memory of a page back to the kernel; the page can be used again."""
+        """Returns the memory of the page to the kernel; the page can be used again later."""
         self._segment.madvise(mmap.MADV_DONTNEED, self._offset, len(self.memory))
 
 
@@ -45,10 +45,10 @@ class MemoryPool:
     """The pages of one operator.
 
     Args:
-        page_bytes: size of a page; a multiple of the kernel's.
-        pages: the quota.
-        on_use: called with the bytes in use, at most once a second and when the quota changes or is
-            reached; the lock of the pool is held.
+        page_bytes: size of a page; a multiple of the kernel's page size.
+        pages: the quota, in pages.
+        on_use: called with the bytes in use: at most once a second, and also when the quota changes
+            or the use falls to the quota. It is called with the pool's lock held.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class MemoryPool:
         self._pages = pages
         self._on_use = on_use
         self._free: list[Page] = []
-        self._clean: list[Page] = []  # free, and without memory behind them
+        self._clean: list[Page] = []  # free pages without memory behind them
         self._used: set[Page] = set()
         self._quota_pages = pages
-        self._asked = 0  # pages that were asked for
-        self._shares = False  # it lends and borrows
+        self._asked = 0  # number of pages that the pool has requested in total
+        self._shares = False  # whether the pool lends and borrows pages
         self._changed = threading.Condition()
         self._socket: SlotSocket | None = None
         self._known = threading.Event()
@@ -76,11 +76,12 @@ class MemoryPool:
 
         Args:
             operator_id: the operator; it must be registered.
-            opportunistic: the pool may have more than its quota while other such pools of the slot
-                leave memory unused, and lends them what it does not use. The operator must release
-                `over_quota` pages within 2 s, or its task is ended. Pages of the quota that are
-                lent are waited for, whatever the timeout of `allocate`.
-            path: the socket of the slot; empty: FINEGRAIN_SLOT_SOCKET.
+            opportunistic: the pool shares memory with other opportunistic pools of the slot. It may
+                borrow memory that they do not use, and lends memory that it does not use. The
+                operator must release `over_quota` pages within 2 s, or the executor ends its task.
+                While pages of the quota are lent, `allocate` waits up to 30 s for them, even with a
+                shorter timeout.
+            path: path of the slot's socket; empty: the value of FINEGRAIN_SLOT_SOCKET.
 
         Raises:
             SlotSocketError: there is no socket, or the executor does not answer.
@@ -93,7 +94,7 @@ class MemoryPool:
             if not found:
                 return
             known = pool._known.is_set()
-            if not known:  # later pages must have the size of the first ones
+            if not known:  # all pages of a pool must have the same size
                 pool.page_bytes = quotas["page_bytes"]
             pool._quota_pages = found[0]["quota_bytes"] // pool.page_bytes
             limit = found[0].get("limit_bytes")
@@ -101,7 +102,7 @@ class MemoryPool:
                 pool.resize(limit // pool.page_bytes)
             elif not (known and pool._shares):
                 pool.resize(pool._quota_pages)
-            else:  # the executor was restarted: it asks for the limit that the pool keeps to
+            else:  # the executor was restarted and needs a report of the pool's current limit
                 pool.resize(pool._pages)
             pool._known.set()
 
@@ -111,7 +112,7 @@ class MemoryPool:
         pool._on_use = lambda used_bytes: slot.report(
             "UseMemory" if opportunistic else "ReportUse", **pool._use(operator_id, used_bytes)
         )
-        # The first report tells the executor that a pool keeps this operator to its quota.
+        # After the first report, the executor knows that a pool keeps this operator to its quota.
         try:
             slot.call("ReportUse", operator_id=operator_id, used_bytes=0)
         except BaseException:
@@ -121,7 +122,7 @@ class MemoryPool:
             slot.close()
             raise KeyError(operator_id)
         if opportunistic:
-            pool.resize(pool._pages)  # says that it takes part
+            pool.resize(pool._pages)  # reports to the executor that this pool lends and borrows
         return pool
 
     def _use(self, operator_id: str, used_bytes: int) -> dict[str, Any]:
@@ -129,13 +130,13 @@ class MemoryPool:
         use: dict[str, Any] = {"operator_id": operator_id, "used_bytes": used_bytes}
         if self._shares:
             use["wanted_bytes"] = max(self._asked, len(self._used)) * self.page_bytes
-            # Pages in use above the limit are still kept.
+            # If more pages are in use than the limit allows, the pool still has all of them.
             use["limit_bytes"] = max(self._pages, len(self._used)) * self.page_bytes
         return use
 
     @property
     def pages(self) -> int:
-        """The pages that it may use: the quota, less what is lent, plus what is borrowed."""
+        """Number of pages that the pool may use: the quota minus lent pages plus borrowed pages."""
         return self._pages
 
     @property
@@ -145,7 +146,7 @@ class MemoryPool:
 
     @property
     def used_pages(self) -> int:
-        """Pages in use. More than the quota for some time after it has shrunk."""
+        """Number of pages in use. It exceeds the quota for a time after the quota has shrunk."""
         return len(self._used)
 
     @property
@@ -154,10 +155,10 @@ class MemoryPool:
         return max(len(self._used) - self._pages, 0)
 
     def allocate(self, timeout_s: float | None = 0.0) -> Page:
-        """Returns a page; waits for one while all are in use.
+        """Returns a page; waits while all pages are in use.
 
         Args:
-            timeout_s: how long to wait; 0: not at all; None: until there is one.
+            timeout_s: longest time to wait in seconds; 0: do not wait; None: no limit.
 
         Raises:
             PoolEmpty: no page became free in time.
@@ -179,7 +180,7 @@ class MemoryPool:
             return page
 
     def _ask(self) -> None:
-        """Asks for more pages: those of its quota that are lent, or else some above it."""
+        """Requests more pages: lent pages of the quota, or else pages above the quota."""
         if not self._shares:
             return
         used = len(self._used)
@@ -222,7 +223,10 @@ class MemoryPool:
             self._changed.notify()
 
     def resize(self, pages: int) -> None:
-        """Changes the quota. Free pages beyond it go back to the kernel."""
+        """Changes the number of pages that the pool may use.
+
+        The memory of free pages beyond this number goes back to the kernel.
+        """
         with self._changed:
             self._pages = pages
             while self._free and len(self._used) + len(self._free) > pages:
@@ -233,7 +237,7 @@ class MemoryPool:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends the connection. Pages can still be used."""
+        """Closes the connection to the executor. Pages stay usable."""
         if self._socket is not None:
             self._socket.close()
 

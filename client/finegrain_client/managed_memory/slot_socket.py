@@ -1,7 +1,7 @@
-"""A task's connection to the socket of its slot: register operators, watch quotas, read peers.
+"""A task's connection to the socket of its slot: registers operators, watches quotas, lists peers.
 
-The connection is made again after the executor was restarted. A frame has 4 bytes of length
-(big-endian), then JSON of that length.
+After the executor was restarted, the client connects again. A frame has 4 bytes of length
+(big-endian), then JSON of this length.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, Final
 VARIABLE: Final = "FINEGRAIN_SLOT_SOCKET"
 RETRY_S: Final = 0.1
 ANSWER_S: Final = 30.0
-_WATCH, _REPORT = 0, -1  # ids of requests whose answers no call waits for
+_WATCH, _REPORT = 0, -1  # ids of requests; no caller waits for the answers to these requests
 
 Quotas = Mapping[str, Any]
 
 
 class SlotSocketError(Exception):
-    """The executor refused a call, or could not be reached; `reason` is its code."""
+    """The executor refused a call, or could not be reached; `reason` is the reason code."""
 
     def __init__(self, message: str, reason: str = "UNREACHABLE") -> None:
         super().__init__(message)
@@ -36,12 +36,12 @@ class SlotSocket:
     """A connection to the socket of the slot.
 
     Args:
-        path: the socket; empty: FINEGRAIN_SLOT_SOCKET.
-        on_quota: called with the quotas after each connect, and when they have changed, in a thread
+        path: path of the socket; empty: the value of FINEGRAIN_SLOT_SOCKET.
+        on_quota: called with the quotas after each connect and when they have changed, in a thread
             of this object; None: quotas are not watched.
 
     Raises:
-        SlotSocketError: there is no such variable.
+        SlotSocketError: `path` is empty and FINEGRAIN_SLOT_SOCKET is not set.
     """
 
     def __init__(self, path: str = "", on_quota: Callable[[Quotas], None] | None = None) -> None:
@@ -55,7 +55,7 @@ class SlotSocket:
         self._on_quota = on_quota
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
-        self._answers: dict[int, dict[str, Any] | None] = {}  # None: not there yet
+        self._answers: dict[int, dict[str, Any] | None] = {}  # None: no answer yet
         self._number = 0
         self._peer: socket.socket | None = None
         self._closed = False
@@ -66,7 +66,7 @@ class SlotSocket:
         """Registers an operator; returns memory_bytes, pages and page_bytes of its quota.
 
         Raises:
-            SlotSocketError: it was refused, or the executor does not answer.
+            SlotSocketError: the executor refused the operator, or does not answer.
         """
         quota: dict[str, int] = self.call(
             "RegisterManagedMemory", operator_id=operator_id, fraction=fraction
@@ -74,7 +74,7 @@ class SlotSocket:
         return quota
 
     def peers(self) -> list[dict[str, Any]]:
-        """Returns the present peers of the task.
+        """Returns the current peers of the task.
 
         Raises:
             SlotSocketError: the executor does not answer.
@@ -83,10 +83,12 @@ class SlotSocket:
         return found
 
     def call(self, verb: str, *, timeout_s: float = ANSWER_S, **args: Any) -> Any:
-        """Calls the executor; again if the connection breaks. Every call may be repeated.
+        """Calls the executor, and repeats the call if the connection breaks.
+
+        All calls of this protocol may be repeated.
 
         Raises:
-            SlotSocketError: it was refused, or there was no answer in `timeout_s`.
+            SlotSocketError: the executor refused the call, or did not answer within `timeout_s`.
         """
         end = time.monotonic() + timeout_s
         with self._lock:
@@ -140,13 +142,13 @@ class SlotSocket:
                 self._peer = None
                 self._answered.notify_all()
             if not self._closed:
-                time.sleep(RETRY_S)  # a refused connection must not be repeated without a pause
+                time.sleep(RETRY_S)  # if the executor refuses the connection, wait before the next
 
     def _serve(self, peer: socket.socket) -> None:
         """Receives frames of one connection until it breaks."""
         with self._lock:
             if self._on_quota is not None:
-                # Sent before any other call, so that it is answered before any other.
+                # Sent before any other call, so that quotas are known when the first call returns.
                 _send(peer, {"id": _WATCH, "verb": "WatchQuota", "args": {}})
             self._peer = peer
             self._answered.notify_all()
@@ -157,9 +159,9 @@ class SlotSocket:
             elif self._on_quota is not None and message.get("id") == _WATCH:
                 self._on_quota(_result(message))
             elif "event" in message:
-                continue  # of a later version
+                continue  # a message of a later version
             elif message.get("id") is None:
-                return  # the executor refuses this connection, and closes it
+                return  # the executor refuses this connection and closes it
             else:
                 with self._lock:
                     if message["id"] in self._answers:
@@ -167,7 +169,7 @@ class SlotSocket:
                     self._answered.notify_all()
 
     def report(self, verb: str, **args: Any) -> None:
-        """Reports the use of a pool, without waiting for an answer; lost if not connected."""
+        """Reports the use of a pool without waiting for an answer; does nothing if disconnected."""
         with self._lock:
             if self._peer is not None:
                 with suppress(OSError):
@@ -176,7 +178,7 @@ class SlotSocket:
 
 def _connect(path: Path) -> socket.socket:
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The name of a socket has at most 107 bytes. This name is short for any path.
+    # The name of a socket has at most 107 bytes. A name below /proc/self/fd is always short.
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         peer.connect(f"/proc/self/fd/{directory}/{path.name}")

@@ -1,4 +1,4 @@
-"""The part of a slot that talks to its executor: calls, retries, and errors after its end."""
+"""The part of a slot that calls its executor: calls, retries, and errors after the slot's end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FAILURES_AFTER_RELEASE_MAX = 12
-"""Failed tries (about 20 s) after which the tasks of a released slot are given up.
+"""Number of failed tries (about 20 s) after which the client gives up the tasks of a released slot.
 
-Only their executor knows how they ended, and it may be restarting.
+Only the executor knows how the tasks ended, and it may just be restarting.
 """
 
 FAILURES_BEFORE_ASKING = 3
-"""Number of failed tries after which the resource manager is asked for the executor's address."""
+"""Number of failed tries after which the client asks the resource manager for the address."""
 
 
 class SlotAtExecutor:
@@ -40,7 +40,7 @@ class SlotAtExecutor:
 
     Attributes:
         lost: set when the slot is known to be lost; waits for its tasks then raise `SlotLost`.
-        error: why the slot ended; None before that.
+        error: why the slot ended; None while it has not ended.
     """
 
     lost: asyncio.Event
@@ -63,12 +63,12 @@ class SlotAtExecutor:
 
     @property
     def allocation_id(self) -> str:
-        """Identity of the slot, equal to the request's."""
+        """Identity of the slot. The request has the same allocation id."""
         return self.status.allocation_id
 
     @property
     def generation(self) -> int:
-        """Number of the placement of the request that this slot is."""
+        """Number of the placement: 1 for the first slot of the request, 2 for its replacement."""
         return self.status.generation
 
     @property
@@ -78,7 +78,7 @@ class SlotAtExecutor:
 
     @property
     def executor_address(self) -> str:
-        """Address of that executor, "host:port"."""
+        """Address of the executor, "host:port"."""
         return self._address
 
     @property
@@ -93,7 +93,7 @@ class SlotAtExecutor:
 
     @internal
     def end(self, error: FinegrainError, *, at_once: bool) -> None:
-        """Ends the slot. Waits for its tasks end `at_once`, or when their streams end."""
+        """Ends the slot. Callers that wait for a task return `at_once`, or when its stream ends."""
         if self.error is None:
             self.error = error
             self._size.end(error)
@@ -144,7 +144,7 @@ class SlotAtExecutor:
         """Returns the result of `work`, unless the slot is lost first.
 
         Raises:
-            SlotLost: the slot has ended, which explains the failure.
+            SlotLost: `work` failed because the slot has ended.
         """
         try:
             return await unless(self.lost, work, self._why)
@@ -166,7 +166,7 @@ class SlotAtExecutor:
     async def call(
         self, attempt: Callable[[TaskExecutorServiceAsyncStub, float], Awaitable[T]]
     ) -> T:
-        """Makes a unary call to the executor, with retries; the loss of the slot ends it.
+        """Makes a unary call to the executor, with retries, until the slot is lost.
 
         Raises:
             SlotLost: the slot has ended.
@@ -183,12 +183,10 @@ class SlotAtExecutor:
 
     @internal
     async def after_break(self, failures: int) -> None:
-        """Decides between two tries whether to go on, and looks for the executor's new address.
-
-        It gives up if the slot is lost, or if it was released and too many tries have failed.
+        """Returns if another try makes sense; finds the executor's new address if needed.
 
         Raises:
-            SlotLost: the slot has ended and no executor will answer.
+            SlotLost: the slot is lost, or it was released and too many tries have failed.
         """
         given_up = self.is_lost or failures >= FAILURES_AFTER_RELEASE_MAX
         if self.error is not None and given_up:
@@ -202,7 +200,7 @@ class SlotAtExecutor:
         try:
             answer: Any = await connection.cluster.GetExecutor(message, timeout=2.0)
         except grpc.RpcError:
-            return  # not essential: a later try asks again
+            return  # a later try calls again
         # An executor that was restarted may listen on another port.
         address = answer.executor.address
         if address and address != self._address and not self.is_lost:

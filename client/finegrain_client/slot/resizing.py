@@ -1,7 +1,8 @@
 """Resizes of a slot: the change to make, and its outcome.
 
-A `SizeChange` names some amounts; the protocol needs the whole size, which this module computes. It
-also derives from each reported state of the slot whether a change is done or refused.
+A `SizeChange` names some amounts, but the protocol needs the whole size. This module computes the
+whole size. It also derives from each reported state of the slot whether a change is done or
+refused.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from finegrain_client.errors import ResizeRefused
 from finegrain_client.types.status import RequestStatus, SlotStatus
 
 TRIES_MAX = 5
-"""Largest number of tries of a change that is stale because another change came in between."""
+"""Largest number of tries of a change. A try fails if another change came in between."""
 
 FORGOTTEN = (
     "the resource manager's database was restored from a backup that does not contain it; request "
     "it again"
 )
-"""Text of the error when the resource manager no longer knows a change that it acknowledged."""
+"""Text of the error if the resource manager no longer knows a change that it acknowledged."""
 
 _PARTS = {
     "cpu_milli": "cpu_milli",
@@ -48,15 +49,15 @@ class SizeChange:
 
     Attributes:
         cpu_milli: guaranteed CPU in thousandths of a core.
-        memory_bytes: memory for the task's own objects, as in `SlotSpec`; the other parts stay.
-        extended: countable resources by name; 0 removes one, and names that are absent stay.
-        devices: devices by name of the resource, as in `SlotSpec`; only those that the slot has are
-            accepted, because a resize cannot change them.
+        memory_bytes: task heap memory, as in `SlotSpec`; the other parts of memory stay.
+        extended: countable resources by name; 0 removes a resource, and absent names stay.
+        devices: devices by name of the resource, as in `SlotSpec`. The amounts must be the amounts
+            that the slot has, because a resize cannot change devices.
         cpu_limit_milli: CPU limit above the guaranteed CPU; 0: the same as the guaranteed CPU. If
-            it is None, a limit above the old guaranteed CPU stays, but is raised to the new
+            it is None, a limit above the old guaranteed CPU stays. It is raised to the new
             guaranteed CPU if that is higher.
-        device_requests: all devices that the slot has afterwards. Only `parking` and `unparking`
-            set it.
+        device_requests: all devices that the slot has after the change. Only `parking_change` sets
+            this.
     """
 
     cpu_milli: int | None = None
@@ -87,7 +88,7 @@ class SizeChange:
     def applied_to(
         self, profile: ResourceProfile, cpu_limit_milli: int
     ) -> tuple[ResourceProfile, int]:
-        """Returns the whole size and the CPU limit that this change makes of the given ones."""
+        """Returns the whole size and CPU limit that result from the given size and limit."""
         named = {
             part: value
             for name, part in _PARTS.items()
@@ -121,7 +122,8 @@ class SizeChange:
             return has
         asked = device_requests(self.devices)
         amounts = {each.type: (each.count, each.amounts) for each in has}
-        # Conditions on devices are not named here, so they count only with other amounts.
+        # `self.devices` has no conditions on devices, so only the amounts are compared. If they are
+        # equal, the slot's own requests, with their conditions, are kept.
         return (
             has if amounts == {each.type: (each.count, each.amounts) for each in asked} else asked
         )
@@ -134,7 +136,8 @@ class SizeChange:
     def target(self, status: SlotStatus) -> tuple[ResourceProfile, int]:
         """Returns the whole size to request, based on the newest pending or the current size."""
         if status.resizes:
-            # Changes add up: a new one replaces the pending one, so it must contain it.
+            # A new change replaces the pending change. To keep its amounts, the new change starts
+            # from the pending size.
             newest = status.resizes[-1]
             return self.applied_to(newest.profile, newest.cpu_limit_milli)
         return self.applied_to(status.profile, status.cpu_limit_milli)
@@ -144,12 +147,12 @@ async def parking_change(connection: Connection, allocation_id: str, *, park: bo
     """Returns the change that parks or unparks a slot.
 
     Args:
-        connection: to the cluster.
+        connection: connection to the cluster.
         allocation_id: the slot.
-        park: True: it gives up its GPUs; False: it gets GPUs again.
+        park: true: the slot gives up its GPUs; false: it gets GPUs again.
 
     Raises:
-        InvalidArgument: its request has no GPUs.
+        InvalidArgument: the request of the slot has no GPUs.
         FinegrainError: the call to the resource manager failed.
     """
     request = await request_of(connection, allocation_id)
@@ -172,17 +175,17 @@ def profile_message(profile: ResourceProfile) -> resources_pb2.ResourceProfile:
 
 
 def cap_message(profile: ResourceProfile, cpu_limit_milli: int) -> int:
-    """Returns a CPU limit as the protocol has it: 0 if it equals the guaranteed CPU."""
+    """Returns a CPU limit in the form of the protocol: 0 if it equals the guaranteed CPU."""
     return 0 if cpu_limit_milli == profile.cpu_milli else cpu_limit_milli
 
 
 def when_in_use(*, wait_for_use: bool) -> rm.WhenInUse.ValueType:
-    """Returns what the executor does with a size below the current use: wait or refuse."""
+    """Returns what the executor does if the new size is below the current use: wait or refuse."""
     return rm.WHEN_IN_USE_WAIT if wait_for_use else rm.WHEN_IN_USE_REFUSE
 
 
 def under_way(status: SlotStatus, resize_number: int) -> bool:
-    """True if this change has no outcome yet."""
+    """True if the change with this number is still pending."""
     return any(each.resize_number == resize_number for each in status.resizes)
 
 
@@ -201,7 +204,7 @@ def outcome(
     Returns:
         The slot's status if the change is done, an error if it was refused, None if it is pending.
     """
-    # The status is older than the change, or the change is still pending.
+    # Either the status is older than the change, or the change is still pending.
     if status.resize_number < resize_number or under_way(status, resize_number):
         return None
     if change.is_met_by(status):
@@ -213,7 +216,7 @@ def outcome(
 
 
 async def request_of(connection: Connection, allocation_id: str) -> RequestStatus | None:
-    """Returns an active request with its slot, from the resource manager; None: there is none.
+    """Gets an active request with its slot from the resource manager; None: no such request.
 
     Raises:
         FinegrainError: the call to the resource manager failed.

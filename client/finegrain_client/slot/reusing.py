@@ -29,10 +29,10 @@ class Finished(Reusable, Protocol):
 
     @property
     def generation(self) -> int:
-        """Generation of the slot: the number of its request's placement."""
+        """Generation of the slot; see `Slot.generation`."""
 
     def mark_released(self) -> None:
-        """Records that the resource manager took the slot back."""
+        """Records that the resource manager has released the slot."""
 
 
 Reuse: TypeAlias = tuple[Finished, Reusable | str]

@@ -1,7 +1,7 @@
 """The size of one slot as known to its job master, and the changes of that size.
 
-Events, snapshots and answers to calls can arrive in any order. This module ignores older states,
-and makes sure that the outcome of a change is noticed whichever way it arrives.
+Events, snapshots and answers to calls can arrive in any order, and each may contain the outcome of
+a change. This module ignores older states.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class _Waiter:
     def update(self, status: SlotStatus, reason: str, message: str) -> None:
         if found := outcome(status, self._change, self.number, reason, message):
             self.settle(found)
-        # The status is older than the change, or the resource manager lost the change.
+        # Either the status is older than the change, or the resource manager lost the change.
         elif status.resize_number < self.number:
             self._news.set()
 
     def settle(self, found: SlotStatus | FinegrainError) -> None:
-        # The first outcome counts; the end of the slot must not hide a change that was made.
+        # The first outcome counts: a later end of the slot must not hide a change that was made.
         self._outcome = self._outcome or found
         self._news.set()
 
     async def news(self) -> SlotStatus | None:
-        """Returns the slot with the change; None: a status without the change arrived."""
+        """Waits, then returns the slot with the change; None: a status without the change came."""
         await self._news.wait()
         self._news.clear()
         if isinstance(self._outcome, FinegrainError):
@@ -107,8 +107,8 @@ class SlotSize:
         """Requests a change and waits until the slot has it; see `Slot.resize`."""
         for tries_left in reversed(range(TRIES_MAX)):
             number, size = self.status.resize_number + 1, change.target(self.status)
-            # Start to wait before the call: the watch stream may report the outcome before the
-            # answer.
+            # The waiter exists before the call, because the watch stream may report the outcome
+            # before the call returns.
             with self._expecting(change, number) as waiter:
                 try:
                     status = await self._request(
@@ -120,7 +120,7 @@ class SlotSize:
                 else:
                     self._apply_answer(status)
                     return await self._done(waiter)
-            # Another change came in between. Continue from what the resource manager has.
+            # Another change came in between, so the next try starts from the current status.
             self.reset(await self._fetch_status())
         raise AssertionError("the last try returns or raises")
 
@@ -135,7 +135,7 @@ class SlotSize:
     async def withdraw(self) -> SlotStatus:
         """Withdraws all pending changes; see `Slot.withdraw_resize`."""
         for tries_left in reversed(range(TRIES_MAX)):
-            # The current size, as a new change, replaces every change that is pending.
+            # A new change to the current size replaces all pending changes.
             size = self.status.profile, self.status.cpu_limit_milli
             try:
                 status = await self._request(size, self.status.resize_number + 1, wait_for_use=True)
@@ -149,7 +149,8 @@ class SlotSize:
         raise AssertionError("the last try returns or raises")
 
     def _apply_answer(self, status: SlotStatus) -> None:
-        if status.resize_number > self.status.resize_number:  # else the watch stream was faster
+        # If the number is not higher, the watch stream was faster than the answer.
+        if status.resize_number > self.status.resize_number:
             self.take(status)
 
     @contextmanager

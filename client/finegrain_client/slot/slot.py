@@ -27,7 +27,7 @@ from finegrain_client.types.status import SlotStatus
 class Slot(SlotAtExecutor):
     """Resources on one executor that belong to the job until `release`.
 
-    As an async context manager, it releases the slot at the end.
+    A slot can be used in `async with`, which releases it at the end.
     """
 
     def __repr__(self) -> str:
@@ -42,7 +42,7 @@ class Slot(SlotAtExecutor):
 
     @property
     def profile(self) -> ResourceProfile:
-        """The resources that it has now; `status.resizes` shows pending changes."""
+        """The current resources of the slot; `status.resizes` shows pending changes."""
         return self.status.profile
 
     @property
@@ -52,22 +52,25 @@ class Slot(SlotAtExecutor):
 
     @property
     def cpus(self) -> str:
-        """The cpus it may run on, as a cpu list; empty: the executor's shared pool."""
+        """The cpus of the slot, as a cpu list; empty: the executor's shared pool."""
         return self.status.cpus
 
     @property
     def assignment(self) -> CpuAssignment | None:
-        """QoS class, dedicated cpus, NUMA nodes, pools; None: LS, in the whole shared pool."""
+        """QoS class, dedicated cpus, NUMA nodes and pools of the slot.
+
+        None: the slot has class LS and runs in the whole shared pool.
+        """
         return self.status.assignment
 
     @property
     def isolation(self) -> Isolation | None:
-        """What the executor really enforces; None if the executor did not report it."""
+        """Which limits the executor enforces; None if the executor did not report it."""
         return self.status.isolation
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """The network ports that the executor has given to the slot."""
+        """The network ports that belong to the slot."""
         return self.isolation.ports if self.isolation is not None else ()
 
     async def run(
@@ -87,19 +90,20 @@ class Slot(SlotAtExecutor):
         """Starts a command in the slot. Returns when the executor has accepted it.
 
         Args:
-            argv: program and arguments; no shell is involved.
-            env: the whole environment (PATH and HOME get defaults).
-            cwd: absolute working directory; empty: a scratch directory of the task.
-            user: user to run as; empty: the executor's.
+            argv: program and arguments; the executor starts it without a shell.
+            env: the whole environment of the task. The executor adds PATH and HOME if they are
+                absent, FINEGRAIN_ variables, and variables about devices of the slot.
+            cwd: absolute path of the working directory; empty: a scratch directory of the task.
+            user: user that the task runs as; empty: the executor's default.
             timeout_s: time in seconds after which the executor ends the task; None: no limit.
-            stdin: bytes, or chunks of them, or "pipe" for `Task.write_input`; None: /dev/null.
-            output: "capture": collected in the result; "stream": the caller reads `Task.output`;
-                a function (plain or async): called with every `OutputChunk`.
-            output_limit_bytes: bytes per stream that the executor keeps on disk, at most its own
-                limit; 0: that limit.
+            stdin: bytes or chunks of bytes, or "pipe" for `Task.write_input`; None: /dev/null.
+            output: "capture": the result contains the output; "stream": the caller reads
+                `Task.output`; a function (plain or async): it is called with every `OutputChunk`.
+            output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
+                executor's own limit; 0: the executor's limit.
             task_id: identity of the task; empty: the client generates one.
             cancel_on_interrupt: whether cancelling this call also cancels the task. If false, an
-                accepted task continues, and submitting the same `task_id` again finds it.
+                accepted task continues, and a call with the same `task_id` returns its handle.
 
         Raises:
             TaskNotStarted: the command cannot be executed; `reason` says why.
@@ -132,8 +136,8 @@ class Slot(SlotAtExecutor):
                 executor's default.
 
         Raises:
-            FinegrainError: the call to the resource manager failed; the slot is released at the
-                latest when the job ends.
+            FinegrainError: the call to the resource manager failed. The slot is then released when
+                the job ends.
         """
         if self.has_ended:
             return
@@ -145,7 +149,7 @@ class Slot(SlotAtExecutor):
         await self._context.connection.call_manager(
             lambda manager, timeout_s: manager.ReleaseSlots(message, timeout=timeout_s)
         )
-        # Not before the call has succeeded: until then the slot still exists.
+        # Marked only after the call has succeeded: until then the slot still exists.
         self.mark_released()
 
     async def reuse_for(self, request: Reusable | str, grace_s: float | None = None) -> bool:
@@ -178,26 +182,28 @@ class Slot(SlotAtExecutor):
         wait_for_use: bool = False,
         timeout_s: float | None = None,
     ) -> SlotStatus:
-        """Changes the resources of the slot without touching its tasks. Returns when it is done.
+        """Changes the resources of the slot while its tasks run on; waits until this is done.
 
         An amount that is not given keeps its value, or the value that a pending change gives it.
         `SizeChange` describes the amounts. Growth is queued until the slot's executor has room.
 
-        Cancelling this, or a timeout, keeps the change queued; `withdraw_resize` withdraws it.
+        If the wait is cancelled or times out, the change stays pending; `withdraw_resize` withdraws
+        it.
 
         Args:
-            wait_for_use: what to do if the slot uses more memory than its new size: wait until it
-                uses less (True), or refuse (False).
-            timeout_s: longest time to wait here in seconds; None: no limit.
+            wait_for_use: what to do if the slot uses more memory than its new size. True: wait
+                until it uses less; False: refuse the change.
+            timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
             ResizeRefused: the slot uses more memory than its new size, or another change replaced
-                this one.
-            FailedPrecondition: INFEASIBLE_NEVER: more than the executor has in total.
-            StillResizing: (a TimeoutError) not done within `timeout_s`.
+                this change.
+            FailedPrecondition: INFEASIBLE_NEVER: the new size is more than the executor has in
+                total.
+            StillResizing: (a TimeoutError) the change was not done within `timeout_s`.
             SlotLost: the slot has ended.
-            InvalidArgument: no amount is given, one is out of range, or `devices` are not those of
-                the slot: a resize keeps them.
+            InvalidArgument: no amount is given, an amount is out of range, or `devices` differs
+                from the devices of the slot.
             FinegrainError: the call to the resource manager failed.
         """
         change = SizeChange(
@@ -213,17 +219,19 @@ class Slot(SlotAtExecutor):
         return await self._change(change, wait_for_use=wait_for_use, timeout_s=timeout_s)
 
     async def park(self, *, timeout_s: float | None = None) -> SlotStatus:
-        """Frees the GPUs of the slot while its processes stay. Returns when it is done.
+        """Frees the GPUs of the slot while its processes stay. Returns when the GPUs are free.
 
-        The contents of the GPUs' memory then take memory of the slot, and its calls of CUDA wait.
-        The slot takes no tasks until it has GPUs again. Its executor must allow it.
+        The contents of the GPUs' memory move to the slot's main memory. CUDA calls of the processes
+        block, and the slot accepts no tasks, until the slot has GPUs again. The executor must be
+        configured to park slots.
 
         Args:
-            timeout_s: longest time to wait here in seconds; None: no limit.
+            timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
-            ResizeRefused: the executor could not do it, or another change replaced this one.
-            FailedPrecondition: PARK_FAILED: its executor does not park slots on these GPUs.
+            ResizeRefused: the executor failed to park the slot, or another change replaced this
+                change.
+            FailedPrecondition: PARK_FAILED: the executor does not park slots on these GPUs.
             InvalidArgument: the slot has no GPUs.
             StillResizing, SlotLost, FinegrainError: see `resize`.
         """
@@ -233,13 +241,13 @@ class Slot(SlotAtExecutor):
     async def unpark(self, *, timeout_s: float | None = None) -> SlotStatus:
         """Gives the slot GPUs again, after `park`. Returns when its processes can use them.
 
-        It waits in the queue until the GPUs are free. `withdraw_resize` ends that.
+        The change is queued until GPUs are free. `withdraw_resize` withdraws it.
 
         Args:
-            timeout_s: longest time to wait here in seconds; None: no limit.
+            timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
-            ResizeRefused: another change replaced this one.
+            ResizeRefused: another change replaced this change.
             InvalidArgument: the slot has no GPUs.
             StillResizing, SlotLost, FinegrainError: see `resize`.
         """
@@ -263,7 +271,7 @@ class Slot(SlotAtExecutor):
     async def withdraw_resize(self) -> SlotStatus:
         """Withdraws all pending changes.
 
-        A change already sent to the executor is undone if it succeeds.
+        If the executor has already received a change and makes it, the slot is resized back.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
@@ -282,7 +290,7 @@ class Slot(SlotAtExecutor):
     def mark_released(self) -> None:
         """Records that the slot was released.
 
-        Calls that wait for its tasks still return when the tasks have ended.
+        Callers that wait for tasks of the slot still get the results when the tasks have ended.
         """
         self.end(
             SlotLost(self.allocation_id, self.generation, self.executor_id, "", "it was released"),

@@ -1,7 +1,7 @@
-"""The handle of one task: start it, watch it, write to it, signal it and end it.
+"""The handle of one task: starts it, watches it, writes to it, sends signals to it and ends it.
 
-Every call about a task names its task id, so that each call may be repeated. The watch stream of a
-task becomes its output and its result.
+Every call names the task id, so that it can be repeated safely. The watch stream of a task contains
+its output and its result.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class TaskOptions:
     stdin: StdinSource
     output: OutputMode
     output_limit_bytes: int
-    operator_task: te.OperatorTask | None = None  # of a job graph
-    memory_limit_bytes: int = 0  # within that of the slot; 0: none
+    operator_task: te.OperatorTask | None = None  # for a task of a job graph
+    memory_limit_bytes: int = 0  # limit of the task within the slot's limit; 0: no such limit
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -90,10 +90,7 @@ class _Reader:
 
     @property
     def is_done(self) -> bool:
-        """True if nothing more can come.
-
-        If false, the stream may still end without another message.
-        """
+        """True if no further message can come. If false, the stream may still end at any time."""
         if self.status is None or not self.status.state.has_ended:
             return False
         result = self.status.result
@@ -121,8 +118,8 @@ class Task:
         self._reader = _Reader(Offsets(), no_output=options.output == "stream")
         self._input = TaskInput(slot, context, status.task_id)
         self._done: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
-        # A caller need not wait for a task. Reading the exception here keeps asyncio from logging
-        # that it was never retrieved.
+        # If no caller waits for the task, asyncio would log that its exception was never
+        # retrieved. Reading the exception here prevents that.
         self._done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.task_id = status.task_id
         self.status = status
@@ -150,33 +147,33 @@ class Task:
     async def wait(self, timeout_s: float | None = None) -> TaskResult:
         """Waits until the task has ended, and returns its result.
 
-        Cancelling this, or a timeout, leaves the task running.
+        If the wait is cancelled or times out, the task continues to run.
 
         Raises:
-            TimeoutError: it still runs after `timeout_s`.
-            TaskNotStarted: it never ran.
-            SlotLost: its slot has ended, and how the task ended is unknown.
+            TimeoutError: the task still runs after `timeout_s`.
+            TaskNotStarted: the task never ran.
+            SlotLost: the slot has ended, and the result of the task is unknown.
             JobEnded: the job has ended.
         """
         async with asyncio.timeout(timeout_s):
-            # Shielded, because several callers may wait, and one that is cancelled must not end the
-            # others.
+            # Shielded, because several callers may wait: if one is cancelled, the others must still
+            # get the result.
             return await asyncio.shield(self._done)
 
     async def output(
         self, *, stdout_offset: int = 0, stderr_offset: int = 0
     ) -> AsyncIterator[OutputChunk]:
-        """Yields the task's output, from the given offsets until it has ended and all was read.
+        """Yields the task's output from the given offsets to the end of the task.
 
-        Every iteration reads independently, because the executor keeps the output as long as the
-        slot exists. It reads no faster than the caller consumes.
+        The executor keeps the output as long as the slot exists, so each iteration reads
+        independently of others. The client reads no faster than the caller consumes.
 
         Raises:
             SlotLost: the slot has ended.
             FinegrainError: the executor refused.
         """
         reader = _Reader(Offsets(stdout_offset, stderr_offset))
-        # The output can be read to its end even if the slot is released meanwhile.
+        # The caller can read the output to its end even if the slot is released meanwhile.
         with self._slot.in_use():
             async with aclosing(self._messages(reader)) as messages:
                 while (message := await self._slot.guard(anext(messages, None))) is not None:
@@ -218,7 +215,7 @@ class Task:
         )
 
     async def cancel(self, grace_s: float | None = None) -> None:
-        """Ends the task: SIGTERM, the grace period, SIGKILL. Returns when that has started.
+        """Ends the task: SIGTERM, then SIGKILL after the grace period. Does not wait for the end.
 
         Args:
             grace_s: time in seconds between SIGTERM and SIGKILL; None: the executor's default.
@@ -243,7 +240,7 @@ class Task:
                     )
                 )
             raise
-        except Exception as error:  # whatever it is, `wait` must raise it
+        except Exception as error:  # `wait` must raise every error
             if not self._done.done():
                 self._done.set_exception(error)
 
@@ -299,15 +296,15 @@ async def start_task(
 
     Submitting the same id again does not start a second task.
 
-    If it is unknown whether the executor accepted the task, the client cancels it in the
-    background. If the call itself is cancelled, it does so only with `cancel_on_interrupt`.
+    If the call fails and the executor may have accepted the task, the client cancels the task in
+    the background. If the call is cancelled, `cancel_on_interrupt` decides whether it does so.
 
     Args:
         slot: the slot to run in.
         context: the job.
         task_id: id of the task.
         options: what to run.
-        cancel_on_interrupt: see above.
+        cancel_on_interrupt: whether to cancel the task if this call is cancelled.
 
     Raises:
         TaskNotStarted: the command cannot be executed.
@@ -342,7 +339,7 @@ async def _forget(slot: SlotAtExecutor, task_id: str) -> None:
     try:
         await _cancel(slot, task_id, None)
     except NotFound:
-        return  # it was never accepted
+        return  # the executor never accepted the task
     except FinegrainError:
         if not slot.has_ended:
             raise

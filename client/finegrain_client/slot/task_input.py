@@ -1,7 +1,7 @@
-"""Standard input of a task: bytes with offsets, so that a repeated write adds nothing twice.
+"""Standard input of a task. Bytes have offsets, so that a repeated write adds nothing twice.
 
-A write is split into messages; after a break it continues from the offset that the executor has
-accepted.
+A write is split into messages. If the call breaks, it continues from the offset that the executor
+has accepted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MESSAGE_BYTES_MAX = 64 * 1024 - 1024  # 64 KiB per message with its envelope
 WRITE_BYTES_MAX = 1024 * 1024
 """Largest number of bytes per call.
 
-They are kept until the call succeeds, to repeat them if it breaks.
+The client keeps these bytes until the call succeeds, so that it can repeat them.
 """
 
 
@@ -51,7 +51,7 @@ class TaskInput:
                 await self.write(data)
             await self.write(b"", eof=True)
         except SlotLost:
-            return  # the wait for the task raises it
+            return  # `Task.wait` raises this error
         except NotFound:
             return
         except FailedPrecondition as error:
@@ -64,10 +64,10 @@ class TaskInput:
         Returns when the executor has accepted everything.
 
         Raises:
-            FailedPrecondition: the task has ended, or its input was closed before.
+            FailedPrecondition: the task has ended, or its input is already closed.
             SlotLost: the slot has ended.
         """
-        # Offsets count what was accepted, so two writes at once would overlap.
+        # A write starts at the offset that was accepted last, so two writes at once would overlap.
         async with self._one_at_a_time:
             if self._closed:
                 if eof and not data:
@@ -91,8 +91,8 @@ class TaskInput:
         end = start + len(piece)
         backoff = Backoff(self._context.connection.policy)
         while True:
-            # After a break, sends from the last known offset; the executor ignores what it has
-            # already.
+            # After a break, the client sends from the last known offset. The executor ignores bytes
+            # that it already has.
             messages = self._messages(piece[self._offset - start :], eof=eof)
             call = self._slot.stub.WriteTaskInput(messages)
             try:
@@ -105,8 +105,8 @@ class TaskInput:
             else:
                 if accepted > self._offset:
                     backoff.reset()
-                    # Input may be accepted although the call failed, so only the executor's count
-                    # is used.
+                    # The executor may accept bytes although the call fails, so only its count is
+                    # used.
                     self._offset = min(accepted, end)
                 if accepted >= end:
                     return

@@ -1,6 +1,6 @@
-"""A reader's position in a task's output, and the captured part of it.
+"""A reader's position in a task's output, and the captured part of the output.
 
-No byte is delivered twice, whatever a resumed stream repeats.
+A resumed stream may repeat bytes, but the reader gets each byte only once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Offsets:
     stderr: int = 0
 
     def reach_the_end(self, result: TaskResult) -> bool:
-        """True if all output is read that the executor kept of a task with this result."""
+        """True if the reader has all output that the executor kept for a task with this result."""
         # Dropped bytes are not known per stream, so the sums are compared.
         kept = result.stdout_bytes + result.stderr_bytes - result.dropped_bytes
         return self.stdout + self.stderr >= kept
 
     def take(self, message: te.WatchTaskResponse) -> OutputChunk | None:
-        """Returns the new part of a message and moves past it; None if nothing in it is new."""
+        """Returns the new bytes of a message and moves past them; None if no byte is new."""
         output = message.output
         name = _NAMES.get(output.stream)
         if name is None or not output.data:
@@ -40,7 +40,7 @@ class Offsets:
         data = output.data[max(0, wanted - output.offset) :]
         if not data:
             return None
-        # The executor may have dropped what lies between: the position then jumps ahead.
+        # If the executor dropped bytes in between, the position jumps ahead.
         start = max(wanted, output.offset)
         setattr(self, name, start + len(data))
         return OutputChunk(name, start, data)
@@ -53,7 +53,7 @@ class Capture:
         self._kept: dict[StreamName, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
 
     def add(self, chunk: OutputChunk) -> None:
-        """Keeps the chunk, or as much of it as the limit allows."""
+        """Keeps the chunk, or the part of it that the limit allows."""
         kept = self._kept[chunk.stream]
         kept += chunk.data[: max(0, CAPTURED_BYTES_MAX - len(kept))]
 

@@ -1,1 +1,1 @@
-"""The values that the client returns: frozen, with a documented JSON form."""
+"""The values that the client returns. They are frozen and have a documented JSON form."""

@@ -13,7 +13,7 @@ from finegrain.values.usage import DeviceUsage
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse(Value):
-    """What one slot has of a device."""
+    """The amounts of a device that one slot has."""
 
     allocation_id: str
     generation: int
@@ -23,16 +23,16 @@ class DeviceUse(Value):
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus(Value):
-    """One device, and who has it."""
+    """One device, and the slots that have it."""
 
     device: Device
-    problem: str  # why it gets no new work; empty: it does
-    cordoned: bool  # an operator has stopped new work on it
-    allocated: Mapping[str, int]  # what slots have of it
-    available: Mapping[str, int]  # what further slots could have; empty if it gets no new work
+    problem: str  # why no new slot gets the device; empty: new slots can get it
+    cordoned: bool  # an operator keeps new slots from the device
+    allocated: Mapping[str, int]  # amounts of all slots together
+    available: Mapping[str, int]  # amounts for new slots; empty if no new slot gets the device
     uses: tuple[DeviceUse, ...]
-    condition: DeviceCondition | None = None  # None: as the executor announced it
-    usage: DeviceUsage | None = None  # None: its driver reports none
+    condition: DeviceCondition | None = None  # None: no change since the executor registered
+    usage: DeviceUsage | None = None  # None: the driver of the device does not measure it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,5 +41,5 @@ class ExecutorDevices(Value):
 
     executor_id: str
     devices: tuple[DeviceStatus, ...]  # by type and minor
-    links: tuple[DeviceLink, ...]  # pairs of GPUs; those that are not listed have no NVLink
-    fake: bool  # no real devices are behind them
+    links: tuple[DeviceLink, ...]  # pairs of GPUs; a pair that is not listed has no NVLink
+    fake: bool  # the devices are not real

@@ -1,4 +1,4 @@
-"""Values about why something waits; see `status.py` for the form of all values."""
+"""Explanations of waiting requests and resizes; see `status.py` for the form of all values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ExecutorVerdict(Value):
     dimensions: tuple[Dimension, ...]
     message: str
     cpu: CpuVerdict | None = None  # None: its cpus and NUMA nodes suit the request
-    more_fit: int = 0  # how many slots like this fit there now
+    more_fit: int = 0  # number of slots of this size that fit on the executor now
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class GangExplanation(Value):
     """The state of a gang that waits."""
 
     gang: Gang
-    members: int  # those that have not ended
-    placeable: int  # the most that could be placed together now
+    members: int  # members that have not ended
+    placeable: int  # the most members that could be placed together now
     spots: tuple[GangSpot, ...]  # best first
     summary: str
-    deadline_time: datetime | None  # the gang is rejected then if it is not placed; None: never
+    deadline_time: datetime | None  # if it still waits then, it is rejected; None: no deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,17 @@ class Explanation(Value):
     """Why a request waits, or how it ended. It describes one moment and reserves nothing.
 
     Attributes:
-        gang: present while the request's gang waits.
-        planned_on: the pending executor that the request is planned on, and waits for.
+        gang: the request's gang, while the gang waits.
+        planned_on: the pending executor on which the request is planned.
         resizes: pending changes of a granted slot.
         steps: for a waiting request, its place in the fairness tree, from the top.
         limits: maxima of resource groups that block a waiting request.
         reservation: capacity reserved for the waiting request.
-        held_for_others: capacity reserved for others on executors where it would fit otherwise.
-        more_fit: how many more slots like this fit now, if nothing else is queued. Reserved
-            capacity does not count, and maxima of groups are not applied.
-        more_may_fit: not all executors were counted.
+        held_for_others: capacity reserved for other requests, on executors where this request would
+            fit without the reservation.
+        more_fit: number of slots of this size that fit now, if no other request is queued. Reserved
+            capacity does not count as free; maxima of groups are ignored.
+        more_may_fit: true if `more_fit` does not count all executors.
     """
 
     request: RequestStatus

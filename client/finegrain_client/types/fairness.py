@@ -13,26 +13,26 @@ from finegrain.mapping.value import Value
 class FlowStatus(Value):
     """A flow (a resource group or a job) as the scheduler compares it with its siblings."""
 
-    name: str  # of the group, or the job's id
+    name: str  # name of the group, or id of the job
     is_job: bool
-    job_name: str  # empty: a group
+    job_name: str  # empty: the flow is a group
     weight: float
     service: float  # recent usage: cost times seconds, decayed
-    tally: float  # virtual time; the flow with the smallest is served first
-    running: int  # slots
-    waiting: int  # requests
-    below_minimum: bool  # below its guaranteed minimum, so it is served first
+    tally: float  # virtual time; the flow with the smallest virtual time is served first
+    running: int  # number of slots
+    waiting: int  # number of queued requests
+    below_minimum: bool  # true: it is below its guaranteed minimum and is served before others
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceStep(Value):
-    """One level of the fairness tree: which of the flows with queued work in one group is next."""
+    """One level of the fairness tree: the order of the flows with queued work in one group."""
 
     group: str  # empty: the top level
-    flow: FlowStatus  # the one that the request belongs to
-    position: int  # of that flow; 1 is next
+    flow: FlowStatus  # the flow that the request belongs to
+    position: int  # position of this flow in the order; 1 is served next
     backlogged: int  # number of flows with queued work
-    ahead: tuple[FlowStatus, ...]  # the first few flows before it, next first
+    ahead: tuple[FlowStatus, ...]  # the first flows of the order that come before this flow
     summary: str
 
 
@@ -42,8 +42,8 @@ class GroupLimit(Value):
 
     group: str
     dimension: str
-    used: int  # by the group's slots
-    asked: int  # by the request
+    used: int  # amount of the group's slots
+    asked: int  # amount that the request needs
     maximum: int
 
 
@@ -60,9 +60,9 @@ class ReservedExecutor(Value):
 class Reservation(Value):
     """Capacity reserved for a starved request or gang."""
 
-    allocation_id: str  # of a gang: of its first member
+    allocation_id: str  # of the request, or of the first member of the gang
     job_id: str
-    gang_id: str  # empty: no gang
+    gang_id: str  # empty: the request is not in a gang
     executors: tuple[ReservedExecutor, ...]
     since_time: datetime | None
     passed_over_since_time: datetime | None

@@ -12,23 +12,23 @@ from finegrain_client.types.fairness import Reservation
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus(Value):
-    """One resource group. Shares are fractions of all usage at the moment, 0 to 1."""
+    """One resource group. Shares are fractions of all current usage, 0 to 1."""
 
     name: str
-    parent: str  # empty: it is at the top
+    parent: str  # empty: the group has no parent
     description: str
     weight: float
     minimum: Mapping[str, int]  # guaranteed; an absent dimension has no minimum
     maximum: Mapping[str, int]  # an absent dimension has no limit
     used: Mapping[str, int]
-    share_entitled: float  # by weight, among groups that wait or run at the moment
+    share_entitled: float  # by weight, among groups with slots or queued requests now
     share_now: float
     service: float  # recent usage: cost times seconds, decayed
-    tally: float  # virtual time; among siblings, the smallest is served next
-    running: int  # slots
-    waiting: int  # requests
-    oldest_wait_time: datetime | None  # since when its oldest request waits
-    jobs: int  # active ones, including those of groups below it
+    tally: float  # virtual time; the sibling with the smallest virtual time is served next
+    running: int  # number of slots
+    waiting: int  # number of queued requests
+    oldest_wait_time: datetime | None  # when its oldest queued request arrived
+    jobs: int  # number of active jobs, including jobs of groups below it
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,5 +37,5 @@ class Groups(Value):
 
     groups: tuple[GroupStatus, ...]
     service_measure: str  # "dominant", "slots" or "cpu"
-    half_life_s: float | None  # usage counts half after that time; None: it does not decay
+    half_life_s: float | None  # past usage counts half after this time; None: it does not decay
     reservations: tuple[Reservation, ...] = ()  # for starved requests

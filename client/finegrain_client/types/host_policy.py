@@ -1,4 +1,4 @@
-"""Values about settings of hosts; see `status.py` for the form of all values."""
+"""Operators' settings of hosts; see `status.py` for the form of all values."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from finegrain_client.types.topology import HostSettings
 
 @dataclass(frozen=True, slots=True)
 class HostPolicyStatus(Value):
-    """Settings of a host, or (with an empty `executor_id`) those for the whole cluster.
+    """Settings of a host, or settings for the whole cluster if `executor_id` is empty.
 
-    An executor whose `followed_number` is below `number` has not received the latest ones yet.
+    If `followed_number` is below `number`, the executor does not use the latest settings yet.
     """
 
     executor_id: str
-    set: HostPolicy  # at runtime, by operators
+    set: HostPolicy  # the settings that operators made at runtime
     effective: HostSettings
-    number: int  # +1 for every change of any setting; 0: nothing was ever set
-    followed_number: int | None  # number of those that the executor uses; None: not requested
+    number: int  # rises by 1 with every change of a setting; 0: no operator has changed any
+    followed_number: int | None  # `number` of the settings that the executor uses; None: not read

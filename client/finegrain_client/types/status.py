@@ -43,15 +43,15 @@ class SlotResize(Value):
     cpu_limit_milli: int
     state: ResizeState
     message: str = ""  # why it waits
-    assignment: CpuAssignment | None = None  # as in SlotStatus, once it is decided
+    assignment: CpuAssignment | None = None  # as in SlotStatus; None until it is decided
 
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus(Value):
     """One slot as the resource manager lists or offers it.
 
-    `profile`, `memory_bytes` and `cpu_limit_milli` are enforced now. `resizes` has the pending
-    changes: first the one sent to the executor, then those that wait behind it.
+    `profile`, `memory_bytes` and `cpu_limit_milli` are the size that is in force now. `resizes` has
+    the pending changes: first a change that was sent to the executor, then changes that wait.
     """
 
     allocation_id: str
@@ -70,7 +70,8 @@ class SlotStatus(Value):
     resize_number: int = 0  # number of the last requested resize
     resizes: tuple[SlotResize, ...] = ()
     assignment: CpuAssignment | None = None  # None: an LS slot in the whole shared pool
-    device_conditions: tuple[DeviceCondition, ...] = ()  # devices that are not healthy, or shared
+    # Its devices that are not healthy, or that processes outside finegrain use.
+    device_conditions: tuple[DeviceCondition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +81,15 @@ class Gang(Value):
     gang_id: str
     placement: GangPlacement
     label: str  # only with SAME_LABEL
-    timeout_s: float | None  # longest time that it may wait; None: no limit
+    timeout_s: float | None  # the gang is rejected after waiting this long; None: no limit
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus(Value):
     """One slot request as the resource manager knows it.
 
-    `range_id` is the range that it is a member of; empty: none. With `count` above 1, the entry
-    stands for that many consecutive members in the same state, of which it names the first.
+    `range_id` is set if the request is a member of a range. An entry with a `count` above 1 stands
+    for `count` consecutive members of the range, all in the same state, and names the first.
     """
 
     allocation_id: str
@@ -96,7 +97,7 @@ class RequestStatus(Value):
     job_name: str
     state: RequestState
     reason: str
-    profile: ResourceProfile | None  # None: unknown, the executor's default slot profile
+    profile: ResourceProfile | None  # None: the executor's default slot profile
     generation: int
     arrival_number: int
     create_time: datetime | None
@@ -119,12 +120,13 @@ class RequestStatus(Value):
 class JobEvent(Value):
     """One event of one request of a job.
 
-    GRANTED again with the same generation means that the slot was resized (reason "RESIZED"), or
-    that a resize was refused ("RESIZE_REFUSED"); `slot` is the state after that. With `count` above
-    1, the event is about that many consecutive members of a range, of which it names the first.
+    A second GRANTED event with the same generation reports a resize: the slot was resized (reason
+    "RESIZED") or the resize was refused ("RESIZE_REFUSED"). `slot` is the state after the event. An
+    event with a `count` above 1 is about `count` consecutive members of a range, and names the
+    first.
 
-    `from_snapshot` marks a change that was found in a snapshot, because the events themselves are
-    no longer kept; its `sequence` is the snapshot's.
+    `from_snapshot` marks a change that the client found in a snapshot, because the resource manager
+    no longer has the event. Its `sequence` is the sequence number of the snapshot.
     """
 
     sequence: int
@@ -142,9 +144,9 @@ class JobEvent(Value):
 class ExecutorStatus(Value):
     """One executor.
 
-    `topology` (the fields of the protocol's HostTopology) and `slot_list` are set only if the
-    executor was requested by id. `unreachable_reason` says why the resource manager cannot connect
-    to the executor although the executor reports; empty: it can.
+    `topology` (the fields of the protocol's HostTopology) and `slot_list` are set only by
+    `Cluster.executor`. `unreachable_reason` says why the resource manager cannot connect to the
+    executor, although it receives the executor's reports; it is empty if it can connect.
     """
 
     executor_id: str
@@ -244,16 +246,16 @@ class TaskStatus(Value):
     pid: int
     start_time: datetime | None
     argv: tuple[str, ...]
-    result: TaskResult | None  # only when EXITED
-    reason: str = ""  # why it never ran; only when FAILED
+    result: TaskResult | None  # set in state EXITED
+    reason: str = ""  # why the task never ran; set in state FAILED
     message: str = ""
-    operators: tuple[OperatorStatus, ...] = ()  # of a job graph
-    memory_limit_bytes: int = 0  # within that of its slot; 0: none
+    operators: tuple[OperatorStatus, ...] = ()  # operators of a job graph that the task runs
+    memory_limit_bytes: int = 0  # limit of the task within the slot's limit; 0: no such limit
 
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk(Value):
-    """Bytes that a task wrote; `offset` is the position of the first one in its stream."""
+    """Bytes that a task wrote; `offset` is the position of the first byte in its stream."""
 
     stream: StreamName
     offset: int
@@ -264,8 +266,8 @@ class OutputChunk(Value):
 class TaskResult(Value):
     """The result of a task.
 
-    `exit_code` is valid if `signal` is 0. `stdout` and `stderr` are the captured output; the byte
-    counts include bytes that were not kept.
+    `exit_code` is valid if `signal` is 0. `stdout` and `stderr` are the captured output.
+    `stdout_bytes` and `stderr_bytes` also count bytes that were not kept.
     """
 
     task_id: str
@@ -282,9 +284,9 @@ class TaskResult(Value):
     dropped_bytes: int
     stdout: bytes = b""
     stderr: bytes = b""
-    end_reason: str = ""  # the executor ended it for this, such as "GPU_MEMORY_EXCEEDED"
-    end_message: str = ""  # the same as a sentence
-    peak_gpu_memory_bytes: int = 0  # of its slot while it ran; 0: not measured
+    end_reason: str = ""  # why the executor ended the task, such as "GPU_MEMORY_EXCEEDED"
+    end_message: str = ""  # `end_reason` as a sentence for people
+    peak_gpu_memory_bytes: int = 0  # peak of the slot while the task ran; 0: not measured
 
     @property
     def ok(self) -> bool:
@@ -329,7 +331,7 @@ class TaskResult(Value):
 
 
 class TaskFailed(FinegrainError):
-    """A task did not end with exit code 0; `result` says how it ended."""
+    """A task did not end by itself with exit code 0; `result` says how it ended."""
 
     default_reason = Reason.TASK_ENDED
 

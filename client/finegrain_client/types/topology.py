@@ -19,10 +19,10 @@ class Cpu(Value):
     """One logical cpu that is online."""
 
     cpu: int
-    core: int  # its position among the cores of the host, in order of their first cpus
+    core: int  # number of its core; cores are numbered in the order of their first cpu
     node: int  # id of its NUMA node; -1: unknown
     package: int  # index of its package
-    kind: str  # "core", "atom", ...; empty if all are alike
+    kind: str  # kind of its core: "core", "atom", ...; empty if all cores are of one kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Pool(Value):
 
 @dataclass(frozen=True, slots=True)
 class LostCpus(Value):
-    """Cpus that were assigned to a slot and are no longer online."""
+    """Dedicated cpus that a slot has lost: they are offline, or a kubelet has assigned them."""
 
     allocation_id: str
     generation: int
@@ -48,7 +48,7 @@ class LostCpus(Value):
 class HostSettings(Value):
     """The policy settings in effect on a host.
 
-    `origins` names the source of each other setting: "operator", "configuration", "kubelet",
+    `origins` names the source of each of the other fields: "operator", "configuration", "kubelet",
     "cluster" or "built-in".
     """
 
@@ -56,7 +56,7 @@ class HostSettings(Value):
     numa_strategy: str
     alignment: str
     reserved_cpus: str
-    strictly_reserved_cpus: str  # those of them on which no slot runs at all
+    strictly_reserved_cpus: str  # the reserved cpus on which no slot runs at all
     default_bind: str
     default_exclusive: str
     origins: Mapping[str, str]
@@ -76,8 +76,8 @@ class NodeCapacity(Value):
 class AnnouncedCpus(Value):
     """The cpus that an executor registered for slots."""
 
-    slot_cpus: str  # counted in its total
-    reserved_cpus: str  # reserved by its configuration, not counted
+    slot_cpus: str  # the executor's total counts these cpus
+    reserved_cpus: str  # reserved by the executor's configuration; its total does not count them
     isolated_cpus: str
     nodes: tuple[NodeCapacity, ...]
 
@@ -110,8 +110,8 @@ class CpusNow(Value):
     """The current state of an executor's cpus, as the executor reports it."""
 
     offline_cpus: str
-    squeezed_cpus: str  # best-effort slots are confined to these; empty: no squeeze
-    host_policy_number: int  # number of the operator's settings that it uses; 0: none
+    squeezed_cpus: str  # best-effort slots may run only on these cpus; empty: no squeeze
+    host_policy_number: int  # `HostPolicyStatus.number` of the settings that it uses; 0: none
     notes: tuple[str, ...]
     kubelet: Kubelet | None
 

@@ -27,7 +27,7 @@ Example: the Duration field `lease` may be the attribute `lease_ms` or `lease_s`
 def by_type(
     converters: Mapping[type, Callable[[Any], Any]],
 ) -> dict[type | str, Callable[[Any], Any]]:
-    """Returns the converters with message classes replaced by full message names as keys."""
+    """Returns the converters by type. The key of a message class is its full message name."""
     return {
         each.DESCRIPTOR.full_name if issubclass(each, Message) else each: convert
         for each, convert in converters.items()
@@ -44,7 +44,7 @@ def field_at(message: type[Message], path: str) -> FieldDescriptor:
     """Returns the field at a path such as "request.pids_max".
 
     Raises:
-        MappingError: there is none.
+        MappingError: there is no such field.
     """
     found, owner = None, fields_of(message)
     for name in path.split("."):

@@ -59,7 +59,7 @@ class FromMessage:
 class Reading:
     """One class, the message that it is read from, and the differences between them.
 
-    Names in a text are separated by spaces.
+    Attributes that are one text contain names, separated by spaces.
 
     Attributes:
         kind: the dataclass.
@@ -80,7 +80,8 @@ class Reading:
 
 
 class Reader:
-    """Reads dataclasses from messages. A function is compiled for each pair on first use.
+    """Reads dataclasses from messages. It compiles a function for each pair of class and message on
+    first use.
 
     Args:
         readings: pairs with differences. Other pairs need not be listed.
@@ -201,7 +202,7 @@ class Reader:
             # An enum field that is absent reads as 0 (UNSPECIFIED).
             return f"{value} if {read} else None"
         if each.optional and convert is None:
-            raise MappingError(f"{described.full_name} cannot be absent, as {each.name} may be")
+            raise MappingError(f"{described.full_name} cannot be absent, but {each.name} can be")
         return value
 
     def _many(self, source: Source, each: Attribute, described: FieldDescriptor, read: str) -> str:

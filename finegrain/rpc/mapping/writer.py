@@ -59,7 +59,7 @@ class FromValue:
 class Writing:
     """One class, the message that it is written to, and the differences between them.
 
-    Names in a text are separated by spaces.
+    Attributes that are one text contain names or paths, separated by spaces.
 
     Attributes:
         kind: the dataclass.
@@ -83,7 +83,8 @@ class Writing:
 
 
 class Writer:
-    """Writes messages from dataclasses. A function is compiled for each pair on first use.
+    """Writes messages from dataclasses. It compiles a function for each pair of class and message
+    on first use.
 
     Args:
         writings: pairs with differences. Other pairs need not be listed.

@@ -8,8 +8,8 @@ scheduler, commit a7a1b76), for cpus that are never shared. This module uses the
 - E: all free cpus
 
 The smallest kind of group that is large enough is tried first: nodes, then packages, then the whole
-host. The strategy orders the groups of one kind: LeastAllocated begins with the group with most
-free cpus, MostAllocated with the group with fewest.
+host. The strategy orders the groups of one kind: LeastAllocated begins with the group with the most
+free cpus, MostAllocated with the group with the fewest.
 
 Example: one package with two NUMA nodes of four cores with two threads each. Node 0 has cpus 0-3
 and 8-11, node 1 has 4-7 and 12-15; cpu n and cpu n + 8 share a core. Cpus 0, 1 and 8 are taken, so
@@ -24,9 +24,9 @@ In the second row, node 0 offers only one thread of each core, which is three cp
 both strategies take node 1. In the third row, no node has ten free cpus, so they come from the
 package.
 
-There are two differences to Koordinator. An exclusive policy falls back from nodes to cores. And
-cores may have different numbers of threads, so numbers such as "cpus per node" are those of the
-largest node, not averages. On regular hosts both are equal.
+There are two differences from Koordinator. An exclusive policy falls back from nodes to cores. And
+cores may have different numbers of threads, so a number such as "cpus per node" is the number of
+the largest node and not the average. On regular hosts both are equal.
 
 The caller must pass only cpus that all required policies allow, because this module refuses
 nothing.
@@ -200,8 +200,8 @@ class Accumulator:
         return False
 
     def _passes(self, at_node_level: tuple[int, int]) -> list[_Pass]:
-        # The strictest attempt comes first: it avoids nodes that other slots claim, and the next
-        # one avoids cores that they claim. The last attempt avoids nothing.
+        # The strictest attempt comes first: it avoids nodes that other slots claim. The next one
+        # avoids cores that other slots claim, and the last one avoids nothing.
         if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
             barred: tuple[int, ...] = at_node_level
         elif self._exclusive is ExclusivePolicy.PCPU_LEVEL:
@@ -241,8 +241,8 @@ class Accumulator:
         return [group[-1] for group in sorted(groups)]
 
     def _spread(self, group: int) -> Iterator[int]:
-        """Yields the cpus of a group: the lowest of each core, then the next one of each core, and
-        so on. If the group has no more cpus than one core, they are not spread.
+        """Yields the cpus of a group: the lowest cpu of each core, then the next cpu of each core,
+        and so on. If the group has no more cpus than one core, they are not spread.
         """
         if group.bit_count() <= self._layout.per_core:
             yield from bits_of(group)
@@ -278,12 +278,12 @@ class Accumulator:
             cores = left
 
     def _cores_in_order(self, free: int) -> list[int]:
-        """Returns the free threads of each core. Cores of the package that gave most cpus so far
-        come first.
+        """Returns the free threads of each core. Cores of the package that has given the slot the
+        most cpus so far come first.
         """
         layout, sign, taken = self._layout, self._sign, self._taken
         of_package = [
-            # Negative, so that packages that gave most cpus come first. So the slot's cpus stay
+            # Negative, so that packages that gave the most cpus come first. So the slot's cpus stay
             # close together.
             (-(taken & package.mask).bit_count(), sign * (free & package.mask).bit_count())
             for package in layout.packages
@@ -328,8 +328,8 @@ class Accumulator:
 
 
 def whole_cores_of(cores: Sequence[int], need: int) -> int | None:
-    """Returns the cpus of some cores that have exactly `need` threads together; None if no choice
-    of cores has. It prefers cores that come early in `cores`.
+    """Returns the cpus of some cores that have exactly `need` threads together; None if no such
+    choice of cores exists. It prefers cores that come early in `cores`.
 
     This is the subset-sum problem, solved by dynamic programming. A set of possible sums is an
     integer with one bit for each sum.

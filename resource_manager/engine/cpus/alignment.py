@@ -1,17 +1,17 @@
 """Assigns cpus, NUMA nodes, shared pools and devices of one host to one slot.
 
 Before this, policies are resolved (`resolve.py`) and the candidate cpus are known (`pinning.py`).
-This module tries masks of nodes that the NUMA policy admits, the best first, and stops at the first
-one that works.
+This module tries masks (sets of nodes) that the NUMA policy admits, the best first, and stops at
+the first mask that works.
 
-Example: on the empty host a slot needs one NUMA node. Now no single node has enough, but both nodes
-together have.
+Example: a slot would need one NUMA node of the empty host. Now neither of the two nodes has enough
+alone, but both together have.
 
     SingleNUMANode, Restricted (required)    refused: NUMA_UNALIGNED
     the same, only preferred                 on both nodes, with a note
     BestEffort                               on both nodes, with a note
-    any but SingleNUMANode, and the empty    on two nodes, without a note: none fewer would do
-    host would need two nodes
+    any but SingleNUMANode, and the empty    on both nodes, without a note, because one node is
+    host would need two nodes                never enough
 
 If a preferred policy cannot be met, BestEffort is tried instead. If this fails, too, the slot is
 not aligned.
@@ -94,8 +94,8 @@ class Case:
     def _pinned(
         self, candidates: int, notes: tuple[str, ...], devices: tuple[DeviceShare, ...]
     ) -> CpuAssignment | HostRefusal:
-        """Assigns dedicated cpus. It takes them on the nodes of the devices, if these have
-        enough.
+        """Assigns dedicated cpus: on the nodes of the devices if these nodes have enough, else
+        anywhere.
         """
         nodes = self._nodes_of(devices)
         near = pick_on(self._ledger, self._resolved, candidates, nodes) if nodes else None
@@ -135,7 +135,7 @@ class Case:
 
     def _burst_nodes(self) -> list[int]:
         """Returns the nodes whose shared pool has at least as many cpus as the slot's limit, and
-        enough cpu that is not promised yet. The smallest pool comes first (best fit).
+        enough cpu that is not promised to other slots. The smallest pool comes first (best fit).
         """
         ledger = self._ledger
         limit, booked = self._burst_limit(), self._request.cpu_milli
@@ -160,7 +160,8 @@ class Case:
         found = self._aligned_by(resolved.numa)
         if not isinstance(found, HostRefusal):
             return found
-        # BestEffort demands nothing, so the slot may be placed without it even if it is required.
+        # BestEffort demands nothing, so even a slot that requires BestEffort may be placed without
+        # alignment.
         if resolved.numa_required and resolved.numa is not NumaPolicy.BEST_EFFORT:
             return found
         note = f"NUMA policy {resolved.numa} was preferred: {found.text}"
@@ -204,7 +205,7 @@ class Case:
         """Tries the masks that the policy admits, beginning with the smallest. It stops at the
         first size for which a mask works, because masks of fewer nodes are always better.
         """
-        # No mask has more than all nodes together. So if these lack something, no mask is tried.
+        # If all nodes together have too little of a dimension, no mask has enough.
         lacking = needs.lacking(needs.nodes)
         if lacking is not None:
             return not_enough(needs, lacking)

@@ -35,15 +35,15 @@ from resource_manager.engine.model.host_refusal import HostRefusal
 
 
 def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | HostRefusal:
-    """Returns the cpus, nodes and devices of one more slot, or why the host cannot have it. Changes
-    nothing.
+    """Returns the cpus, nodes and devices of one more slot, or why the host cannot have the slot.
+    Changes nothing.
 
-    The result depends only on the request and on what slots hold now, not on their history.
+    The result depends only on the request and on the present assignments of slots.
 
     Args:
         ledger: the cpu ledger of the host. None: the host does not report its cores and nodes, so
             it serves only slots that need no particular cpus or nodes.
-        request: what the slot needs.
+        request: the needs of the slot.
     """
     if ledger is None:
         return NO_DEVICES_KNOWN if request.devices else without_topology(request.policy)
@@ -98,12 +98,12 @@ def assign_many(
 def assign_together(
     ledger: CpuLedger, requests: Sequence[CpuRequest]
 ) -> list[CpuAssignment] | None:
-    """Returns the assignments of all slots of a gang on one host, if their GPUs should be chosen
+    """Returns the assignments of all slots of a gang on one host, with GPUs that are chosen
     together and not for one slot after the other. Changes nothing.
 
     Returns:
-        None if there are no GPUs to choose together, or if the best connected set of GPUs would
-        violate more policies. The caller then uses `assign_many`.
+        The assignments. None: there are no GPUs to choose together, or with the best connected set
+        of GPUs more preferred policies would be missed. The caller then uses `assign_many`.
     """
     sets = gpus_together(ledger.devices, [each.devices for each in requests])
     if sets is None:
@@ -130,8 +130,8 @@ def _scratch_key(number: int) -> SlotKey:
 
 
 def fits_empty(ledger: CpuLedger | None, request: CpuRequest) -> HostRefusal | None:
-    """Returns why this host could not serve the request even if it had no slots, with its present
-    settings; None: it could. Equal hosts share a cached result.
+    """Returns why this host, with its present settings, could not serve the request even if it had
+    no slots; None: it could. Equal hosts share a cached result.
     """
     found = (
         assign(None, request) if ledger is None else _assigned_empty(HostKind.of(ledger), request)
@@ -149,7 +149,7 @@ def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignme
 
     Args:
         ledger: the cpu ledger of the host; None: the host does not report its cores and nodes.
-        request: what the slot needs.
+        request: the needs of the slot.
         assignment: the result of `assign`.
     """
     if ledger is None:

@@ -1,4 +1,4 @@
-"""Computes what hosts could serve if they had no slots. Equal hosts share the cached results."""
+"""Finds out what requests need on hosts without slots. Equal hosts share the cached results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from resource_manager.engine.devices.layout import DeviceLayout
 from resource_manager.engine.model.host_refusal import HostRefusal
 
 ANSWERS_KNOWN_MAX = 16_384
-"""Largest number of cached results. Each is about one request on one kind of host."""
+"""Largest number of cached results, each for one request on one kind of host."""
 
 _HOSTS_KNOWN_MAX = 1_024
 
@@ -55,8 +55,8 @@ def empty_ledger(kind: HostKind) -> CpuLedger:
     so callers must not change it.
     """
     # Offline cpus and cpus of a kubelet are left out, because an empty host does not have them
-    # either. All devices are usable here, because a device that gets no new work now may get some
-    # later.
+    # either. All devices are usable here, because a device that gets no new slots now may get new
+    # slots later.
     ledger = CpuLedger(
         kind.layout,
         kind.policy,

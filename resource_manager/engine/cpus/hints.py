@@ -14,10 +14,10 @@ host one node could give this, so masks of one node are preferred.
     0b11   no          500             562          531
 
 The score is the part that remains free with the slot, in thousandths. The merge takes mask 0b01:
-preferred masks come first, then masks with fewer nodes, then nodes that are close to each other.
-The score counts only after these. If the slot needed 4 cpus and 6 GiB, only mask 0b11 would be a
-hint, and it would not be preferred: BestEffort would take it, Restricted and SingleNUMANode would
-refuse the slot.
+preferred masks come first, then masks with fewer nodes, then nodes that are close to each other,
+and only then the score decides. If the slot needed 4 cpus and 6 GiB, only mask 0b11 would be a
+hint, and it would not be preferred: BestEffort would take it, but Restricted and SingleNUMANode
+would refuse the slot.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Quantities:
 
     def lacking(self, nodes: Sequence[int]) -> str | None:
         """Returns the first dimension of which these nodes together have too little; None: they
-        have enough of all.
+        have enough of each.
         """
         for dimension, need in self.need.items():
             if sum(has for _, has in self.of(dimension, nodes)) < need:
@@ -182,8 +182,8 @@ def _milli(cpus: int) -> int:
 
 
 def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[str, list[Hint]]:
-    """Returns for every dimension the masks that have enough of all amounts, in the order of
-    `masks`.
+    """Returns, for every dimension, a hint for each mask that has enough of all amounts, in the
+    order of `masks`.
 
     If a node has nothing left of a dimension, a mask with this node is no hint for the dimension,
     even if the other nodes have enough.
@@ -191,8 +191,8 @@ def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[
     Args:
         needs: the amounts that the slot needs.
         masks: the masks to try.
-        preferred_size: masks with this number of nodes are preferred. It is the number that the
-            slot needs on the empty host.
+        preferred_size: masks with this number of nodes are preferred: the number that the slot
+            needs on the empty host.
 
     Source: `generateResourceHints` of Koordinator's nodenumaresource. It has a different rule for
     which masks are preferred.
@@ -265,7 +265,7 @@ def _some_masks(layout: CpuLayout, nodes: tuple[int, ...]) -> Iterator[tuple[int
 @lru_cache(16_384)
 def remoteness(layout: CpuLayout, mask: int) -> int:
     """Returns how far the nodes of a mask are from each other: the sum of all distances between
-    them, or 0 if these are unknown. Only masks of equal size can be compared by it.
+    them, or 0 if the distances are unknown. Only masks of equal size can be compared in this way.
     """
     nodes = positions(mask)
     return sum(

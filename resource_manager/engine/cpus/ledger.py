@@ -52,7 +52,8 @@ class CpuLedger:
         best_effort_count: number of best-effort slots.
         holdings: the assignment of each slot; None: the slot runs in the whole shared pool.
         devices: the ledger of devices, with the shares of the same slots.
-        time_shared: other programs use the cpus as well, so slots get no particular ones.
+        time_shared: True if other programs use the cpus as well, so that slots get no particular
+            cpus.
         version: rises with every change.
     """
 
@@ -96,12 +97,13 @@ class CpuLedger:
 
         Args:
             layout: the layout that the host reported, with offline cpus.
-            policy: the host's settings; None: the built-in ones.
+            policy: the host's settings; None: the built-in settings.
             best_effort_milli: the cpu that the host announced for best-effort slots, in
-                thousandths. It is for all cpus that the host's configuration leaves to them
+                thousandths. It covers all cpus that the host's configuration leaves to slots
                 (pinnable and kept back). None: 1,000 for each of these cpus.
             devices: the layout of the host's devices.
-            time_shared: other programs use the cpus as well, so slots get no particular ones.
+            time_shared: True if other programs use the cpus as well, so that slots get no
+                particular cpus.
         """
         self.layout = self.reported_layout = layout
         self.policy = policy or EffectivePolicy()
@@ -167,8 +169,8 @@ class CpuLedger:
             kubelet: cpus that a kubelet on the same host gave to its own containers.
             kubelet_memory: bytes that it gave to these containers, by id of the NUMA node.
         """
-        # Most reports change nothing here. They must not raise the version, because that drops all
-        # cached results.
+        # Most reports change nothing here. They must not raise the version, because a new version
+        # makes all cached results invalid.
         circumstances = (offline.bits, kubelet.bits, tuple(sorted(kubelet_memory)))
         if circumstances != (self._offline, self._kubelet, self._kubelet_memory):
             self._offline, self._kubelet, self._kubelet_memory = circumstances
@@ -259,7 +261,7 @@ class CpuLedger:
         spare = (self.free & self.pool_cpus & mask).bit_count()
         # Rounded up, because even a part of a cpu that is promised keeps a whole cpu in the pool.
         spare -= -(-used.get(CPU_MILLI, 0) // MILLI)
-        # LSE slots also take cpus from the best-effort pool. They must leave one cpu to its slots.
+        # LSE slots also take cpus from the best-effort pool, and must leave one cpu in this pool.
         if qos is QosClass.LSE and used.get(BEST_EFFORT_CPU_MILLI, 0):
             spare = min(spare, (self.best_effort_cpus & mask).bit_count() - 1)
         return max(spare, 0)
@@ -309,8 +311,8 @@ class CpuLedger:
         if assignment is not None and assignment.devices:
             self.devices.remove(assignment.devices)
         self._changed()
-        # Only amounts that still exceed the capacity stay tolerated. Others must not exceed it
-        # again.
+        # Only amounts that still exceed the capacity stay tolerated. Other amounts must not exceed
+        # it again.
         if self._overdrawn:
             self._overdrawn &= self.overcommitted()
 
@@ -423,8 +425,8 @@ class CpuLedger:
                     yield self._used[at], name, amount
 
     def tolerate(self) -> None:
-        """Accepts that slots now hold more than the capacity. The capacity was sufficient when they
-        were placed, but the host has become smaller since then.
+        """Accepts that slots now hold more than the capacity, because the host has become smaller
+        since they were placed.
         """
         self._overdrawn = self.overcommitted()
         self.devices.tolerate()
@@ -434,18 +436,18 @@ class CpuLedger:
         hold more than the tolerated amounts, and counters that do not match the holdings.
         """
         found = [
-            f"cpus {CpuSet.from_bits(twice)} belong to slot {key} and to another one"
+            f"cpus {CpuSet.from_bits(twice)} belong to slot {key} and to another slot"
             for key, twice in self._assigned_twice()
         ]
         # If a host becomes smaller, its slots keep what they have. This is not an inconsistency.
         for node, name in sorted(self.overcommitted() - self._overdrawn):
             numa_node = self.layout.nodes[node].id
             used, has = self.used(node, name), self._present(node, name)
-            found.append(f"NUMA node {numa_node} has given {used} {name} and has {has}")
+            found.append(f"NUMA node {numa_node}: slots hold {used} {name}, but it has {has}")
         recounted = self.scratch()
         recounted._recount()
         found += [
-            f"the count {name} of the cpus does not match their holders"
+            f"the counter {name} does not match the assignments of slots"
             for name in _COUNTERS
             if getattr(recounted, name) != getattr(self, name)
         ]
@@ -458,7 +460,7 @@ class CpuLedger:
                 recounted.add(assignment.devices)
         found = self.devices.problems()
         if (recounted.used, recounted.functions) != (self.devices.used, self.devices.functions):
-            found.append("the shares of devices do not match those of the slots")
+            found.append("the shares of devices do not match the assignments of slots")
         return found
 
     def _assigned_twice(self) -> Iterator[tuple[SlotKey, int]]:

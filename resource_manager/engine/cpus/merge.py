@@ -104,8 +104,9 @@ def merge_ranked(
 ) -> Sequence[Merged]:
     """Returns all admitted masks, the best first.
 
-    The first result is that of `merge`. Each further result is what `merge` would return without
-    the masks before it. Callers need them if they find out later that a mask does not work.
+    The first result equals the result of `merge`. Each further result equals the result of `merge`
+    without the masks before it. Callers need the further results if the first mask turns out not to
+    work.
 
     Args:
         policy: see `merge`.
@@ -181,11 +182,11 @@ _WIDEST = 1 << 30  # more than any number of nodes
 def _candidates(resources: list[_Resource]) -> Iterable[int | None]:
     """Returns the masks for which all resources may have hints.
 
-    If some resources have hints only for particular masks, these are the masks of the one with the
-    fewest hints. Otherwise they are all masks, and None for any nodes.
+    A mask must be among the masks of each resource that has hints only for particular masks. So if
+    there are such resources, the masks of one of them are returned, the one with the fewest masks.
+    Otherwise all masks are returned, and None for any nodes.
     """
     demanding = [resource.masks for resource in resources if resource.anywhere is None]
-    # A mask for which all resources have hints is among the masks of each of them.
     if demanding:
         return min(demanding, key=len)
     return [None, *dict.fromkeys(mask for resource in resources for mask in resource.masks)]

@@ -2,8 +2,8 @@
 
 Nodes are given by their positions in the layout. Only three kinds of amounts belong to nodes: cpu,
 memory, and countable resources that the host reports for a node, such as huge pages. Cpus of a node
-without memory use the memory of the nearest node that has some. A node without cpus serves slots
-only as such a nearest node.
+without memory use the memory of the nearest node with memory. A node without cpus serves slots only
+as such a nearest node.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def split(
 ) -> dict[int, int] | None:
     """Splits an amount over nodes as evenly as possible; None if the nodes do not have enough.
 
-    The node with the smallest available amount comes first. What it cannot give is taken from the
-    others. For example, 10 is split over nodes with 2 and 20 into 2 and 8.
+    Example: an even split of 10 over nodes with 2 and 20 would be 5 and 5. The first node has only
+    2, so the parts are 2 and 8.
 
     Args:
         amount: the amount to split.
@@ -102,7 +102,7 @@ def split(
     """
     left = amount
     parts: dict[int, int] = {}
-    # The node with the smallest amount comes first, so that all later nodes share what it cannot
+    # The node with the smallest amount comes first. The later nodes share the rest that it cannot
     # give.
     order = sorted(available, key=lambda each: (each[1], each[0]))
     for at, (node, has) in enumerate(order):

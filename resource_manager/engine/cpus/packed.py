@@ -7,9 +7,9 @@ kubelet's options to spread over cores and to align with last-level caches are h
 Distributed (`takeByTopologyNUMADistributed`, the option distribute-cpus-across-numa): the kubelet
 tries all combinations of nodes, and all choices of the nodes that give the remainder. It chooses
 the result that leaves the most even numbers of free cpus on the nodes (the lowest standard
-deviation). That is always the combination of the nodes with most free cpus, because a cpu taken
+deviation). That is always the combination of the nodes with the most free cpus, because a cpu taken
 from a node with more free cpus lowers the sum of squares more. So this module chooses the nodes
-with most free cpus directly. If nodes have equally many, it chooses the earlier ones.
+with the most free cpus directly. On a tie, it chooses the earlier nodes.
 
 There is one difference. Here each node gives at most one group of the remainder, so the numbers of
 two nodes differ by at most one group. The kubelet loops over the nodes, so one node may give two
@@ -34,8 +34,8 @@ def take_packed(
     """Takes `need` free cpus, and returns them; None if fewer are free.
 
     It first takes NUMA nodes and packages that are completely free and not larger than the need.
-    Then it takes whole cores, then single threads. Among groups of one kind, the group with fewest
-    free cpus comes first.
+    Then it takes whole cores, then single threads. Among groups of one kind, the group with the
+    fewest free cpus comes first.
 
     Args:
         layout: the host.
@@ -55,8 +55,8 @@ def take_packed(
 
 
 def node_order(layout: CpuLayout, free: int) -> list[int]:
-    """Returns the masks of the NUMA nodes with free cpus. The package or node with fewest free cpus
-    comes first.
+    """Returns the masks of the NUMA nodes with free cpus. The package or node with the fewest free
+    cpus comes first.
     """
     packing = _Packing(layout, free, 0)
     return packing.outer() if packing.nodes_are_outer else packing.inner()
@@ -101,7 +101,7 @@ def even_shares(
         return None
     masks = node_order(layout, free)
     nodes = [(free & mask).bit_count() for mask in masks]
-    # The sort is stable: of equally free nodes the first one in the order of packing comes first.
+    # The sort is stable: on a tie, the first node in the order of packing comes first.
     freest = sorted(range(len(nodes)), key=lambda at: -nodes[at])
     groups = need // group
     # Rounded up: fewer nodes than this cannot have that many groups, even if all were free.
@@ -110,7 +110,7 @@ def even_shares(
         members = freest[:size]
         even = groups // size * group
         more = (need - even * size) // group
-        # The first `more` nodes, which have most free cpus, each give one group of the remainder.
+        # The first `more` nodes, with the most free cpus, each give one group of the remainder.
         if all(nodes[at] >= even + (group if n < more else 0) for n, at in enumerate(members)):
             return tuple(
                 NodeShare(masks[at], even, group if n < more else 0) for n, at in enumerate(members)
@@ -158,7 +158,7 @@ class _Packing:
 
     def outer(self) -> list[int]:
         """Returns the groups of the larger kind (nodes or packages) with free cpus. The group with
-        fewest free cpus comes first.
+        the fewest free cpus comes first.
         """
         return self._fullest_first(self._nodes if self.nodes_are_outer else self._packages)
 
@@ -241,7 +241,7 @@ class _Packing:
         )
 
     def _take_part_of_cache(self, cache: int) -> None:
-        """Takes the lowest cores with free cpus, if these cover the whole need."""
+        """Takes the lowest cores with free cpus, if they are enough for the whole need."""
         per_core = self._layout.per_core
         free = cache & self._free
         cores = [core & free for core in self._layout.core_masks if core & free]

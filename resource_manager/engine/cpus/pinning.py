@@ -34,8 +34,8 @@ _BLOCKERS: Final = {
     ShortOf.CORES: CpuBlocker.DISTINCT_CORES_NOT_ENOUGH,
     ShortOf.UNSHARED_CORES: CpuBlocker.EXCLUSIVE_UNMET,
     ShortOf.UNSHARED_NODES: CpuBlocker.EXCLUSIVE_UNMET,
-    # `resolve` has checked that some whole cores have this number of threads. Here the free ones do
-    # not.
+    # `resolve` has checked that some whole cores have this number of threads, but the free whole
+    # cores do not.
     ShortOf.ALIGNMENT: CpuBlocker.WHOLE_CORES_NOT_ENOUGH,
 }
 
@@ -51,8 +51,8 @@ def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | HostRefusal:
     )
     if isinstance(found, Short):
         return shortage(found, resolved)
-    # The order matters: cpus that are promised on single nodes are removed first, because they
-    # decide which cpus of the pools are the last ones.
+    # The order matters: cpus that are promised on single nodes are removed first. Which cpus are
+    # the last of a pool depends on them.
     left = _without_promised_cpus(ledger, resolved, found)
     if left.bit_count() < resolved.count:
         return _promised_to_pools(resolved, left)
@@ -109,8 +109,8 @@ def pick_on(ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[in
         nodes: positions of the nodes.
 
     Returns:
-        The cpus; None if the required policies cannot be met there. On hosts with different cores,
-        the number of free cpus does not show this.
+        The cpus; None if the required policies cannot be met there. If cores have different numbers
+        of threads, this can happen although enough cpus are free.
     """
     layout = ledger.layout
     here = 0
@@ -121,9 +121,8 @@ def pick_on(ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[in
     if len(nodes) > 1 and resolved.strategy is not NumaStrategy.DISTRIBUTE_EVENLY:
         split_up = _pick_split(ledger, resolved, here, nodes)
         if split_up is not None:
-            # If the even split fails, the code below tries all nodes together. This is only less
-            # even.
             return split_up
+    # If the even split fails, all nodes are tried together, which may be less even.
     found = pick(ledger, resolved, here)
     return None if isinstance(found, Short) else found
 
@@ -160,7 +159,7 @@ def _cpus_per_node(
         counts = [(at, (mask & whole).bit_count()) for at, mask in masks]
         if resolved.count % unit == 0 and (parts := split(resolved.count, counts, unit)):
             return parts
-    # There are not enough whole cores, so single threads are split. The caller checks whether this
+    # There are not enough whole cores, so single threads are split. The caller checks whether that
     # is allowed.
     return split(resolved.count, [(at, mask.bit_count()) for at, mask in masks])
 
@@ -207,7 +206,7 @@ def notes_on(layout: CpuLayout, resolved: Resolved, taken: Taken) -> tuple[str, 
             )
         else:
             cores = layout.first_threads(taken.cpus).bit_count()
-            notes.append(f"SpreadByPCPUs was preferred: {count} cpus lie on {cores} cores")
+            notes.append(f"SpreadByPCPUs was preferred: {count} cpus are on {cores} cores")
     if taken.exclusive is not resolved.exclusive:
         instead = ""
         if taken.exclusive is not ExclusivePolicy.NONE:
@@ -228,7 +227,7 @@ def shortage(lack: Short, resolved: Resolved) -> HostRefusal:
         wanted = f" under {resolved.bind}"
     return HostRefusal(
         _BLOCKERS[lack.of],
-        f"the slot needs {_cpus(lack.needed)}{wanted}, and the host has {lack.suitable}"
+        f"the slot needs {_cpus(lack.needed)}{wanted}, but the host has {lack.suitable}"
         f" {'' if lack.of is ShortOf.CORES else 'free '}{lack.of}",
         (("asked", lack.needed), ("free", lack.suitable)),
     )
@@ -263,7 +262,7 @@ def _promised_to_pools(resolved: Resolved, left: int) -> HostRefusal:
     free = left.bit_count()
     return HostRefusal(
         CpuBlocker.CPU_NOT_ENOUGH,
-        f"the slot needs {_cpus(resolved.count)}, and only {free} free cpus of the host are"
+        f"the slot needs {_cpus(resolved.count)}, but only {free} free cpus of the host are"
         " not promised to slots in shared pools of single NUMA nodes",
         (("asked", resolved.count), ("free", free)),
     )
@@ -292,8 +291,8 @@ def _without_last_pool_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) ->
         if cpus.bit_count() < resolved.count:
             return HostRefusal(
                 blocker,
-                f"the slot needs {_cpus(resolved.count)}, which would leave no cpu to"
-                f" the {qos} slots ({slots}) that share {pool.bit_count()} cpus",
+                f"the slot needs {_cpus(resolved.count)}, which would leave no cpu for"
+                f" the {slots} {qos} slots that share {pool.bit_count()} cpus",
                 (("asked", resolved.count), ("free", cpus.bit_count()), ("slots", slots)),
             )
     return cpus

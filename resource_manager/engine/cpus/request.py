@@ -1,5 +1,5 @@
-"""Defines what one slot needs of a host's cpus, NUMA nodes and devices, and the reasons for which a
-host refuses it.
+"""Defines the needs of one slot of a host's cpus, NUMA nodes and devices, and the reasons for which
+a host refuses a slot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from resource_manager.engine.model.host_refusal import HostBlocker
 
 @dataclass(frozen=True, slots=True)
 class CpuRequest:
-    """What one slot needs of a host's cpus, NUMA nodes and devices."""
+    """The needs of one slot of a host's cpus, NUMA nodes and devices."""
 
     policy: CpuPolicy
     # the amounts that it books, sorted; memory parts are added up
@@ -67,11 +67,11 @@ class CpuBlocker(HostBlocker):
     WHOLE_CORES_NOT_ENOUGH = "WHOLE_CORES_NOT_ENOUGH"
     DISTINCT_CORES_NOT_ENOUGH = "DISTINCT_CORES_NOT_ENOUGH"
     EXCLUSIVE_UNMET = "EXCLUSIVE_UNMET"  # other slots claim the same cores or nodes
-    SHARED_POOL_EMPTY = "SHARED_POOL_EMPTY"  # it has, or would have, no cpu for its slots
-    BEST_EFFORT_POOL_EMPTY = "BEST_EFFORT_POOL_EMPTY"  # the same
+    SHARED_POOL_EMPTY = "SHARED_POOL_EMPTY"  # the pool has, or would have, no cpu for its slots
+    BEST_EFFORT_POOL_EMPTY = "BEST_EFFORT_POOL_EMPTY"  # the same for the best-effort pool
     BURST_POOL_TOO_SMALL = "BURST_POOL_TOO_SMALL"  # no NUMA node's shared pool suits the cpu limit
     NUMA_UNALIGNED = "NUMA_UNALIGNED"  # the slot needs more NUMA nodes than the policy admits
-    # all nodes together have too little that is not promised to slots in pools
+    # all nodes together have too little cpu that is not promised to slots in pools
     NUMA_NOT_ENOUGH_CPU = "NUMA_NOT_ENOUGH_CPU"
     NUMA_NOT_ENOUGH_MEMORY = "NUMA_NOT_ENOUGH_MEMORY"
     # a countable resource, such as huge pages

@@ -41,7 +41,7 @@ def grow(
     *,
     same_nodes: bool = False,
 ) -> Taken | Short:
-    """Returns `current`, and as many available cpus as are missing to `request.need`.
+    """Returns the cpus of `current`, and enough available cpus to reach `request.need`.
 
     Args:
         layout: the host.
@@ -50,7 +50,7 @@ def grow(
         claims: cpus that other slots with an exclusive policy claim.
         request: the policies, and the number of cpus after the resize, including current ones.
         same_nodes: True if the slot is bound to its NUMA nodes, so that new cpus must come from
-            these.
+            these nodes.
 
     Raises:
         ValueError: the slot has more cpus than `request.need`.
@@ -100,8 +100,8 @@ def shrink(
     """Chooses `request.need` of the current cpus. The slot gives back the others.
 
     The slot gives back whole cores first, then single threads. Under SpreadByPCPUs it first gives
-    back second threads of cores. It gives back cpus on the NUMA node where it has fewest, so that
-    it uses fewer nodes in the end; with `DistributeEvenly`, on the node where it has most.
+    back second threads of cores. It gives back cpus on the NUMA node where it has the fewest, so
+    that it uses fewer nodes in the end; with `DistributeEvenly`, on the node where it has the most.
 
     Args:
         layout: the host.
@@ -181,7 +181,7 @@ def _near(
 def _balanced_over_nodes(
     layout: CpuLayout, current: int, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Adds one group of cpus at a time, on the node where the slot has fewest cpus; None if the
+    """Adds one group of cpus at a time, on the node where the slot has the fewest cpus; None if the
     slot's nodes have too few.
     """
     group = layout.per_core if request.whole_cores else 1
@@ -209,8 +209,8 @@ def _balanced_over_nodes(
 
 
 def _order_of_return(layout: CpuLayout, current: int, request: CpuDemand) -> Iterator[int]:
-    """Yields the cores with cpus of the slot, in the order in which they are given back. The order
-    of nodes is described in `shrink`. On a node, the last core comes first.
+    """Yields the cores with cpus of the slot, in the order in which they are given back. `shrink`
+    describes the order of nodes. On a node, the last core comes first.
     """
     cores_of = {
         at: [core for core in layout.cores_of_node[at] if core & current]

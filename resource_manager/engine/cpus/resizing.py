@@ -1,8 +1,8 @@
 """Computes the cpus and NUMA nodes that a slot has after a resize.
 
 A resize does not move a slot. A slot that grows keeps its cpus; a slot that shrinks gives some
-back. A slot that is bound to shared pools or NUMA nodes stays bound to the same ones, and grows
-there. A slot that is not bound to nodes stays unbound, even if the host now aligns new slots.
+back. A slot that is bound to shared pools or NUMA nodes stays bound to the same pools or nodes, and
+grows there. A slot that is not bound to nodes stays unbound, even if the host now aligns new slots.
 
 Example: node 0 has cpus 0-7 and 8 GiB, without SMT. A slot is bound to node 0, with cpus 0-1 and 2
 GiB. Other slots there have cpus 2-3 and 4 GiB.
@@ -92,9 +92,8 @@ def fits_alone(
 
 
 def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
-    """Returns the assignment that must be booked while it is unknown whether `before` or `after` is
-    in force. It has the cpus, memory nodes and devices of both, and the larger amount on each node
-    and device.
+    """Returns the assignment to book while either `before` or `after` may be in force. It has the
+    cpus, memory nodes and devices of both, and the larger amount on each node and device.
     """
     apart = (NodeShare(share.node, share.amounts) for share in (*before.numa, *after.numa))
     most: dict[int, dict[str, int]] = {}
@@ -115,7 +114,7 @@ def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
 
 
 class _ResizeCase:
-    """One slot, and the size that is requested for it."""
+    """One slot and its requested size."""
 
     def __init__(
         self, ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
@@ -138,7 +137,7 @@ class _ResizeCase:
         if isinstance(shares, HostRefusal):
             return shares
         cpus, notes = CpuSet.from_bits(taken.cpus), current.notes
-        # Notes describe the choice of cpus. So they stay if the cpus stay.
+        # Notes describe the choice of cpus, so they stay if the cpus stay.
         if cpus != current.cpus:
             notes = (*resolved.notes, *notes_on(self._ledger.layout, resolved, taken))
             if resolved.numa.aligns and not current.numa:
@@ -194,7 +193,7 @@ class _ResizeCase:
                 ledger.layout, current, free, exclusive_claims(scratch), whole, same_nodes=bound
             )
         else:
-            # The slot is removed, so that its own claim is not counted as that of another slot.
+            # The slot is removed, so that its own claim does not count as a claim of another slot.
             scratch.remove(self._key)
             # Cpus that the slot can no longer use are given back first.
             current = _without_lost(ledger, current, -more)
@@ -245,12 +244,12 @@ class _ResizeCase:
     ) -> dict[int, int] | HostRefusal:
         has = {at: amounts.get(name, 0) for at, amounts in parts.items() if amounts.get(name, 0)}
         more = need - sum(has.values())
-        # The amount does not grow, so it stays on the nodes that it is on now.
+        # The amount does not grow, so it stays on its present nodes.
         if more <= 0:
             return split(need, list(has.items())) or {}
         nodes: Iterable[int] = parts
         if name == MEMORY_BYTES:
-            # If the nodes of the cpus have no memory, it comes from other nodes.
+            # If the nodes of the cpus have no memory, the memory comes from other nodes.
             bound = positions(sum(1 << at for at in parts))
             nodes = memory_positions(self._ledger.layout, bound)
         free = [(at, self._ledger.available(at, name)) for at in sorted(nodes)]
@@ -287,7 +286,7 @@ class _ResizeCase:
         return HostRefusal(
             CpuBlocker.BURST_POOL_TOO_SMALL,
             "the shared pool that the slot is bound to has"
-            f" {amount_text(CPU_MILLI, size * MILLI)}, and its new cpu limit is"
+            f" {amount_text(CPU_MILLI, size * MILLI)}, but the new cpu limit is"
             f" {amount_text(CPU_MILLI, limit)}",
             (("asked", limit), ("cpus", size)),
         )

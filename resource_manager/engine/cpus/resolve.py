@@ -107,8 +107,8 @@ _DEMANDED = {
 
 
 def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind | HostRefusal:
-    """Returns the bind policy of a slot with dedicated cpus: the one that the host demands, or else
-    the one of the request, or else the host's default.
+    """Returns the bind policy of a slot with dedicated cpus: the policy that the host demands, or
+    else the request's policy, or else the host's default.
     """
     requested = policy.bind
     wanted = host.default_bind if requested is BindPolicy.DEFAULT else requested
@@ -123,7 +123,7 @@ def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind 
         if required:
             return HostRefusal(
                 CpuBlocker.BIND_POLICY_CONFLICT,
-                f"the request requires {wanted}, and the host demands {host.bind}",
+                f"the request requires {wanted}, but the host demands {host.bind}",
             )
         # Defaults need no note, because the request did not name them.
         if requested not in (BindPolicy.DEFAULT, BindPolicy.NONE) and not notes:
@@ -181,7 +181,7 @@ def _pool_exclusive(policy: CpuPolicy) -> _Exclusive:
 
 def _numa(policy: CpuPolicy, host: EffectivePolicy) -> _Numa | HostRefusal:
     """Returns the NUMA policy. The host's alignment applies to all its slots of all QoS classes. If
-    this is BestEffort, a policy that the request requires has priority.
+    the host aligns by BestEffort, a policy that the request requires has priority.
     """
     requested, aligned = policy.numa, host.alignment
     # BestEffort admits everything, so it demands nothing of a request.
@@ -194,7 +194,7 @@ def _numa(policy: CpuPolicy, host: EffectivePolicy) -> _Numa | HostRefusal:
     if policy.numa_required:
         return HostRefusal(
             CpuBlocker.NUMA_POLICY_MISMATCH,
-            f"the request requires NUMA policy {requested}, and the host aligns by {aligned}",
+            f"the request requires NUMA policy {requested}, but the host aligns by {aligned}",
         )
     return aligned, True, (f"NUMA policy {requested} was preferred: the host aligns by {aligned}",)
 
@@ -208,10 +208,10 @@ def _misaligned(resolved: Resolved, policy: CpuPolicy, layout: CpuLayout) -> Hos
     by_request = policy.bind_required and policy.bind is not BindPolicy.DEFAULT
     by = "the request requires" if by_request else "the host demands"
     width = layout.per_core if layout.uniform_cores else f"up to {layout.per_core}"
-    hint = f": ask for a multiple of {layout.per_core} cpus"
+    hint = f": request a multiple of {layout.per_core} cpus"
     return HostRefusal(
         CpuBlocker.SMT_ALIGNMENT,
-        f"{by} whole cores, which have {width} threads each on this host, and no number of"
+        f"{by} whole cores, which have {width} threads each on this host, but no number of"
         f" whole cores has exactly {resolved.count} threads{hint if layout.uniform_cores else ''}",
         (("asked", resolved.count), ("threads per core", layout.per_core)),
     )
@@ -220,7 +220,7 @@ def _misaligned(resolved: Resolved, policy: CpuPolicy, layout: CpuLayout) -> Hos
 def _without_threads(policy: BindPolicy | ExclusivePolicy) -> HostRefusal:
     return HostRefusal(
         CpuBlocker.SMT_NEEDED,
-        f"the request requires {policy}, and each core of the host is one cpu",
+        f"the request requires {policy}, but each core of the host is one cpu",
     )
 
 

@@ -1,4 +1,4 @@
-"""Makes the texts of refusals about NUMA nodes and shared pools, with the numbers behind them."""
+"""Makes refusals about NUMA nodes and shared pools: their texts, and the numbers in the texts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def amount_text(dimension: str, amount: int) -> str:
 
 NO_DEVICES_KNOWN = HostRefusal(
     CpuBlocker.NO_CPU_TOPOLOGY,
-    "the request has devices, and the host does not report its cores and NUMA nodes",
+    "the request has devices, but the host does not report its cores and NUMA nodes",
 )
 
 
@@ -61,9 +61,9 @@ def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> Ho
         on = f"{'one' if policy is NumaPolicy.SINGLE_NUMA_NODE else 'any'} NUMA node even of the"
         on += " empty host"
     elif smallest > 1 and policy is NumaPolicy.SINGLE_NUMA_NODE:
-        on = f"one NUMA node, and the empty host would need {smallest}"
+        on = f"one NUMA node (the empty host would need {smallest})"
     elif smallest > 1:
-        on = f"{smallest} NUMA nodes, which the empty host would need"
+        on = f"{smallest} NUMA nodes, the number that the empty host would need"
     needed_text = ", ".join(amount_text(name, amount) for name, amount in needs.need.items())
     return HostRefusal(
         CpuBlocker.NUMA_UNALIGNED,
@@ -84,7 +84,7 @@ def not_enough(needs: Quantities, lacking: str) -> HostRefusal:
     free = sum(by_node.values())
     return HostRefusal(
         blocker,
-        f"the slot needs {amount_text(lacking, needs.need[lacking])}, and the NUMA nodes have"
+        f"the slot needs {amount_text(lacking, needs.need[lacking])}, but the NUMA nodes have"
         f" {amount_text(lacking, free)} left; by node: {left}",
         (
             ("asked", needs.need[lacking]),
@@ -100,7 +100,7 @@ def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -
 
     Args:
         ledger: the cpu ledger of the host.
-        request: what the slot needs.
+        request: the needs of the slot.
         limit_milli: the cpu limit of the slot, in thousandths.
     """
     sizes = {
@@ -138,8 +138,9 @@ def empty_pool(ledger: CpuLedger, resolved: Resolved) -> HostRefusal | None:
 
 
 def without_topology(policy: CpuPolicy) -> CpuAssignment | HostRefusal:
-    """Returns the assignment on a host that does not report its cores and NUMA nodes. It is a
-    refusal if the request requires them. If it only prefers them, the assignment has a note.
+    """Returns the assignment on a host that does not report its cores and NUMA nodes. If the
+    request requires them, the result is a refusal. If it only prefers them, the assignment has a
+    note.
     """
     demanded: list[str] = []
     preferred: list[str] = []
@@ -155,6 +156,6 @@ def without_topology(policy: CpuPolicy) -> CpuAssignment | HostRefusal:
         what = f"the request requires {demanded[0]}"
         if policy.qos.is_pinned:
             what = demanded[0]
-        return HostRefusal(CpuBlocker.NO_CPU_TOPOLOGY, f"{what}, and {why}")
+        return HostRefusal(CpuBlocker.NO_CPU_TOPOLOGY, f"{what}, but {why}")
     notes = (f"{each} was preferred: {why}" for each in preferred)
     return CpuAssignment(policy.qos, notes=(*ignored_in_pools(policy), *notes))

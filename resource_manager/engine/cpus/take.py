@@ -12,8 +12,8 @@ nodenumaresource, see `accumulator.py`), with these exceptions:
 - `DistributeEvenly` distributes cpus like the kubelet (see `packed.py`). If no even
   distribution exists, it packs cpus, or spreads them if the bind policy is SpreadByPCPUs.
 - Cores may have different numbers of threads. `FullPCPUs` then searches for cores whose threads add
-  up exactly to the need. Cores of one kind are preferred to a mixture; the kind with the lowest cpu
-  comes first.
+  up exactly to the need. Cores of one kind are preferred to a mixture of kinds; the kind with the
+  lowest cpu comes first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from resource_manager.engine.cpus.whole_cores import adds_up, aligned
 
 @dataclass(frozen=True, slots=True)
 class ExclusiveClaims:
-    """Cpus of slots with an exclusive policy, by the exclusive level that these slots have."""
+    """Cpus of slots with an exclusive policy, by the exclusive level of these slots."""
 
     core_level: int = 0
     node_level: int = 0
@@ -39,8 +39,8 @@ class ExclusiveClaims:
 
 @dataclass(frozen=True, slots=True)
 class CpuDemand:
-    """The number of needed cpus, and the policies for their choice. `DEFAULT` means no preference
-    here.
+    """The number of needed cpus, and the policies for their choice. The policy `DEFAULT` means no
+    preference.
     """
 
     need: int
@@ -53,7 +53,7 @@ class CpuDemand:
 
     @property
     def whole_cores(self) -> bool:
-        """True if the bind policy asks for whole cores."""
+        """True if the bind policy prefers or requires whole cores."""
         return self.bind is BindPolicy.FULL_PCPUS
 
 
@@ -96,7 +96,7 @@ def take(
         layout: the host.
         available: the cpus to choose from, as bits.
         claims: cpus that slots with an exclusive policy claim.
-        request: what is needed.
+        request: the number of cpus, and the policies.
 
     Returns:
         Exactly `request.need` cpus, or the resource of which there is too little.
@@ -123,7 +123,7 @@ def suitable(
         layout: the host.
         available: the cpus to choose from, as bits.
         claims: cpus that slots with an exclusive policy claim.
-        request: what is needed.
+        request: the number of cpus, and the policies.
     """
     need = request.need
     free = available & layout.pinnable
@@ -220,8 +220,8 @@ def reached(
 def _preferred_first(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Takes as many of the preferred cpus as possible, then others. If the result would violate a
-    required policy, it takes all cpus in one step. None: this is impossible, too.
+    """Takes as many preferred cpus as possible, then other cpus. If the result would violate a
+    required policy, it takes all cpus in one step. None: that is impossible, too.
     """
     preferred = request.preferred & free
     # A part of a core would violate the required bind policy.
@@ -251,8 +251,8 @@ def _of_one_kind(
         if cpus is not None:
             level = reached(layout, cpus, claims, request.exclusive)
             merit = (_LEVELS.index(level), holds(layout, cpus, request.bind))
-            # Only a strictly better result replaces an earlier one, so among equals the earlier
-            # kind is taken.
+            # Only a strictly better result replaces an earlier one, so on a tie the earlier kind is
+            # taken.
             if best is None or merit > best[0]:
                 best = merit, cpus
     return None if best is None else best[1]
@@ -277,8 +277,8 @@ def _by_strategy(
     # Even shares may split cores, so a required policy is checked afterwards.
     if cpus is None or not _keeps_required(layout, cpus, request):
         cpus = _accumulator(layout, free, claims, request).take(request.need, request.whole_cores)
-    # On hosts with different cores, the accumulator may split a core. Then cores must be found
-    # whose threads add up to the need.
+    # If cores have different numbers of threads, the accumulator may split a core. Then this
+    # searches for cores whose threads add up to the need.
     if not _keeps_required(layout, cpus, request):
         return _accumulator(layout, free, claims, request).take_whole_cores_only(request.need)
     return cpus

@@ -1,7 +1,8 @@
-"""Checks which numbers of threads some whole cores of a host have together.
+"""Checks whether some whole cores of a host together have exactly a given number of threads.
 
-Where all cores have equally many threads, these are the multiples of that number. Cores may differ,
-for example if the second thread of some is offline: then the numbers are sums over cores.
+If each core has 2 threads, every even number is possible. Cores may also have different numbers of
+threads, for example because threads are offline. Example: cores with 1, 4 and 4 threads can give 1,
+4, 5, 8 or 9 threads. The number of threads of a core is called its width.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from resource_manager.engine.cpus.layout import CpuLayout
 
 
 def aligned(layout: CpuLayout, need: int) -> bool:
-    """Returns True if some whole pinnable cores of the host have exactly `need` threads
-    together.
+    """Returns True if some whole pinnable cores of the host together have exactly `need`
+    threads.
     """
     if layout.uniform_cores:
         return need % layout.per_core == 0
@@ -22,8 +23,8 @@ def aligned(layout: CpuLayout, need: int) -> bool:
 
 
 def adds_up(layout: CpuLayout, cpus: int, need: int) -> bool:
-    """Returns True if some of the cores that lie in `cpus` entirely have exactly `need` threads
-    together.
+    """Returns True if some cores, with all their threads in `cpus`, together have exactly `need`
+    threads.
 
     Args:
         layout: the host.
@@ -34,12 +35,12 @@ def adds_up(layout: CpuLayout, cpus: int, need: int) -> bool:
 
 
 def whole_widths(cores: Iterable[int], cpus: int) -> Counter[int]:
-    """Returns how many cores of each width lie in `cpus` entirely."""
+    """Returns the number of cores by width, of the cores with all their threads in `cpus`."""
     return Counter(core.bit_count() for core in cores if not core & ~cpus)
 
 
 def total_widths(parts: Iterable[Mapping[int, int]]) -> Counter[int]:
-    """Returns the same for several groups of cores together."""
+    """Adds up the number of cores by width over several groups of cores."""
     total: Counter[int] = Counter()
     for part in parts:
         total.update(part)
@@ -47,7 +48,7 @@ def total_widths(parts: Iterable[Mapping[int, int]]) -> Counter[int]:
 
 
 def sums_to(widths: Mapping[int, int], need: int) -> bool:
-    """Returns True if some of these cores have exactly `need` threads together.
+    """Returns True if some of these cores together have exactly `need` threads.
 
     Args:
         widths: number of cores by width.

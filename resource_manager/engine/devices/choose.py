@@ -1,14 +1,13 @@
 """Chooses the devices of a slot on one host, or explains why the slot cannot get them.
 
-Device types are chosen one after the other. If devices of one type must be near to those of another
-type, the other type comes first.
+Devices are chosen type by type. If devices of one type must be near devices of another type, the
+other type comes first.
 
 - For several whole GPUs, it takes the best connected set (`DeviceLayout.best_set`). On hosts with
   partitions, it takes a partition.
-- For shares of GPUs, and for devices of other types, it takes the fullest devices that have enough
-  free. So large parts stay free on other devices.
-- Devices that must be near to others are taken from the same PCIe groups, evenly from each group,
-  as far as possible.
+- For shares of GPUs, and for devices of other types, it takes the fullest devices with enough free
+  capacity. So large parts stay free on other devices.
+- Devices that must be near other devices are taken from their PCIe groups, as evenly as possible.
 
 Example: a host has GPUs 0 to 3, and a slot has half of GPU 2. A request for a quarter of a GPU gets
 it from GPU 2. A request for two whole GPUs gets 0 and 1, if these have the most NVLinks to each
@@ -59,7 +58,7 @@ def device_score(
         asked: the amounts that the slot needs of the device.
         total: the capacity of the device.
         free: the free amounts of the device.
-        pack: True: the fullest device is best; False: the emptiest one.
+        pack: True: the fullest device is best; False: the emptiest device is best.
         weights: the weights of the dimensions that count; empty: all dimensions of the device have
             the same weight.
     """
@@ -80,12 +79,12 @@ def device_score(
 
 
 _PACK_WEIGHTS = {8: 10_000, 4: 100, 2: 1}
-"""Weight of an untouched partition by its size. Large partitions are kept free first."""
+"""Weight of an untouched partition by its size. Keeping large partitions free matters most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """How devices with enough free are ordered; see `device_score`."""
+    """The order of devices with enough free capacity; see `device_score`."""
 
     pack: bool = True
     weights: tuple[tuple[str, int], ...] = ()
@@ -107,15 +106,15 @@ def choose_devices(
     *,
     among: int | None = None,
 ) -> tuple[DeviceShare, ...] | HostRefusal:
-    """Returns the devices for one more slot, or why it cannot get them. Changes nothing.
+    """Returns the devices for one more slot, or why the slot cannot get them. Changes nothing.
 
     Args:
         ledger: the device ledger of the host.
         requests: the device requests of the slot, at most one for each type.
         nodes: ids of the NUMA nodes where the devices must be; None: any nodes. A device whose node
             is unknown may be used with all nodes.
-        preference: the order of the devices that have enough free.
-        among: the set of GPUs that whole GPUs must come from; None: any.
+        preference: the order of the devices with enough free capacity.
+        among: the set of GPUs that whole GPUs must come from; None: any GPUs.
     """
     given: dict[str, Given] = {}
     # Types that other requests refer to come first.
@@ -140,7 +139,7 @@ def choose_devices(
 
 
 def suited_devices(ledger: DeviceLedger, request: DeviceRequest) -> list[int]:
-    """Returns the positions of the devices that have enough free for a request."""
+    """Returns the positions of the devices with enough free capacity for a request."""
     return _Choice(ledger, request).suited()
 
 
@@ -175,7 +174,7 @@ class _Choice:
         ]
         if among is not None and request.type == GPU and not request.is_shared:
             self._allowed = [at for at in self._allowed if among >> at & 1]
-        # PCIe groups of the devices that the new devices should be near to, in their order.
+        # PCIe groups of the devices that the new devices should be near, in their order.
         self._groups = list(dict.fromkeys(devices[at].pcie_group for at, _ in near))
 
     def devices(self) -> Given | HostRefusal:
@@ -187,7 +186,7 @@ class _Choice:
         if request.type == GPU and not request.is_shared and not request.near:
             return self._whole_gpus(suited)
         want, most = request.count, request.count
-        # It tries to take one device for each group. This is required only if the request says so.
+        # With `per_group`, it tries to take a device for each group. With `near_required`, it must.
         if request.per_group:
             most = max(most, len(self._groups))
         if request.near_required:
@@ -202,7 +201,7 @@ class _Choice:
         return chosen
 
     def _all(self) -> Given | HostRefusal:
-        """Returns all devices that meet the conditions, if each has enough free."""
+        """Returns all devices that meet the conditions, if each has enough free capacity."""
         chosen = self._with_functions(self._allowed, len(self._allowed))
         short = len(chosen) < len(self._allowed) or not chosen
         if short or not all(self._suits(at) for at in self._allowed):
@@ -210,11 +209,11 @@ class _Choice:
         return chosen
 
     def suited(self) -> list[int]:
-        """Returns the positions of the devices that have enough free."""
+        """Returns the positions of the devices with enough free capacity."""
         return [at for at in self._allowed if self._suits(at)]
 
     def _suits(self, position: int) -> bool:
-        # If the device lacks a dimension, it has 0 of it, so it does not fit.
+        # A dimension that the device lacks counts as 0.
         if not fits(dict(self._request.amounts), self._ledger.free(position)):
             return False
         device = self._layout.devices[position]
@@ -277,8 +276,8 @@ class _Choice:
         return [gpus[minor] for minor in best.minors]
 
     def _left_over(self, untouched: set[int]) -> int:
-        """Returns the weight of the partitions that stay untouched. Only sizes of at least `count`
-        are considered.
+        """Returns the weight of the partitions that stay untouched. Partitions with fewer GPUs than
+        requested do not count.
         """
         score = 0
         for size, weight in _PACK_WEIGHTS.items():
@@ -320,8 +319,8 @@ class _Choice:
         )
 
     def _loss(self, position: int) -> int:
-        """Returns how many untouched GPUs are on the same NUMA node as this untouched GPU. If it is
-        used, these sets of GPUs become smaller.
+        """Returns how many other untouched GPUs are on the NUMA node of this untouched GPU. Using
+        this GPU makes the set of untouched GPUs on the node smaller.
         """
         devices = self._layout.devices
         if self._request.type != GPU or not self._ledger.is_untouched(position):
@@ -336,8 +335,8 @@ class _Choice:
         )
 
     def _with_functions(self, positions: Iterable[int], most: int) -> Given:
-        """Returns the first `most` devices. If the request needs virtual functions, each comes with
-        a free one, and devices without one are skipped.
+        """Returns the first `most` devices. If the request needs virtual functions, each device
+        comes with a free function, and devices without a free function are skipped.
         """
         chosen: Given = []
         for at in positions:
@@ -367,7 +366,7 @@ class _Choice:
         return HostRefusal(
             DeviceBlocker.DEVICES_NOT_NEAR,
             f"the request requires {request.type} devices at the PCIe groups of its {request.near}"
-            f" devices, but {missing} of {len(self._groups)} groups have no free one",
+            f" devices, but {missing} of {len(self._groups)} groups have no free device",
             (("groups", len(self._groups)), ("missing", missing)),
         )
 
@@ -375,7 +374,7 @@ class _Choice:
         count = self._request.count
         sizes = sorted({len(each.minors) for each in self._layout.host.partitions})
         if not sizes:
-            text = "the request requires a partition of GPUs, and the host reports none"
+            text = "the request requires a partition of GPUs, but the host reports none"
             return HostRefusal(DeviceBlocker.PARTITION_UNSUPPORTED, text)
         if count not in sizes:
             shown = ", ".join(map(str, sizes))
@@ -403,8 +402,8 @@ class _Choice:
 
 
 def completed(amounts: Amounts, total: Amounts) -> dict[str, int]:
-    """Returns amounts of a GPU with the memory both in bytes and as a ratio. If `amounts` has both,
-    they stay unchanged.
+    """Returns amounts of a GPU with the memory both in bytes and as a ratio. If `amounts` already
+    has both, they do not change.
     """
     found, whole = dict(amounts), total.get(GPU_MEMORY, 0)
     if whole and GPU_MEMORY_RATIO in found and GPU_MEMORY not in found:

@@ -30,8 +30,8 @@ pairs.
 """
 
 SETS_COMPARED_MAX: Final = 2_000
-"""If there are at most this many sets of GPUs, all of them are compared. If there are more, one set
-is built for each GPU: the set starts with this GPU, and the best connected GPU is added repeatedly.
+"""If at most this many sets of GPUs are possible, all of them are compared. Otherwise one set is
+built for each GPU: it starts with this GPU, and the best connected GPU is added repeatedly.
 """
 
 _LANE: Final = 1_000  # one NVLink counts more than any path without NVLink
@@ -83,12 +83,12 @@ class DeviceLayout:
     ) -> tuple[int, ...]:
         """Returns the positions of the `count` best connected GPUs; empty: no group has as many.
 
-        Among equally well connected sets, it takes the one after which the remaining GPUs contain
-        the best connected sets of 8, 4 and 2 GPUs. Among equal ones, it takes the one with the
-        lowest minors. So a single GPU is taken near GPUs that are already in use.
+        Of equally well connected sets, it takes the set after which the remaining GPUs contain the
+        best connected sets of 8, 4 and 2 GPUs. On a tie, it takes the set with the lowest minors.
+        So one GPU is taken near GPUs that are already in use.
 
-        Example: GPUs 0 to 3 are on one NUMA node, 4 to 7 on another one, and 1 is in use. A request
-        for one GPU gets 0, so that 4 to 7 stay together. A request for two gets 2 and 3.
+        Example: GPUs 0 to 3 are on one NUMA node, GPUs 4 to 7 on another node, and GPU 1 is in use.
+        A request for one GPU gets 0, so that 4 to 7 stay together. A request for two gets 2 and 3.
 
         Args:
             free: the GPUs that can be chosen.
@@ -141,7 +141,7 @@ class DeviceLayout:
         """
         chosen = [start]
         while len(chosen) < count:
-            # The comparison is that of whole sets: first the worst pair, then the sum.
+            # Compared in the same way as whole sets: first the worst pair, then the sum.
             values = [(self._connection(chosen, at), -at) for at in positions if at not in chosen]
             chosen.append(-max(values)[1])
         return bits_of(chosen)
@@ -210,7 +210,7 @@ def positions_in(devices: int) -> tuple[int, ...]:
 
 @lru_cache(_LAYOUTS_KNOWN)
 def layout_of(topology: str) -> DeviceLayout:
-    """Returns the layout of the devices of a host that slots can have. Equal hosts share one
+    """Returns the layout of the devices that slots can have on a host. Equal hosts share one
     object.
 
     Args:

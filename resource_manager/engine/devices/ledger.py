@@ -24,7 +24,7 @@ class DeviceLedger:
     Attributes:
         layout: the layout of the devices.
         unusable: devices that get no new slots, by type and UUID, with the reason.
-        foreign: the devices among these that work, but that pods or processes outside slots use.
+        foreign: the unusable devices that work, but that pods or processes outside slots use.
         used: the amounts that slots have, by type and UUID, then by dimension.
         functions: bus ids of the virtual functions that slots have.
         tolerated: devices that became smaller, so that slots have more than the capacity.
@@ -58,9 +58,8 @@ class DeviceLedger:
         """Sets which devices get no new slots. Slots keep what they have.
 
         Args:
-            unusable: the reason for each such device.
-            foreign: the devices among these that work, but that pods or processes outside slots
-                use.
+            unusable: the devices that get no new slots, with the reasons.
+            foreign: the unusable devices that work, but that pods or processes outside slots use.
 
         Returns:
             False if nothing changed.
@@ -76,7 +75,9 @@ class DeviceLedger:
         return self._free[position]
 
     def left(self, position: int) -> dict[str, int]:
-        """Returns the amounts of a device that no slot has, even if it gets no new slots."""
+        """Returns the amounts of a device that no slot has, even if the device gets no new
+        slots.
+        """
         device = self.layout.devices[position]
         used = self.used.get((device.type, device.uuid), _NOTHING)
         # At least 0, because slots may have more than the capacity of a device that became smaller.
@@ -84,8 +85,8 @@ class DeviceLedger:
         return {name: max(total - used.get(name, 0), 0) for name, total in totals.items()}
 
     def gpu_parts(self) -> tuple[int, ...]:
-        """Returns the free part of each GPU, in hundredths. The dimension with the smallest free
-        part counts.
+        """Returns the free part of each GPU, in hundredths: the part of the dimension with the
+        smallest free part.
         """
         if self._gpu_parts is None:
             totals = self.layout.totals
@@ -104,7 +105,7 @@ class DeviceLedger:
         return self._gpu_parts
 
     def problem(self, position: int) -> str:
-        """Returns why a device gets no new slots; empty: it may get some."""
+        """Returns why a device gets no new slots; empty: it may get new slots."""
         device = self.layout.devices[position]
         return self.unusable.get((device.type, device.uuid), "")
 
@@ -149,12 +150,12 @@ class DeviceLedger:
         self.tolerated = self._overcommitted()
 
     def problems(self) -> list[str]:
-        """Returns a sentence for each device of which slots have more than the capacity, unless
-        this is tolerated.
+        """Returns a sentence for each device of which slots have more than the capacity, except
+        tolerated devices.
         """
         return [
             f"slots have {self.used[key]} of {key[0]} {key[1]}"
-            f" and it has {self.layout.totals[self.layout.position[key]]}"
+            f", but it has {self.layout.totals[self.layout.position[key]]}"
             for key in sorted(self._overcommitted() - self.tolerated)
         ]
 

@@ -1,8 +1,8 @@
-"""The devices of a slot after it was parked or unparked (`finegrain/devices/parking.py`).
+"""Computes the devices of a slot after it was parked or unparked (`finegrain/devices/parking.py`).
 
-Example: a slot has half of GPU 2. Parked, it has no device, and its assignment remembers the half
-of GPU 2. Unparked, it has half of GPU 2 again if that is free. Otherwise, if its host allows any
-GPU, it has half of another one of the same model.
+Example: a slot has half of GPU 2. While the slot is parked, it has no GPU, and its assignment
+stores the half of GPU 2. When it is unparked, it gets half of GPU 2 again if that is free. If not,
+and if the host lets slots return to any GPU, it gets half of another GPU of the same model.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from resource_manager.engine.model.host_refusal import HostRefusal
 def with_devices_of(
     assignment: CpuAssignment, profile: ResourceProfile, ledger: DeviceLedger
 ) -> CpuAssignment | HostRefusal:
-    """Returns what a slot has after a resize to a profile that may park or unpark it.
+    """Returns the assignment of a slot after a resize to a profile that may park or unpark the
+    slot.
 
     Args:
-        assignment: what it has now.
-        profile: the new one.
-        ledger: of its host.
+        assignment: the assignment after the resize, with the slot's present devices.
+        profile: the new profile.
+        ledger: the device ledger of the slot's host.
     """
     request = next((each for each in profile.devices if each.type == GPU), None)
     if request is None:
@@ -52,7 +53,7 @@ def _parked(assignment: CpuAssignment) -> CpuAssignment:
 def _regained(
     parked: tuple[DeviceShare, ...], request: DeviceRequest, ledger: DeviceLedger
 ) -> tuple[DeviceShare, ...] | HostRefusal:
-    """Returns the shares that a slot gets back, in the order of those that it had."""
+    """Returns the shares that a slot gets back, in the order of `parked`."""
     refusal = None
     for share in parked:
         refusal = refusal or _obstacle(share, ledger)
@@ -61,7 +62,7 @@ def _regained(
             _moved(share, ledger.layout.position[share.type, share.uuid], ledger)
             for share in parked
         )
-    # Several GPUs were chosen as a set, by their links; another set would have others.
+    # Several GPUs were chosen as a well connected set, so they are not replaced one by one.
     other = _another(parked[0], request, ledger) if len(parked) == 1 else None
     return refusal if other is None else (_moved(parked[0], other, ledger),)
 
@@ -78,17 +79,17 @@ def _obstacle(share: DeviceShare, ledger: DeviceLedger) -> HostRefusal | None:
         blocker = DeviceBlocker.DEVICE_UNUSABLE
         if ledger.is_foreign(at):
             blocker = DeviceBlocker.FOREIGN_USE
-        return HostRefusal(blocker, f"its GPU {name} gets no work ({problem})")
+        return HostRefusal(blocker, f"its GPU {name} gets no new slots ({problem})")
     if not fits(dict(share.amounts), ledger.free(at)):
         return HostRefusal(
-            DeviceBlocker.DEVICE_NOT_ENOUGH, f"other slots have what it had of {name}"
+            DeviceBlocker.DEVICE_NOT_ENOUGH, f"other slots have its former share of {name}"
         )
     return None
 
 
 def _another(share: DeviceShare, request: DeviceRequest, ledger: DeviceLedger) -> int | None:
-    """Returns the position of another GPU of the same kind with room for a share: the one that it
-    fills most. None: there is none, or the slot cannot move.
+    """Returns the position of the fullest other GPU of the same model with room for a share. None:
+    there is no such GPU, or the slot may not move to another GPU.
     """
     layout = ledger.layout
     at = layout.position.get((share.type, share.uuid))

@@ -4,13 +4,13 @@ The value of a part is a number from 0 to 1000 that depends on its size in hundr
 whole GPU has the value 1000. A placement *strands* value if the GPU loses more value than the slot
 gets.
 
-Nothing is known about later requests, so the value of a part is its size to the power of 1.5. So a
-part of a GPU has less value than its size suggests, because it serves fewer requests. A share then
-strands least on the GPU with the smallest sufficient free part.
+Later requests are unknown, so the value of a part is estimated as its size to the power of 1.5. So
+a part of a GPU has less value than its size suggests, because it serves fewer requests. A share
+then strands the least value on the GPU with the smallest sufficient free part.
 
 Example: half of a GPU has the value 353. A slot needs 30 hundredths. On a GPU with 50 hundredths
-free, the rest has the value 89, so this GPU loses 264. On a whole GPU, the rest has the value 585,
-so this GPU loses 415. So the first one is better.
+free, the rest has the value 89, so this GPU loses 264. On a free GPU, the rest has the value 585,
+so this GPU loses 415. So the half-free GPU is better.
 """
 
 from __future__ import annotations

@@ -22,12 +22,12 @@ class DeviceBlocker(HostBlocker):
 
     # the host has no devices of the type that meet the conditions
     NO_SUCH_DEVICE = "NO_SUCH_DEVICE"
-    # too few devices are large enough, even if they were free
+    # too few devices would be large enough if they were free
     DEVICE_TOO_SMALL = "DEVICE_TOO_SMALL"
     PARTITION_UNSUPPORTED = "PARTITION_UNSUPPORTED"  # no partition has this number of GPUs
 
-    DEVICE_NOT_ENOUGH = "DEVICE_NOT_ENOUGH"  # too few devices have enough free
-    # too few devices get new slots; others are unhealthy or cordoned
+    DEVICE_NOT_ENOUGH = "DEVICE_NOT_ENOUGH"  # too few devices have enough free capacity
+    # too few devices get new slots, because devices are unhealthy or cordoned
     DEVICE_UNUSABLE = "DEVICE_UNUSABLE"
     # too few devices get new slots, because pods or processes outside slots use them
     FOREIGN_USE = "FOREIGN_USE"
@@ -57,23 +57,23 @@ def shortage(
     allowed: Sequence[int],
     suited: Sequence[int],
 ) -> HostRefusal:
-    """Returns why too few devices have enough free. The text names the device that is nearest to
-    fitting.
+    """Returns why too few devices have enough free capacity. The text names the device with the
+    smallest lack.
 
     Args:
         ledger: the device ledger of the host.
         request: the requested devices.
         allowed: positions of the devices that meet the conditions of the request.
-        suited: positions of the devices that have enough free.
+        suited: positions of the devices with enough free capacity.
     """
     layout = ledger.layout
-    need = f"needs {_asked(request)}"
+    need = f"needs {_requested(request)}"
     if len(allowed) < request.count:
         count = len(allowed)
         has = f"{count or 'no'}{_kind(request, count)}"
         return HostRefusal(
             DeviceBlocker.NO_SUCH_DEVICE,
-            f"{need}, and the host has {has}{_levels(layout, request)}",
+            f"{need}, but the host has {has}{_levels(layout, request)}",
             (("asked", request.count), ("there", len(allowed))),
         )
     amounts = dict(request.amounts)
@@ -90,14 +90,14 @@ def shortage(
         text = f"{layout.devices[at].name} has {_amount(name, layout.totals[at].get(name, 0))}"
         if not name:
             text = f"{layout.devices[at].name} can only be used whole"
-        return HostRefusal(DeviceBlocker.DEVICE_TOO_SMALL, f"{need}, and {text}", numbers)
+        return HostRefusal(DeviceBlocker.DEVICE_TOO_SMALL, f"{need}, but {text}", numbers)
     usable = [at for at in large if not ledger.problem(at)]
     if len(usable) < request.count:
         bad = next(at for at in large if ledger.problem(at))
         is_foreign = ledger.is_foreign(bad)
         return HostRefusal(
             DeviceBlocker.FOREIGN_USE if is_foreign else DeviceBlocker.DEVICE_UNUSABLE,
-            f"{need}, and {len(usable)} may get new slots"
+            f"{need}, but {len(usable)} may get new slots"
             f" ({layout.devices[bad].name}: {ledger.problem(bad)})",
             numbers,
         )
@@ -105,7 +105,7 @@ def shortage(
     # Enough devices have the amounts, so virtual functions are missing.
     if not short or len(suited) >= request.count:
         text = f"{need} with a free virtual function each"
-        return HostRefusal(DeviceBlocker.DEVICE_NOT_ENOUGH, f"{text}, and too few have one")
+        return HostRefusal(DeviceBlocker.DEVICE_NOT_ENOUGH, f"{text}, but too few have one")
     at = max(short, key=lambda each: (_covered(amounts, ledger.free(each)), -each))
     free = ledger.free(at)
     name = _scarcest(amounts, free)
@@ -113,7 +113,7 @@ def shortage(
     there, total = (_number(name, each.get(name, 0)) for each in (free, layout.totals[at]))
     return HostRefusal(
         DeviceBlocker.DEVICE_NOT_ENOUGH,
-        f"{need}, and {len(suited)} of {len(usable)} have this free;"
+        f"{need}, but {len(suited)} of {len(usable)} have enough free capacity;"
         f" {layout.devices[at].name} is nearest, short by {_amount(name, lack)}"
         f" (free {there}, total {total})",
         (*numbers, ("short by", lack)),
@@ -121,8 +121,8 @@ def shortage(
 
 
 def _covered(amounts: Mapping[str, int], has: Mapping[str, int]) -> int:
-    """Returns which part of the requested amounts a device has, in millionths. The amount with the
-    smallest part counts.
+    """Returns the part of the requested amounts that a device has, in millionths: the smallest part
+    over all amounts.
     """
     return min(
         (min(has.get(name, 0), amount) * 1_000_000 // amount for name, amount in amounts.items()),
@@ -132,13 +132,13 @@ def _covered(amounts: Mapping[str, int], has: Mapping[str, int]) -> int:
 
 def _scarcest(amounts: Mapping[str, int], has: Mapping[str, int]) -> str:
     """Returns the dimension of which a device has the smallest part of the requested amount; empty:
-    it has enough of all.
+    it has enough of each dimension.
     """
     short = [name for name, amount in amounts.items() if has.get(name, 0) < amount]
     return min(short, key=lambda name: has.get(name, 0) * 1_000_000 // amounts[name], default="")
 
 
-def _asked(request: DeviceRequest) -> str:
+def _requested(request: DeviceRequest) -> str:
     parts = [_amount(name, amount) for name, amount in request.amounts]
     whole = all(amount == WHOLE for name, amount in request.amounts if name != GPU_MEMORY)
     share = "" if whole and not request.is_shared else f" with {' and '.join(parts)}"

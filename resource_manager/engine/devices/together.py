@@ -1,12 +1,12 @@
 """Chooses the whole GPUs of several slots on one host together, for example those of a gang.
 
-First it chooses the best connected set for all slots, then the best division of this set among
-them. If the slots chose one after the other, they could be far from each other, because each slot
-would take its own best set.
+First it chooses the best connected set for all slots, then the best division of this set among the
+slots. If the slots chose one after the other, each slot would take its own best set, and the sets
+could be far from each other.
 
-Example: NVLink connects GPUs 0 to 3 with each other, and GPUs 4 to 7. The best links are between 0
-and 3, then 4 and 5, then 1 and 2. Two slots need two GPUs each. One after the other, they would get
-0 and 3, and 4 and 5. Together they get 0 to 3: one slot gets 0 and 3, the other one 1 and 2.
+Example: NVLink connects GPUs 0 to 3 with each other, and GPUs 4 to 7 with each other. The best
+links are between 0 and 3, then 4 and 5, then 1 and 2. Two slots need two GPUs each. One after the
+other, they would get {0, 3} and {4, 5}. Together they get {0, 3} and {1, 2}.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GROUPS_KNOWN = 4_096
 def gpus_together(
     ledger: DeviceLedger, slots: Sequence[Sequence[DeviceRequest]]
 ) -> list[int | None] | None:
-    """Returns for each slot the set of GPUs that it may choose from; None instead of a set: any
+    """Returns, for each slot, the set of GPUs that it may choose from; None in place of a set: any
     GPUs.
 
     Args:
@@ -47,8 +47,8 @@ def gpus_together(
         slots: the device requests of each slot.
 
     Returns:
-        None if there is nothing to choose together: fewer than two slots need whole GPUs, the slots
-        accept different GPUs, or too few are free.
+        The sets. None instead of the list if there is nothing to choose together: fewer than two
+        slots need whole GPUs, the slots accept different GPUs, or too few are free.
     """
     wholes = {
         at: request

@@ -89,17 +89,18 @@ def settle_host(state: State, host: Host) -> None:
 
 def report_lost_cpus(journal: Journal, host: Host) -> None:
     """Writes an event for each slot that has lost dedicated cpus, or has got them back."""
-    # The state before is compared, so that each change is reported only once.
+    # Compared with the last report, so that each change is reported only once.
     before, host.lost_cpus = host.lost_cpus, lost_cpus(host)
     for key, cpus in host.lost_cpus.items():
         if before.get(key) != cpus:
-            message = f"cpus {cpus} of the slot's own do not run any more, or are a kubelet's"
+            message = f"dedicated cpus {cpus} of the slot are offline, or a kubelet has taken them"
             journal.slot_event("cpus_lost", host.slots[key], message=message)
     for key, cpus in before.items():
         slot = host.slots.get(key)
         # No event for a slot that has ended or is being freed: it no longer uses its cpus.
         if slot is not None and key not in host.lost_cpus and slot.state is not SlotState.FREEING:
-            journal.slot_event("cpus_returned", slot, message=f"cpus {cpus} are the slot's again")
+            message = f"the slot has its dedicated cpus {cpus} again"
+            journal.slot_event("cpus_returned", slot, message=message)
 
 
 def lost_cpus(host: Host) -> dict[SlotKey, CpuSet]:

@@ -39,7 +39,7 @@ def cordon_device(state: State, event: DeviceCordoned) -> Cordon:
         "device_cordoned",
         executor_id=host.host_id,
         reason=event.reason,
-        message=f"{host.host_id}/{device.name} ({device.uuid}) gets no new work",
+        message=f"{host.host_id}/{device.name} ({device.uuid}) gets no new slots",
     )
     return cordon
 
@@ -67,7 +67,7 @@ def uncordon_device(state: State, event: DeviceUncordoned) -> None:
     state.journal.cluster_event(
         "device_uncordoned",
         executor_id=host.host_id,
-        message=f"{host.host_id}/{event.device} gets work again",
+        message=f"{host.host_id}/{event.device} gets new slots again",
     )
 
 

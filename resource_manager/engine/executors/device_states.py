@@ -40,11 +40,11 @@ class DeviceReporter:
 
         Args:
             host: the executor, with the conditions of its last report.
-            before: the conditions of the report before.
+            before: the conditions of the previous report.
         """
         if host.executor.device_conditions != before:
             self._report_changes(host, before)
-        # Also without a change: a slot may have been confirmed only after its device had failed.
+        # Needed also without a change: a slot may have been confirmed only after its device failed.
         self._end_lost_work(host)
 
     def _report_changes(self, host: Host, before: Iterable[DeviceCondition]) -> None:

@@ -41,7 +41,7 @@ SETTINGS = tuple(each.name for each in fields(HostPolicy))
 """The names of all settings."""
 
 OF_ONE_HOST = ("reserved_cpus", "reserved_strict")
-"""Settings that cannot be made for the whole cluster."""
+"""Settings of single hosts, which the cluster cannot have."""
 
 
 def known_setting(
@@ -79,8 +79,8 @@ class HostPolicyView:
 def host_policy_view(
     hosts: Hosts, host_settings: dict[str, HostSetting], executor_id: str
 ) -> HostPolicyView:
-    """Returns the settings of a host or of the cluster: those set by operators, and the effective
-    ones.
+    """Returns the settings of a host or of the cluster: the settings that operators made, and the
+    effective settings.
 
     Args:
         hosts: all hosts.
@@ -106,7 +106,7 @@ def policy_of(
 ) -> EffectivePolicy:
     """Returns the effective settings of a host.
 
-    For the cluster, or for an unknown host, these depend only on the settings of operators.
+    For the cluster, or for an unknown host, they depend only on the settings of operators.
 
     Args:
         hosts: all hosts.
@@ -125,7 +125,7 @@ def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
     """Sets or clears some settings of a host or of the cluster. The other settings do not change.
 
     Returns:
-        The stored settings; the old ones if nothing changed.
+        The stored settings; if nothing changed, the old row.
 
     Raises:
         NotFound: the executor is unknown and nothing was set for it.
@@ -165,7 +165,7 @@ def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
         if each is not None:
             adopt_settings(state, each)
     if event.executor_id == CLUSTER:
-        # They also apply to executors that may be requested from providers.
+        # Settings of the cluster also apply to executors that may be requested from providers.
         for seen in state.elastic.seen.values():
             seen.cluster_policy = wanted
             seen.settle_cpus()
@@ -209,7 +209,7 @@ _DEFAULT_BINDS = _words(BindPolicy, BindPolicy.DEFAULT, BindPolicy.CONSTRAINED_B
 def _refuse_of_one_host(event: HostPolicySet) -> None:
     for name in OF_ONE_HOST:
         if (value := getattr(event.policy, name)) is not None:
-            expected = "nothing for the cluster: cpus are reserved host by host"
+            expected = "no value for the cluster: cpus are reserved host by host"
             raise InvalidArgument(f"policy.{name}", str(value), expected)
 
 
@@ -225,18 +225,18 @@ def _check_cpus(host: Host, wanted: HostPolicy) -> None:
         raise InvalidArgument("policy.reserved_cpus", str(reserved), f"{expected}, not {missing}")
     executor = host.executor
     found = host_cpus(executor.registration, executor.cpu_state, wanted, host.cluster_policy)
-    # `taken` also has offline cpus and those that a kubelet has allocated.
+    # `taken` also has offline cpus, and cpus that a kubelet has allocated.
     if not announced.slot_cpus - found.taken:
         others = found.taken - reserved
-        beside = f"; {others} are taken beside these" if others else ""
+        beside = f"; {others} are not available to slots either" if others else ""
         expected = f"cpus that leave slots at least one of {announced.slot_cpus}{beside}"
         raise InvalidArgument("policy.reserved_cpus", str(reserved), expected)
 
 
 def _described(event: HostPolicySet, policy: HostPolicy) -> str:
     """Returns the settings and the names of the cleared settings as text for people."""
-    said = STORED.to_json(policy)
-    whole = ", ".join(f"{name} {_text(value)}" for name, value in said.items()) or "nothing"
+    values = STORED.to_json(policy)
+    whole = ", ".join(f"{name} {_text(value)}" for name, value in values.items()) or "nothing"
     cleared = f"; no longer {', '.join(event.clear)}" if event.clear else ""
     return f"{event.executor_id or 'the cluster'}: {whole}{cleared}"
 

@@ -1,13 +1,12 @@
 """Handles executors that register and report, but to which the resource manager cannot connect.
 
-The cause may be a wrong address, a firewall or certificates. Without this module, their commands
-would stay in flight indefinitely, and requests placed there would never be granted. The outcome of
-such a command is unknown, but a new registration shows which slots exist. It also makes older
-commands void: the executor ignores them.
+The cause may be a wrong address, a firewall or a certificate. Without this module, commands to such
+an executor would stay in flight indefinitely, and requests placed there would never be granted.
 
-So the executor must register again. Requests whose slots do not exist are queued again. No command
-is sent until a probe shows that the executor can be reached. A probe changes nothing on the
-executor.
+The outcome of the command in flight is unknown. So the executor must register again: the
+registration shows which slots exist, and the executor then ignores older commands. Requests whose
+slots do not exist are queued again. No command is sent until a probe shows that the executor can be
+reached. A probe changes nothing on the executor.
 """
 
 from __future__ import annotations
@@ -109,8 +108,8 @@ def probe_timer_fired(state: State, executor_id: str) -> None:
     if state.journal.now_ms < reach.probe_at_ms:
         state.timers.arm(Timer.PROBE, executor_id, reach.probe_at_ms)
         return
-    # Counted as failed before the answer, so that a probe without an answer lengthens the pause,
-    # too.
+    # The probe counts as failed until it is answered, so that a probe without an answer lengthens
+    # the pause, too.
     reach.failures += 1
     state.journal.effects.append(ProbeExecutor(executor_id, host.executor.registration.address))
     _plan_probe(state.timers, host, state.journal.now_ms + _pause_ms(state.settings, reach))
@@ -159,7 +158,7 @@ def frees_for_report(host: Host) -> tuple[SlotKey, ...]:
     """
     if not host.reach.unreachable:
         return ()
-    # A slot that the report lacks, or that it has as FREEING, needs no order.
+    # A slot that the report lacks, or shows as FREEING, needs no order.
     return tuple(key for key in host.to_free if host.reported.get(key) is SlotState.ALLOCATED)
 
 

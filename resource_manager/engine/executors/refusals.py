@@ -1,10 +1,9 @@
 """Stores which hosts refused slots although capacity was free, and when these hosts may be tried
-again.
+again. Otherwise a host that always fails would be chosen again and again.
 
-Otherwise a host that always fails would be chosen again and again. A refusal applies to one
-scheduling class on one host. It ends when the host's reported state changes, or after a pause. The
-pause doubles with each refusal. After a slot of the class was granted on the host, the next pause
-is short again.
+A refusal applies to one scheduling class on one host. It ends when the host's reported state
+changes, or after a pause. The pause doubles with each refusal. After a slot of the class was
+granted on the host, the next pause is short again.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from resource_manager.engine.state import State
 def remember_refusal(state: State, host: Host, slot: Slot) -> None:
     """Excludes a host from the choice for the slot's scheduling class until the refusal ends.
 
-    If the slot belongs to a gang, only the pause ends the refusal. The slots of other members are
-    then freed, which changes the host's reported state for another reason.
+    If the slot belongs to a gang, only the end of the pause ends the refusal. The host's reported
+    state would end it too early: it changes when the slots of the other members are freed.
 
     Args:
         state: the state.

@@ -63,7 +63,7 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
     was_lost = host is not None and host.executor.lost  # `_adopt` ends the state LOST
     # Before the report is adopted, commands in flight and earlier reports must be reset.
     host = _adopt(state, host, registration)
-    taken = adopt_report(state, host, event.report, returning=was_lost)
+    result = adopt_report(state, host, event.report, returning=was_lost)
     # The executor may have registered with other cpus than last time.
     report_lost_cpus(state.journal, host)
     # Commands in flight are void, so orders that were not confirmed are sent again.
@@ -84,7 +84,7 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
     setting = state.host_settings.get(host.host_id)
     return RegistrationAnswer(
         host.executor.registration_number,
-        taken.unowned,
+        result.unowned,
         host_policy=setting.policy if setting is not None else None,
         host_policy_number=setting.number if setting is not None else 0,
     )
@@ -95,9 +95,9 @@ def _refuse_other_instance(host: Host, registration: Registration) -> None:
     # A lost executor may be replaced by another instance, for example on a new machine.
     if known.instance_id != registration.instance_id and not host.executor.lost:
         raise AlreadyExists(
-            f"executor {host.host_id} is another instance, at {known.address}, and not lost;"
-            " give this one another executor_id, or stop the other one and forget it when it is"
-            " lost",
+            f"executor_id {host.host_id} is used by another instance at {known.address}, which is"
+            " not lost; give this executor another executor_id, or stop the other one, wait until"
+            " it is lost, and forget it",
             reason=Reason.INSTANCE_CONFLICT,
             details={"executor_id": host.host_id, "address": known.address},
         )
@@ -111,15 +111,15 @@ def _refuse_overtaken(host: Host, registration: Registration, report_number: int
         and report_number <= known.report_number
     ):
         raise FailedPrecondition(
-            f"state {report_number} of executor {host.host_id} was overtaken by state"
-            f" {known.report_number}; register again with a higher number",
+            f"report {report_number} of executor {host.host_id} arrived after report"
+            f" {known.report_number}; register again with a higher report number",
             reason=Reason.STALE_REGISTRATION,
             details={"executor_id": host.host_id, "report_number": known.report_number},
         )
 
 
 def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
-    """Creates the host of a new executor, or resets that of a known one for a new session."""
+    """Creates the host of a new executor, or resets a known executor's host for a new session."""
     new = host is None
     if host is None:
         # Higher than the numbers of all deleted executors, because this executor may have been
@@ -153,7 +153,7 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
             executor.report_number = 0
         executor.registration = registration
         executor.registration_number += 1
-    # A new session begins, so all values of the last session are reset.
+    # The values of the last session are reset.
     state.transitions.move_executor(executor, RegistrationInput.REGISTER)
     # Command numbers start again with each registration number.
     executor.command_number = 0
@@ -204,8 +204,8 @@ def silence_timer_fired(state: State, executor_id: str) -> None:
         return
     # While this process was stopped, it could receive no report. So the silence is measured at the
     # earliest from the time when the process continued.
-    report_heard_at_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
-    due_ms = report_heard_at_ms + state.settings.lost_timeout_ms
+    silent_since_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
+    due_ms = silent_since_ms + state.settings.lost_timeout_ms
     if state.journal.now_ms < due_ms:
         state.timers.arm(Timer.SILENCE, executor_id, due_ms)
         return
@@ -249,8 +249,8 @@ def request_undrain(state: State, event: UndrainRequested) -> Executor:
     # The provider may remove the machine at any time, so no slots may be placed there.
     if provision is not None and provision.state is ProvidedExecutorState.STOPPING:
         raise FailedPrecondition(
-            f"executor {host.host_id} is being given back ({provision.message}); it is gone when"
-            " its provider has stopped it",
+            f"executor {host.host_id} cannot be undrained, because its provider is stopping it"
+            f" ({provision.message})",
             details={"executor_id": host.host_id},
         )
     if executor.draining:
@@ -290,8 +290,8 @@ def forget_executor(state: State, event: ForgetRequested) -> None:
     # request.
     if host.executor.state is not ExecutorState.LOST:
         raise FailedPrecondition(
-            f"executor {host.host_id} is {host.executor.state}; only a lost one can be forgotten:"
-            " stop it first, and wait until it is lost",
+            f"executor {host.host_id} is {host.executor.state}, but only a lost executor can be"
+            " forgotten; stop it first, and wait until it is lost",
             reason=Reason.EXECUTOR_NOT_LOST,
             details={"executor_id": host.host_id, "state": host.executor.state},
         )

@@ -1,13 +1,13 @@
 """Updates the state of the resource manager from the numbered reports of executors.
 
-A report (also called a state) lists everything that one executor has. A command may be sent while a
-report is on its way. So the executor may have made the report before it received the command,
-although the report arrives later.
+A full report lists all slots of one executor. Reports and commands can cross on the network: a
+report that arrives after a command was sent may have been made before the executor received the
+command.
 
 The rules:
-1. A report counts only if its number is higher than that of the last one adopted. Clocks are never
-   compared.
-2. A slot that the report shows exists. A pending slot is confirmed by it.
+1. A report counts only if its number is higher than the number of the last adopted report. Clocks
+   are never compared.
+2. A slot in the report exists. If it was pending, it is now confirmed.
 3. A slot that the report lacks is missing only if the report contains the command that ordered the
    slot, and that command is answered. (A report contains a command if the executor had received the
    command before it made the report.) Otherwise the slot may not exist yet. So a report never
@@ -15,10 +15,10 @@ The rules:
 4. A missing slot that was being freed is deleted. Any other missing slot is lost, and its job
    master gets an event.
 5. A slot in the report is unowned if this host's ledger has no slot with its id and generation. The
-   answer to each report tells the executor to free unowned slots, until a
-   report lacks them. (A report that comes with a command's answer gets no answer of its own.)
-6. A slot whose request is queued again, because the executor was lost, is reclaimed if the executor
-   returns with it before the request is placed again.
+   answer to each report orders the executor to free the unowned slots, until a report lacks them.
+   (A report that is part of a command's answer is not answered.)
+6. If an executor is lost, its requests are queued again. If it returns with a slot before the
+   slot's request is placed again, the slot is reclaimed: it serves the request again.
 
 Example: slot A runs on the executor. The resource manager sends command 7, which allocates slot B.
 
@@ -69,12 +69,12 @@ class AdoptedReport:
     """The result of `adopt_report`.
 
     Attributes:
-        taken: True if the report was adopted; False if it was not newer, or its base was missing.
+        adopted: True if the report was adopted; False if it was not newer, or its base was missing.
         base_missing: the report says "unchanged since report N", but N is not the last one adopted.
         unowned: slots in the report that no request owns.
     """
 
-    taken: bool
+    adopted: bool
     base_missing: bool = False
     unowned: tuple[SlotKey, ...] = ()
 
@@ -95,25 +95,25 @@ def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
         or host.executor.registration.instance_id != event.instance_id
         or host.executor.registration_number != event.registration_number
     ):
-        # If the executor has already registered again, it ignores this answer. Otherwise its
-        # registration is older than the one known here. It must register again, or all its reports
-        # would be ignored.
+        # The report is of an older registration. If the executor has registered again in the
+        # meantime, it ignores this answer. Otherwise it must register, or all its reports would be
+        # ignored.
         return ReportAnswer(register_again=True)
     executor = host.executor
-    taken = adopt_report(state, host, event.report)
-    # An ignored report is older than the known usage figures.
-    if taken.taken:
+    result = adopt_report(state, host, event.report)
+    # A report that was not adopted may have older usage figures than the known ones.
+    if result.adopted:
         executor.used = event.used
         executor.device_usage = event.device_usage
-    # Reports arrive, but commands do not reach the executor. Checked after the report was adopted,
-    # because the report itself is valid.
+    # Reports arrive, but commands do not reach the executor. The report itself is valid, so it was
+    # adopted before this check.
     if delivery_overdue(state.journal, state.settings, host):
         find_unreachable(state.journal, state.transitions, state.usage, host)
         return ReportAnswer(register_again=True)
     host_policy, host_policy_number = policy_to_send(state.host_settings, host)
     return ReportAnswer(
-        send_full_report=taken.base_missing,
-        unowned=(*taken.unowned, *frees_for_report(host)),
+        send_full_report=result.base_missing,
+        unowned=(*result.unowned, *frees_for_report(host)),
         acknowledged_report_number=executor.report_number,
         host_policy=host_policy,
         host_policy_number=host_policy_number,
@@ -141,11 +141,11 @@ def adopt_report(
     executor = host.executor
     # Reports overtake each other on the wire. An older one must not undo a newer one.
     if report.report_number <= executor.report_number:
-        return AdoptedReport(taken=False)
-    # The report says only that nothing changed since its base report, which is not known here. The
-    # caller requests a full report.
+        return AdoptedReport(adopted=False)
+    # The report says only that nothing changed since its base report, which was not adopted last.
+    # The caller requests a full report.
     if report.unchanged and report.base_report_number != executor.report_number:
-        return AdoptedReport(taken=False, base_missing=True)
+        return AdoptedReport(adopted=False, base_missing=True)
     # The report is adopted from here on.
     executor.report_number = report.report_number
     executor.report_at_ms = state.journal.now_ms
@@ -167,7 +167,7 @@ def adopt_report(
     if report.unchanged:
         if news:
             settle(state, host)
-        return AdoptedReport(taken=True, unowned=host.unowned)
+        return AdoptedReport(adopted=True, unowned=host.unowned)
     # From here on it is a full report: each slot is compared, then missing slots are removed.
     reported = {(slot.allocation_id, slot.generation): slot for slot in report.slots}
     host.reported = {key: slot.state for key, slot in reported.items()}
@@ -178,7 +178,7 @@ def adopt_report(
         slot = host.slots.get(key)
         if slot is not None:
             _seen(state, host, slot, seen, returning=returning)
-    # After the loop above, which has handled all slots in the report. Other slots may be missing.
+    # The loop above has handled all slots in the report. Other slots may be missing.
     settle(state, host)
     adopt_cpu_state(state, host, report.cpu_state)
     before = executor.device_conditions
@@ -207,7 +207,7 @@ def adopt_report(
         for key, seen in reported.items()
         if key not in host.slots and seen.state is not SlotState.FREEING
     )
-    return AdoptedReport(taken=True, unowned=host.unowned)
+    return AdoptedReport(adopted=True, unowned=host.unowned)
 
 
 def settle(state: State, host: Host) -> None:
@@ -310,8 +310,8 @@ class EpochSeen(FailedPrecondition):
 
     def __init__(self, executor_id: str, seen: int, own: int) -> None:
         super().__init__(
-            f"executor {executor_id} has seen rm_epoch {seen}, this database has {own}:"
-            " this resource manager is not the newest one and commands nothing",
+            f"executor {executor_id} has seen rm_epoch {seen}, but this database has {own}: this"
+            " resource manager is not the newest one, so it sends no commands",
             details={"executor_id": executor_id, "seen": seen, "own": own},
         )
         self.executor_id, self.seen, self.own = executor_id, seen, own
@@ -329,8 +329,8 @@ def refuse_seen_epoch(state: State, executor_id: str, rm_epoch: int) -> None:
         EpochSeen: the executor has seen a higher epoch, or the same one from another process.
     """
     own = state.rm_epoch
-    # An executor that this process has not answered cannot have learned this epoch from this
-    # process. If it knows the epoch anyway, another process uses the same epoch.
+    # An executor learns the epoch of this process only from its answers. If an executor without
+    # such an answer knows the epoch, another process uses the same epoch.
     known = own if executor_id in state.answered_executors else own - 1
     if rm_epoch > known:
         raise EpochSeen(executor_id, rm_epoch, own)

@@ -1,7 +1,7 @@
-"""The sums of the cluster that operators and gauges show.
+"""Computes the sums of the cluster, for operators and gauges.
 
-To add up all executors and classes takes longer than one step of the writer may take. So these
-functions are generators that pause (`Paused`), and other events are handled in between.
+The sums of all executors and classes take longer than one step of the writer may take. So these
+functions are generators that pause (`Paused`). The engine handles other events during a pause.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from resource_manager.engine.state import State
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """Counts, and sums over all executors that are not lost."""
+    """Counts of the cluster, and the sums of all executors that are not lost."""
 
     total: dict[str, int]
     reserved: dict[str, int]
@@ -28,11 +28,13 @@ class ClusterView:
     executors: dict[str, int]  # by "active", "unconfirmed", "lost", "draining", "unreachable"
     pending_requests: dict[str, int]  # by primary reason
     slots: int
-    jobs: int  # that have not ended
+    jobs: int  # jobs that have not ended
 
 
 def cluster_view(state: State) -> Paused[ClusterView]:
-    """Returns the sums of the cluster. Each executor is counted as it is when its part is added."""
+    """Returns the sums of the cluster. The values of each executor are read when the executor is
+    added, so they may be from different times.
+    """
     total: dict[str, int] = {}
     reserved: dict[str, int] = {}
     allocated: dict[str, int] = {}

@@ -29,12 +29,13 @@ class DeviceView:
     """One device.
 
     Attributes:
-        problem: why the device gets no new slots; empty: it may get some.
-        allocated: amounts that slots have of it, by dimension.
+        problem: why the device gets no new slots; empty: it may get new slots.
+        allocated: amounts of the device that slots have, by dimension.
         available: amounts that new slots could have; empty if the device gets no new slots.
-        uses: the slots that use it, with their shares.
-        condition: the condition that its executor reported last; None: none since the registration.
-        usage: the measured usage; None: the driver reports none.
+        uses: the slots that use the device, with their shares.
+        condition: the condition that the executor reported last; None: the executor has reported
+            none since it registered.
+        usage: the measured usage; None: the driver does not report usage.
     """
 
     device: Device
@@ -64,7 +65,7 @@ def list_devices(
 
     Args:
         state: the engine's state.
-        executor_id: only this executor; empty: all.
+        executor_id: returns only this executor; empty: all executors.
         after: id of the last executor of the previous page.
         limit: the largest number of executors to return.
 

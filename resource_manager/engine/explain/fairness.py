@@ -1,9 +1,10 @@
-"""Explains why a job is not served yet: shows its rank in each level of the fairness tree.
+"""Explains why a job is not served yet: shows its rank at each level of the fairness tree.
 
 To find the next request, the scheduler starts at the root of the tree. At each group it chooses one
-child with queued requests, until it reaches a job. The path to one job has one step per level. Each
-step shows the rank of the flow on the path among its siblings, the compared numbers, and the flows
-that come before it. The scheduler uses the same numbers (`fairness/flows.py`).
+child with queued requests, until it reaches a job. An explanation has one step for each level of
+the path to the job. The step shows the rank of the path's flow among its siblings, the compared
+numbers, and the flows that come before it. The scheduler uses the same numbers
+(`fairness/flows.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from resource_manager.engine.model.settings import Measure
 from resource_manager.engine.state import State
 
 AHEAD_MAX = 5
-"""How many of the flows that come before are named in each step."""
+"""Each step names at most this many of the flows that come before."""
 
 UNITS: Mapping[Measure, str] = {
     "dominant": "share-seconds",
@@ -35,7 +36,7 @@ UNITS: Mapping[Measure, str] = {
 _DIGITS_MAX = 7
 
 _SMALL = 0.05
-"""Amounts of usage below this are not shown."""
+"""Amounts of usage below this value are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,13 @@ class ComparedFlow:
         name: name of a group, or id of a job.
         job_name: display name of the job; empty for a group.
         service: decayed usage, in cost times seconds.
-        raised: the amount that was added to its usage when it became active, in the same unit.
+        raised: the amount that was added to its usage when it began to wait, in the same unit.
         lookahead: expected further usage of its running slots, in the same unit.
         weight: the divisor of the sum of service, raised and lookahead.
-        tally: the result of this division, which is the flow's virtual time. The flow with the
-            lowest is served first.
-        minimum_reached: the part of its guaranteed minimum that it has, in millionths; None: the
-            minimum is reached, or there is none.
+        tally: the result of this division: the flow's virtual time. The flow with the lowest
+            virtual time is served first.
+        minimum_reached: the reached part of its guaranteed minimum, in millionths; None: the
+            minimum is reached, or the flow has no minimum.
     """
 
     name: str
@@ -85,9 +86,10 @@ class Step:
     Attributes:
         group: the parent group of the siblings; empty: the top of the tree.
         flow: the flow on the path to the job.
-        position: rank of `flow`; 1 is served next.
-        backlogged: how many of the siblings have queued requests, including `flow`.
-        ahead: at most `AHEAD_MAX` flows that come before `flow`, the one that is served next first.
+        position: rank of `flow`. The flow with rank 1 is served next.
+        backlogged: number of siblings with queued requests, including `flow`.
+        ahead: at most `AHEAD_MAX` flows that come before `flow`, in the order in which they are
+            served.
         summary: the step in one sentence.
     """
 
@@ -126,7 +128,7 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
     others = [(tree.sort_key(each), each) for each in children if each.waiting and each is not flow]
     before = [each for each in others if each[0] < own]
     first = heapq.nsmallest(AHEAD_MAX, before, key=lambda each: each[0])
-    # `>=`, so that a flow with an equal key counts as coming after this one.
+    # With `>=`, a flow with an equal key counts as coming after this flow.
     next_after = min(
         (each for each in others if each[0] >= own), default=None, key=lambda each: each[0]
     )
@@ -165,7 +167,7 @@ def _compared(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> ComparedFl
         tally=parts.key,
         running=flow.running,
         waiting=flow.waiting,
-        # Rounded down, so that a minimum that is almost reached is not shown as reached.
+        # Rounded down. So a minimum that is almost reached is not shown as reached.
         minimum_reached=int(reached * 1_000_000) if reached < 1 else None,
     )
 
@@ -179,9 +181,13 @@ def _sentence(
 ) -> str:
     """Describes the position of a flow in one sentence.
 
-    `place` has the group (empty: the top), the number of flows before `flow`, and the number of
-    flows with queued requests. `first` is the flow that is served next; None if that is `flow`.
-    `next_after` is the flow after `flow`.
+    Args:
+        flow: the flow.
+        place: the group (empty: the top), the number of flows before `flow`, and the number of
+            flows with queued requests.
+        first: the flow that is served next; None: this is `flow`.
+        next_after: the flow that comes directly after `flow`; None: `flow` is the last.
+        unit: the unit of usage.
     """
     group, before, backlogged = place
     if first is None:
@@ -216,16 +222,16 @@ def _own_text(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
 
 
 def _against_text(flow: ComparedFlow, other: ComparedFlow) -> str:
-    """Describes the number of another flow that `flow` is compared with."""
+    """Describes the number of the other flow, with which `flow` is compared."""
     if other.minimum_reached is not None:
         return f"{_percent(other.minimum_reached)} of the guaranteed minimum of {other.title}"
     if flow.minimum_reached is not None:
-        return f"{other.title}, whose minimum is reached or which has none"
+        return f"{other.title}, which has reached its minimum or has no minimum"
     digits = _digits(flow.tally, other.tally)
     total = other.service + other.raised + other.lookahead
     usage = "" if other.weight == 1 else f" (usage {total:.{digits}f} / weight {other.weight:.10g})"
     tied = flow.tally == other.tally
-    order = "; of equals, the one that has waited longest is first" if tied else ""
+    order = "; of equal flows, the flow that has waited longest is first" if tied else ""
     return f"{other.tally:.{digits}f}{usage} of {other.title}{order}"
 
 

@@ -1,9 +1,9 @@
 """Explains why a gang waits: how many members fit together now, where they fit, and with which
-change all of them would fit.
+change all members would fit.
 
-It uses the same search that places gangs (`placement/gangs.py`), but accepts a part of the members.
-If members differ and not all fit, the search tries them largest first and smallest first, and the
-better result is shown.
+The explanation uses the same search that places gangs (`placement/gangs.py`), but the search also
+accepts a part of the members. If the members are not equal and not all fit, the search runs twice:
+with the largest members first, and with the smallest members first. The better result is shown.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from resource_manager.engine.queue.gangs import MemberRequest, WaitingGang, Wher
 from resource_manager.engine.state import State
 
 SPOTS_MAX = 5
-"""How many places (executors or label values) are shown at most, the best first."""
+"""At most this many places (executors or label values) are shown, the best place first."""
 
 SPOTS_SEARCHED_MAX = 200
-"""How many executors or label values are searched at most. Places with room for most members of the
-smallest size are searched first.
+"""At most this many executors or label values are searched. Places with room for most members of
+the smallest size are searched first.
 """
 
 SEARCHES_MAX = 2_000
-"""Limit on the number of places times the number of kinds of members, because each kind is searched
-for in each place. The limit exists because the engine handles no events during the search. Example:
-with 100 kinds, 20 places are searched.
+"""Limit on the number of places times the number of kinds of members. Each kind is searched for in
+each place, and the engine handles no events during the search. Example: with 100 kinds, 20 places
+are searched.
 """
 
 
@@ -60,7 +60,9 @@ class GangExplanation:
 
 
 def explain_gang(state: State, request: Request) -> GangExplanation | None:
-    """Explains the gang of a request; None if it has none, or if its gang is not queued."""
+    """Explains the gang of a request; None if the request has no gang, or its gang is not
+    queued.
+    """
     waiting = state.gangs.waiting.get(request.spec.gang_id)
     if waiting is None:
         return None
@@ -79,7 +81,7 @@ def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) 
     """
     names = reservation.hosts if reservation is not None else ()
     hosts = [all_hosts[name] for name in names if name not in all_hosts.touched]
-    # All values are saved before the first one is changed, so that `finally` can restore each.
+    # Saves all values before it changes the first value, so that `finally` can restore each.
     holds = [host.reserved for host in hosts]
     # `finally` also runs after an error, because the scheduling cycle must find the hosts
     # unchanged.
@@ -101,7 +103,7 @@ def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
     try:
         spots = _spots(state.hosts, search, gang.spec)
     finally:
-        # The search has booked capacity tentatively in the shared indexes. This releases it.
+        # Releases the capacity that the search has booked tentatively in the shared indexes.
         search.drop()
     deadline_time_ms = None
     # The deadline is shown to people, so it is wall clock time.
@@ -128,8 +130,8 @@ def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
         case GangPlacement.ANYWHERE | GangPlacement.SPREAD:
             found = [GangSpot("", search.most_within())]
         case GangPlacement.SAME_EXECUTOR:
-            # Each search is costly, so only the executors with room for most members of the
-            # smallest size are searched.
+            # Each search is costly. So it only searches the executors with room for most members of
+            # the smallest size.
             hosts_with_room = heapq.nlargest(
                 most, search.hosts_with_room(), key=lambda each: each[1]
             )
@@ -149,8 +151,8 @@ def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
 
 
 def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) -> str:
-    """Describes why a gang waits, if the reason is not missing capacity; empty: capacity is
-    missing.
+    """Describes why a gang waits, if the reason is not a lack of capacity; empty: there is a lack
+    of capacity.
     """
     # The reasons are checked in the same order as in the scheduling cycle.
     if not waiting.tried:
@@ -190,7 +192,7 @@ def _summary(
     members = sum(each.count for each in member_requests)
     placeable = spots[0].placeable if spots else 0
     at = _where(where, spots)
-    parts = [f"{placeable} of {members} members fit now{at}" if placeable else "none fits now"]
+    parts = [f"{placeable} of {members} members fit now{at}" if placeable else "no member fits now"]
     if placeable == members:
         parts = [f"all {members} members fit now{at}; the next scheduling cycle tries it"]
     else:
@@ -231,12 +233,13 @@ def _remedies(
     found = []
     match where.placement:
         case GangPlacement.SPREAD:
-            more = "1 more executor has" if missing == 1 else f"{missing} more executors have"
-            found.append(f"fits if {more} room for one")
+            more = "1 more executor has" if missing == 1 else f"{missing} more executors each have"
+            found.append(f"fits if {more} room for one member")
         case GangPlacement.SAME_EXECUTOR:
             found += _lack(hosts, member_requests, spots)
         case _:
-            found.append(f"fits if there is room for {missing} more{_label_text(where, spots)}")
+            more = "1 more member" if missing == 1 else f"{missing} more members"
+            found.append(f"fits if there is room for {more}{_label_text(where, spots)}")
     if where.placement is not GangPlacement.ANYWHERE:
         # One more full search, made only for gangs with a placement constraint.
         anywhere = Where(GangPlacement.ANYWHERE)
@@ -248,11 +251,11 @@ def _remedies(
 def _with_preferred_policies(
     hosts: Hosts, where: Where, member_requests: Sequence[MemberRequest]
 ) -> list[str]:
-    """Names one required policy such that all members would fit now if it were only preferred."""
+    """Names one required policy. If this policy were only preferred, all members would fit now."""
     required = [
         required_policies(member.cpus[0]) for member in member_requests if member.cpus is not None
     ]
-    # Policies are tried one at a time, so that the result is a smallest change.
+    # Policies are tried one at a time, so that the change is as small as possible.
     for name in dict.fromkeys(name for names in required for name in names):
         if (
             seek(hosts, where, [_with_preferred(member, name) for member in member_requests])
@@ -276,7 +279,7 @@ def _label_text(where: Where, spots: Sequence[GangSpot]) -> str:
 def _lack(
     hosts: Hosts, member_requests: Sequence[MemberRequest], spots: Sequence[GangSpot]
 ) -> list[str]:
-    """Describes the capacity that the best executor lacks to have all members."""
+    """Describes the capacity that the best executor lacks to serve all members."""
     if not spots:
         return []
     host = hosts[spots[0].name]

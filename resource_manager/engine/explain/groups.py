@@ -15,11 +15,11 @@ class FlowView:
     """The usage of a flow.
 
     Attributes:
-        share_now: the usage rate of its slots divided by that of all slots, from 0 to 1.
+        share_now: the usage rate of its slots divided by the usage rate of all slots, from 0 to 1.
         service: its decayed usage, in cost times seconds.
-        tally: its virtual time. The scheduler compares siblings by it.
-        oldest_wait_time_ms: when its oldest queued request began to wait (wall clock); None: it has
-            no queued request.
+        tally: its virtual time, by which the scheduler compares siblings.
+        oldest_wait_time_ms: when its oldest queued request began to wait (wall clock); None: the
+            flow has no queued request.
     """
 
     share_now: float
@@ -33,8 +33,8 @@ class GroupView:
     """A group with its usage. All numbers include the groups below it.
 
     Attributes:
-        share_entitled: its share by weight, from 0 to 1, among the groups that have queued or
-            running work; 0 if it has no such work.
+        share_entitled: its share by weight, from 0 to 1, among the groups with queued requests or
+            running slots; 0 if the group has neither.
         jobs: the number of its jobs that have not ended.
     """
 
@@ -56,8 +56,8 @@ def group_views(
 ) -> list[GroupView]:
     """Returns all groups, parents before children, siblings sorted by name.
 
-    The cost is linear in the number of groups. It does not depend on the number of jobs, because
-    there may be 100,000.
+    The cost is linear in the number of groups. The cost must not depend on the number of jobs,
+    because there may be 100,000 jobs.
 
     Args:
         tree: the fairness tree, advanced to the current time.
@@ -71,7 +71,7 @@ def group_views(
     # From the lowest groups up, so that each sum is complete before it is added to its parent.
     for group in reversed(ordered):
         if above := group.parent:
-            # minus 1, because `jobs[above]` counted this group as one of its children
+            # Minus 1, because `jobs[above]` counts this group as one of its children.
             jobs[above] += jobs[group.name] - 1
             since_ms = oldest.get(group.name)
             if since_ms is not None:
@@ -98,8 +98,8 @@ def job_flow(tree: FlowTree, job_id: str, oldest_wait_time_ms: int | None) -> Fl
     Args:
         tree: the fairness tree, advanced to the current time.
         job_id: the job.
-        oldest_wait_time_ms: when its oldest queued request began to wait (wall clock); None: it has
-            no queued request.
+        oldest_wait_time_ms: when its oldest queued request began to wait (wall clock); None: the
+            job has no queued request.
     """
     flow = tree.jobs.get(job_id)
     if flow is None:
@@ -108,8 +108,12 @@ def job_flow(tree: FlowTree, job_id: str, oldest_wait_time_ms: int | None) -> Fl
 
 
 def entitlements(tree: FlowTree) -> dict[str, float]:
-    """Returns the share that each group is entitled to, by flow id. Groups with share 0 are left
+    """Returns the share to which each group is entitled, by flow id. Groups with share 0 are left
     out.
+
+    Example: groups a (weight 1) and b (weight 3) have work. So a is entitled to 0.25 and b to 0.75.
+    b has two subgroups of weight 1, but only one of them has work. So this subgroup is entitled to
+    0.75.
     """
     with_parts = {flow.parent.id for flow in tree.groups.values() if flow.parent is not None}
     found = {tree.root.id: 1.0}
@@ -117,12 +121,12 @@ def entitlements(tree: FlowTree) -> dict[str, float]:
     while left:
         flow = left.pop()
         if flow.id not in with_parts:
-            continue  # it has only jobs as children, and there may be very many
+            continue  # the group has only jobs as children, and there may be very many jobs
         children = _children(flow).values()
         # The parent's share is divided among the children that have work.
         total = sum(child.weight for child in children if _has_work(child))
         for child in children:
-            # only groups have an entitlement here
+            # Only groups are part of the result, but jobs count in `total`.
             if child.children is not None and _has_work(child):
                 found[child.id] = found[flow.id] * child.weight / total
                 left.append(child)

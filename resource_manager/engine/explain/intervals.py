@@ -1,8 +1,8 @@
 """Iterates over requests in order of arrival without creating an object for each member of a range.
 
 Consecutive members of a range that are in the same state form one `RequestInterval`. Example: range
-"r" has 10,000 members, and two of them were placed. It may then have three intervals: r.0, which
-has ended; r.1, which has a slot; and the 9,998 members from r.2 on, which wait.
+"r" has 10,000 members, and two of them were placed. The range may then have three intervals: r.0,
+which has ended; r.1, which has a slot; and the 9,998 members from r.2 on, which wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from resource_manager.engine.state import State
 
 _DENSE = 4
 """If there are at most this many arrival numbers per stored request, each number is looked up. If
-there are more, most lookups would find nothing, so all requests are scanned instead.
+there are more numbers, most lookups would find no request, so all requests are scanned instead.
 """
 
 
@@ -93,7 +93,7 @@ def _others(
     spans = list(_spans_between(ranges, numbers, after))
     # Deleted requests leave gaps in the numbers. With many gaps, a scan of all requests is cheaper.
     if sum(map(len, spans)) <= _DENSE * len(requests.by_arrival):
-        for span in spans:  # there are few gaps, so to look up each number is cheaper than a scan
+        for span in spans:  # with few gaps, lookups of all numbers are cheaper than a scan
             for number in span:
                 if (request := requests.by_arrival.get(number)) is not None:
                     yield request

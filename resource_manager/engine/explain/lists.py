@@ -40,7 +40,7 @@ from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 SCANNED_MAX = 10_000
-"""How many entries are examined for one page, at most."""
+"""At most this many entries are examined for one page."""
 
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
@@ -61,10 +61,11 @@ class ExecutorView:
     """An executor with the sums of its slots.
 
     Attributes:
-        total: capacity that can be booked. It is less than the registered capacity while cpus are
+        total: capacity that slots can book. It is less than the registered capacity while cpus are
             reserved, offline or allocated by a kubelet.
         available: free capacity for new slots; empty while no slot may be placed there.
-        unreachable_reason: why the resource manager cannot connect to it; empty: it can.
+        unreachable_reason: why the resource manager cannot connect to the executor; empty: it can
+            connect.
     """
 
     executor: Executor
@@ -77,9 +78,12 @@ class ExecutorView:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot with the address of its executor and the reason why its resize waits.
-    `device_conditions` has the devices of the slot that are not healthy or that programs outside
-    slots use.
+    """A slot with the address of its executor.
+
+    Attributes:
+        resize_message: why its resize waits; empty: no resize waits.
+        device_conditions: the conditions of its devices that are not healthy, or that programs
+            outside slots use.
     """
 
     slot: Slot
@@ -90,11 +94,11 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """A request with the reason for its state, its slot if any, and its gang.
+    """A request with the reason for its state, its slot, and its gang.
 
     Attributes:
-        count: number of consecutive members of a range in the same state; `request` is the first of
-            them. 1 for a single request.
+        count: number of consecutive members of a range in the same state; `request` is the first
+            member. 1 for a single request.
         range_id: id of the range; empty for a request that is not a member of a range.
     """
 
@@ -132,7 +136,7 @@ def list_executors(state: State, *, after: str = "", limit: int) -> Page[Executo
     Args:
         state: the engine's state.
         after: the id after which to start.
-        limit: how many entries to return at most.
+        limit: the largest number of entries to return.
     """
     ids = sorted(state.hosts)
     start = bisect_right(ids, after)
@@ -149,17 +153,18 @@ def list_slots(
     after: tuple[str, str, int] = ("", "", 0),
     limit: int,
 ) -> Page[SlotView, tuple[str, str, int]]:
-    """Returns slots, ordered by executor, allocation id and generation; these three are the key.
+    """Returns slots, ordered by executor, allocation id and generation. These three values are the
+    key.
 
     One call skips at most `SCANNED_MAX` slots of other jobs. So a page may have fewer slots than
     `limit`, even none, and still have a next key.
 
     Args:
         state: the engine's state.
-        executor_id: only slots of this executor; empty: all.
-        job_id: only slots of this job; empty: all.
+        executor_id: returns only slots of this executor; empty: of all executors.
+        job_id: returns only slots of this job; empty: of all jobs.
         after: the key after which to start.
-        limit: how many entries to return at most.
+        limit: the largest number of entries to return.
 
     Raises:
         NotFound: no such executor, or no such job.
@@ -196,21 +201,21 @@ def list_requests(
 
     Args:
         state: the engine's state.
-        job_id: only requests of this job; empty: all.
-        states: only requests in these states; empty: all that have not ended.
-        allocation_ids: only requests with these ids. If one of them is unknown, all of them are
-            treated as prefixes of ids.
+        job_id: returns only requests of this job; empty: of all jobs.
+        states: returns only requests in these states; empty: in all states before the end.
+        allocation_ids: returns only requests with these ids; empty: all. If one id is unknown, all
+            given ids are treated as prefixes of ids.
         after: the key after which to start.
-        limit: how many entries to return at most.
+        limit: the largest number of entries to return.
 
     Raises:
         NotFound: no such job.
     """
     wanted = frozenset(states) or frozenset(RequestState) - ENDED_REQUEST_STATES
-    # A generator, so that requests are read only while the page is built.
+    # This is a generator, so that it reads only the requests of the page.
     candidates, prefixes = _requests_after(state, job_id, after), None
     if allocation_ids:
-        # Known ids are looked up. If one is unknown, all are prefixes, and all requests are
+        # Known ids are looked up. If one id is unknown, all ids are prefixes, and all requests are
         # scanned.
         named = [state.requests.named(each) for each in allocation_ids]
         if all(named):
@@ -221,8 +226,8 @@ def list_requests(
     views: list[RequestView] = []
     last = after
     for scanned, interval in enumerate(candidates):
-        # The limit also counts entries that do not match, so that a call takes a limited time. The
-        # next page continues after the last entry examined.
+        # `SCANNED_MAX` also counts entries that do not match, so that a call takes a limited time.
+        # The next page continues after the last examined entry.
         if scanned == SCANNED_MAX or len(views) == limit:
             return Page(views, last)
         last = interval.last_arrival
@@ -237,7 +242,7 @@ def _by_id(
 ) -> Iterator[RequestInterval]:
     if job_id:
         known_job(jobs, job_id)
-    # A dict by arrival number, so that an id that the caller gave twice appears once.
+    # In a dict by arrival number, an id that the caller gave twice appears once.
     found = {request.arrival_number: request for request in requests}
     for number in sorted(found):
         if number > after and job_id in ("", found[number].job_id):
@@ -267,7 +272,7 @@ def list_jobs(
         state: the engine's state.
         include_ended: True: also returns jobs that have ended and are not deleted yet.
         after: the key after which to start.
-        limit: how many entries to return at most.
+        limit: the largest number of entries to return.
     """
     found = (
         job
@@ -282,7 +287,7 @@ def list_jobs(
 
 
 def job_view(state: State, job: Job) -> JobView:
-    """Returns one job with its sums, at a cost that does not depend on the number of its slots."""
+    """Returns one job with its sums. The cost does not depend on the number of its slots."""
     flow = state.flows.jobs.get(job.job_id)
     if flow is None:  # the job has ended, and has no slots
         return JobView(job, 0, 0, {})
@@ -298,7 +303,7 @@ def slot_view(state: State, slot: Slot) -> SlotView:
     address, conditions = host.executor.registration.address, host.conditions_of(slot)
     if slot.wanted is None:
         return SlotView(slot, address, device_conditions=conditions)
-    # The last explanation is about the waiting resize.
+    # The last explanation describes the waiting resize.
     return SlotView(slot, address, explain_resizes(state, slot)[-1].summary, conditions)
 
 
@@ -308,8 +313,8 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
     Args:
         state: the engine's state.
         request: the request.
-        count: if above 1, `request` is the first of this many consecutive members of a range in the
-            same state.
+        count: 1 for a single request. Otherwise `request` is the first of this many consecutive
+            members of a range in the same state.
     """
     slot = state.slots.of(request)
     gang = state.gangs.of(request)
@@ -317,7 +322,7 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
     return RequestView(
         request=request,
         job_name=state.jobs[request.job_id].name,
-        # The stored reason is about the last state change. If the request is pending, the reason
+        # The stored reason explains the last state change. If the request is pending, the reason
         # why it waits is computed instead.
         reason=pending_reason(state, request) or request.reason,
         slot=slot_view(state, slot) if slot is not None else None,
@@ -342,10 +347,11 @@ def _slots_after(
     state: State, executor_id: str, job_id: str, after: tuple[str, str, int]
 ) -> Iterator[Slot]:
     """Yields slots after a key, ordered by executor, allocation id and generation. If the job has
-    many slots, it also yields slots of other jobs.
+    more than `SCANNED_MAX` slots, the function also yields slots of other jobs.
     """
     keys = known_job(state.jobs, job_id).slot_keys if job_id else ()
-    # To sort a few slots is cheaper than to read all hosts. To sort very many would take too long.
+    # A sort of a few slots is cheaper than a pass over all hosts. A sort of very many slots would
+    # take too long.
     if job_id and len(keys) <= SCANNED_MAX:
         of_job = (state.slots[key] for key in keys)
         yield from sorted(
@@ -381,12 +387,12 @@ class IdPrefixes:
 
     def __init__(self, prefixes: Iterable[str]) -> None:
         self._sorted: list[str] = []
-        for each in sorted(prefixes):  # drop a prefix that itself starts with another prefix
+        for each in sorted(prefixes):  # drops a prefix that itself starts with another prefix
             if not self._sorted or not each.startswith(self._sorted[-1]):
                 self._sorted.append(each)
 
     def __call__(self, text: str) -> bool:
-        # The only prefix that can match is the last one that sorts before the text.
+        # Only one prefix can match: the last prefix that is not greater than the text.
         at = bisect_right(self._sorted, text)
         return at > 0 and text.startswith(self._sorted[at - 1])
 

@@ -1,7 +1,7 @@
 """Counts how many more slots of a scheduling class fit now, on each executor and in total.
 
-The placer would place this number of slots if no other requests were queued and no maximum of a
-group applied. Reserved capacity does not count, even if it is reserved for this request.
+The placer would place this number of slots if no other requests were queued, and no group had a
+maximum. Reserved capacity does not count, even if it is reserved for this request.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from resource_manager.engine.queue.gangs import MemberRequest
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 MOST = 1 << 31
-"""Number of slots to try on a host where amounts decide. It is more than any host has room for."""
+"""Number of slots to try on a host where only amounts matter. No host has room for this many."""
 
 CHOSEN_MAX = 2_000
 """Limit on the number of slots, over all hosts, for which cpus, NUMA nodes or devices are chosen.
-Each takes about 50 us, and the resource manager decides nothing in this time.
+Each choice takes about 50 us, and the resource manager handles no events in this time.
 """
 
 
@@ -58,8 +58,8 @@ def count_more(hosts: Hosts, among: Iterable[Host], wanted: SchedulingClass) -> 
     try:
         for host in among:
             needs_topology = host.needs_topology(wanted)
-            # The placer does not use such a host for others, because it is unknown which cpus the
-            # owner of the reservation needs.
+            # The placer does not use such a host for other requests, because it is unknown which
+            # cpus the owner of the reservation needs.
             if needs_topology and host.reserved is not None:
                 continue
             if needs_topology and (checks >= COSTLY_CHECKS_MAX or not left):
@@ -72,7 +72,7 @@ def count_more(hosts: Hosts, among: Iterable[Host], wanted: SchedulingClass) -> 
             if room and needs_topology:
                 checks += 1
                 left -= room
-                # If the limit is reached, the host may have room for more.
+                # If the limit is reached, the host may have room for more slots.
                 found.is_complete = left > 0
     finally:
         placer.drop()

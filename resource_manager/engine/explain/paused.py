@@ -1,7 +1,8 @@
-"""Reads of the state that may pause, because they look at too much for one step of the writer.
+"""Reads of the state that may pause, because they take longer than one step of the writer may take.
 
-Such a read is a generator that yields where it may pause and returns its result. The state may
-change during a pause. So it iterates over copies of keys, and skips what was deleted meanwhile.
+Such a read is a generator. It yields where it may pause, and returns its result. The state may
+change during a pause. So the read iterates over copies of keys, and skips keys that were deleted
+meanwhile.
 """
 
 from __future__ import annotations

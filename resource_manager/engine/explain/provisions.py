@@ -26,14 +26,16 @@ from resource_manager.engine.scaling.texts import class_text, counted, gang_text
 from resource_manager.engine.state import State
 
 _UNPLANNED_MAX = 100
-"""At most this many scheduling classes, and as many gangs, without a plan are listed one by one."""
+"""At most this many scheduling classes without a plan are listed one by one. The same limit applies
+to gangs.
+"""
 
-_BLOCKED_BY_MAXIMUM = "the maximum of a resource group allows no more"
+_BLOCKED_BY_MAXIMUM = "the maximum of a resource group allows no more slots"
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeView:
-    """An executor shape. `executors` has the number of its executors by state; names of states are
+    """An executor shape. `executors` has the number of its executors by state, with names of states
     in lower case.
     """
 
@@ -68,7 +70,7 @@ class ProvidersView:
 
 
 def providers_view(state: State) -> ProvidersView:
-    """Returns everything about executors from providers."""
+    """Returns the view of executors from providers."""
     settings = state.settings.provisioning
     planned = _still_planned(state.gangs, state.elastic)
     return ProvidersView(
@@ -81,7 +83,7 @@ def providers_view(state: State) -> ProvidersView:
         ],
         minimum=settings.total_min,
         maximum=settings.total_max,
-        # Without providers no maximum exists, so the sum is not needed.
+        # Without providers there is no maximum, so the sum is not needed.
         present=state.provision_moves.counted() if settings or state.provisions else {},
         idle_timeout_ms=settings.idle_timeout_ms if settings else 0,
         unplanned=list(_unplanned(state)) if settings else [],
@@ -92,17 +94,19 @@ def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
     """Returns the planned requests of each executor in the last plan, without requests that have
     left the queue.
 
-    The plan is up to a second old. It has only numbers of requests per scheduling class. The
-    requests that are still queued are assigned to the executors in the order of the plan. Example:
-    the plan has 3 requests on executor a and 2 on b, and 4 are still queued: 3 are on a, 1 is on b.
+    The plan is up to a second old, and has only numbers of requests per scheduling class. The
+    requests that are still queued are assigned to the executors in the order of the plan.
+
+    Example: the plan has 3 requests on executor a and 2 on b. Only 4 requests are still queued. So
+    3 are shown on a, and 1 on b.
     """
     left: dict[SchedulingClass, int] = {}
     still: dict[str, Content] = {}
     for name, content in elastic.plan.on.items():
         found = still[name] = Content()
         for shape, count in content.classes.items():
-            # Queued requests of this class that are not assigned to an earlier executor of the
-            # plan.
+            # `waiting` is the number of queued requests of this class that are not assigned to an
+            # earlier executor of the plan.
             waiting = left.get(shape, shape.waiting)
             left[shape] = max(0, waiting - count)
             if waiting:
@@ -132,7 +136,7 @@ def _provided_view(
 
 
 def planned_on(queue: WaitingQueue, elastic: Elastic, request: Request) -> str:
-    """Returns the pending executor that a queued request is planned on; empty if there is none.
+    """Returns the pending executor on which a queued request is planned; empty if there is none.
 
     For a member of a gang, this is the first executor that the gang waits for.
 
@@ -145,14 +149,14 @@ def planned_on(queue: WaitingQueue, elastic: Elastic, request: Request) -> str:
         return ""
     if gang_id := request.spec.gang_id:
         return next(iter(elastic.plan.planned_gang(gang_id)), "")
-    # All requests of a class are equal, so the plan has only their number. The oldest ones are
+    # All requests of a class are equal, so the plan has only their number. The oldest requests are
     # planned first.
     shape = queue.class_of(request.spec)
     return _places(queue, elastic, shape).get(request.arrival_number, "")
 
 
 def planned_count(queue: WaitingQueue, elastic: Elastic, shape: SchedulingClass) -> int:
-    """Returns how many queued requests of a class are planned; these are the oldest ones.
+    """Returns how many queued requests of a class are planned. These are the oldest requests.
 
     Args:
         queue: the queue.
@@ -165,7 +169,7 @@ def planned_count(queue: WaitingQueue, elastic: Elastic, shape: SchedulingClass)
 
 
 def waits_for(provisions: Mapping[str, Provision], started: Instant, executor_id: str) -> str:
-    """Describes, for people, what a request waits for that is planned on a pending executor.
+    """Describes, for people, the pending executor for which a planned request waits.
 
     Args:
         provisions: all provisions.
@@ -178,7 +182,7 @@ def waits_for(provisions: Mapping[str, Provision], started: Instant, executor_id
     if provision.deadline_at_ms is None:
         return text
     at = clock_at(started, provision.deadline_at_ms)
-    return f"{text}; if it has not by {at}, it is stopped, and another one is planned"
+    return f"{text}; if it has not registered by {at}, it is stopped, and another is planned"
 
 
 def clock_at(started: Instant, at_ms: int) -> str:
@@ -225,8 +229,8 @@ def _shape_view(
 
 
 def _unplanned(state: State) -> list[str]:
-    """Describes requests and gangs without a plan, with the reasons. Above the limit they are only
-    counted.
+    """Describes requests and gangs without a plan, with the reasons. Requests and gangs beyond the
+    limit are only counted.
     """
     plan = state.elastic.plan
     room = state.provision_moves.room_below_maximum()
@@ -243,7 +247,7 @@ def _unplanned(state: State) -> list[str]:
             more += number
     if more:
         found.append(f"{more} {'request' if more == 1 else 'requests'} of other sizes")
-    # Requests, then gangs, that are not planned because of a quota.
+    # Requests and gangs that are not planned because of a quota.
     for shape, count in islice(plan.blocked.items(), _UNPLANNED_MAX):
         if number := min(count, shape.waiting):
             found.append(f"{counted({shape: number})[0]}: {_BLOCKED_BY_MAXIMUM}")
@@ -275,7 +279,7 @@ def _why_not(
     for name, shape in elastic.shapes.items():
         obstacle = elastic.obstacle(name, fit)
         refusal = obstacle.host_refusal if obstacle is not None else None
-        # An executor of this shape could not serve the class at all.
+        # An executor of this shape could never serve the class.
         if obstacle is not None and refusal is None:
             continue
         backoff = elastic.backoffs[name]
@@ -288,7 +292,7 @@ def _why_not(
         elif backoff.failures:
             reasons[f"executors of shape {name} failed recently: {backoff.last_failure}"] = None
         elif shape.count_max and of_shape(provisions, name) >= shape.count_max:
-            reasons[f"shape {name} has its largest number of executors"] = None
+            reasons[f"shape {name} already has its largest number of executors"] = None
         elif any(shape.total.get(each, 0) > left for each, left in room.items()):
             reasons["the maximum is reached"] = None
         else:
@@ -297,5 +301,7 @@ def _why_not(
 
 
 def _time_ms(started: Instant, at_ms: int) -> int:
-    """Converts monotonic time to wall time. Wrong if the wall clock was set since the start."""
+    """Converts monotonic time to wall time. The result is wrong if the wall clock was set since the
+    start.
+    """
     return started.time_ms + at_ms - started.monotonic_ms

@@ -1,8 +1,8 @@
 """Finds changes that would let a request fit now: a change of the request, or the end of a few
 slots.
 
-Changes of the request are searched only on hosts where a single constraint blocks it, and only on
-the nearest ones of these.
+Changes of the request are searched only on hosts where a single constraint blocks the request. Of
+these hosts, only the nearest are searched.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ COUNTERFACTUALS_MAX = 5
 BLOCKING_SLOTS_MAX = 20
 
 COSTLY_TRIES_MAX = 64
-"""How many sets of slots are tried if each try must check a costly constraint."""
+"""At most this many sets of slots are tried if each try must check a costly constraint."""
 
 DROPPED_TRIED_MAX = 100
-"""For at most this many slots of the found set, it is checked whether they could stay."""
+"""At most this many slots of the found set are checked for whether they could stay."""
 
 _Found = tuple[int, str, Counterfactual]
 """Size of the change in millionths, host id, and the change."""
 
 
 def counterfactuals(settings: EngineSettings, survey: Survey) -> list[Counterfactual]:
-    """Returns the smallest changes of a request with which it would fit, smallest first. Each names
-    one host.
+    """Returns the smallest changes of a request with which it would fit, smallest first. Each
+    change names one host.
 
     Args:
         settings: settings of the engine, for the smallest amounts that a request may have.
@@ -42,8 +42,8 @@ def counterfactuals(settings: EngineSettings, survey: Survey) -> list[Counterfac
     """
     found: list[_Found] = []
     for constraint, distances in survey.blocked_only_by.items():
-        # On these hosts this constraint is the only obstacle. On other hosts its removal would not
-        # be sufficient.
+        # On these hosts, this constraint is the only obstacle. On other hosts, a change for this
+        # constraint alone would not be sufficient.
         for _, _, host_id in heapq.nsmallest(constraint.remedies_sought_on, distances):
             at = survey.view(host_id)
             for one in constraint.remedies(survey.fit.request, at, settings):
@@ -55,8 +55,8 @@ def counterfactuals(settings: EngineSettings, survey: Survey) -> list[Counterfac
 
 
 def blocking_slots(survey: Survey) -> list[Slot]:
-    """Returns a few slots such that the request would fit without them, on the nearest executor
-    that is large enough.
+    """Returns a few slots on the nearest executor that is large enough. Without these slots, the
+    request would fit there.
     """
     if survey.promising is None:
         return []
@@ -64,8 +64,7 @@ def blocking_slots(survey: Survey) -> list[Slot]:
     # The request fits there now, so nothing blocks it.
     if verdict.fits:
         return []
-    # If only amounts are compared, the number of tries is not limited. If cpus must be chosen for
-    # each try, it is.
+    # The number of tries is limited only if cpus must be chosen for each try.
     tries_left = COSTLY_TRIES_MAX if survey.fit.has_costly_checks(verdict.host) else None
 
     def fits_without(ended: Sequence[Slot]) -> bool:
@@ -79,8 +78,8 @@ def blocking_slots(survey: Survey) -> list[Slot]:
         tries_left -= 1
         return tries_left >= 0 and not survey.fit.costly_obstacles(at)
 
-    # A bisection finds how many slots must end. Then slots that can stay are removed from the list
-    # one by one.
+    # A bisection finds how many slots must end. Then slots that could stay are removed from the
+    # list one by one.
     slots = verdict.host.slots.values()
     return slots_in_the_way(slots, verdict.missing(), fits_without)[:BLOCKING_SLOTS_MAX]
 
@@ -90,6 +89,10 @@ def slots_in_the_way(
 ) -> list[Slot]:
     """Returns a few slots whose end would be sufficient for the request. The list is empty if even
     the end of all slots would not be sufficient.
+
+    Example: 3 cpus are missing. Slot a has 2 cpus, b has 2, and c has 1. The slots are sorted by
+    how much they help: a, b, c. The end of a alone is not sufficient, but the end of a and b is
+    sufficient. Neither a nor b could stay, so the result is a and b.
 
     Args:
         slots: the slots that may end, all on one host.
@@ -101,8 +104,8 @@ def slots_in_the_way(
     # If the end of all slots does not help, no slot blocks the request.
     if not fits_without(ordered):
         return []
-    # The bisection assumes that if the end of some slots is sufficient, the end of more slots is,
-    # too.
+    # The bisection assumes: if the end of some slots is sufficient, the end of more slots is
+    # sufficient, too.
     count = bisect_left(range(len(ordered)), True, 1, key=lambda n: fits_without(ordered[:n]))
     needed = ordered[:count]
     for slot in needed[:DROPPED_TRIED_MAX]:
@@ -113,11 +116,11 @@ def slots_in_the_way(
 
 
 def _helpfulness(slot: Slot, missing: Amounts) -> tuple[bool, int, int, int, str]:
-    """Sort key: first slots that are being freed, then slots that have most of the missing amounts,
-    then slots with most dedicated cpus or NUMA nodes.
+    """Returns a sort key. Slots that are being freed come first, then slots that have most of the
+    missing amounts, then slots with most dedicated cpus or NUMA nodes.
     """
-    # Each amount counts as a part of the missing amount, in millionths, so that cpu and memory can
-    # be added up.
+    # Each amount counts as a part of the missing amount, in millionths. So parts of cpu and memory
+    # can be added up.
     helps = sum(
         min(slot.booked.get(name, 0), lack) * MILLION // lack for name, lack in missing.items()
     )

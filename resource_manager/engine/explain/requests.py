@@ -1,7 +1,7 @@
 """Explains why a request waits, and finds the smallest changes with which it would fit.
 
-It uses the same checks as placement (`placement/fit.py`), so it agrees with the scheduler's
-decisions. An explanation describes one moment. It reserves nothing.
+An explanation uses the same checks as placement (`placement/fit.py`), so it agrees with the
+scheduler's decisions. It describes one moment, and reserves no capacity.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ExecutorVerdict:
     blockers: tuple[str, ...]
     dimensions: tuple[Dimension, ...]
     message: str
-    # why its cpus, NUMA nodes or devices do not suit; None: they suit
+    # why its cpus, NUMA nodes or devices are not suitable; None: they are suitable
     cpu: HostRefusal | None = None
     more_fit: int = 0  # how many equal slots fit there now
 
@@ -76,12 +76,13 @@ class Explanation:
     would_fit_if: list[Counterfactual] = field(default_factory=list)
     blocked_by: list[Slot] = field(default_factory=list)
     resizes: list[ResizeExplanation] = field(default_factory=list)
-    planned_on: str = ""  # an executor that was requested from a provider and has not registered
+    # the executor for which the request waits; a provider starts it, and it has not registered
+    planned_on: str = ""
     gang: GangExplanation | None = None  # set for a member of a queued gang
-    steps: tuple[Step, ...] = ()  # rank of the job in each level of the fairness tree, from the top
+    steps: tuple[Step, ...] = ()  # rank of the job at each level of the fairness tree, from the top
     limits: list[QuotaBlock] = field(default_factory=list)  # maxima that block the request
     reservation: ReservationView | None = None  # capacity reserved for the request
-    # reservations of other owners on hosts where the request would fit otherwise
+    # other owners' reservations, on hosts where the request would fit without them
     held_for_others: list[ReservationView] = field(default_factory=list)
     more_fit: int = 0  # how many more equal slots fit now, on all executors
     more_may_fit: bool = False  # True if not all executors were counted
@@ -95,17 +96,17 @@ def explain(
 ) -> Explanation:
     """Explains the state of a request.
 
-    A queued request is compared with executors, to find out why it waits. For a request that has a
-    slot, the result has the unfinished resizes of the slot instead. In both cases it is counted how
-    many more equal slots fit on the executors now. For an ended request, only the state is
-    described.
+    A queued request is compared with executors, to find out why it waits. For a request with a
+    slot, the result has the unfinished resizes of the slot instead. In both cases, the result also
+    says how many more equal slots fit on the executors now. For an ended request, the result has
+    only its state.
 
     Args:
         state: the engine's state; its indexes must be up to date.
         allocation_id: id of the request.
         executor_id: considers only this executor; empty: all executors.
-        max_executors: how many executors to list for a queued request. Those that are nearest to
-            fitting come first.
+        max_executors: how many executors to list for a queued request. The executors on which the
+            request almost fits come first.
 
     Raises:
         NotFound: no such request, or no such executor.
@@ -154,7 +155,7 @@ def explain(
         waiting_block(state.queue, state.gangs, state.quotas, request),
         held_for_others(state, scheduling_class),
     )
-    # Texts of reasons that depend on the request. All other reasons have a fixed text.
+    # The texts of these reasons depend on the request. All other reasons have a fixed text.
     known = {
         Reason.WAITING_EXECUTOR: waits_for(state.provisions, state.started, planned)
         if planned
@@ -263,11 +264,11 @@ def _reserved_text(others: list[ReservationView]) -> str:
 
 
 def _topology_text(survey: Survey) -> str:
-    """Describes how many hosts have the amounts, and why the first one does not suit."""
+    """Describes how many hosts have the amounts, and why the first of them is not suitable."""
     by_cpus, by_devices = (survey.blocked_only_by.get(each, []) for each in (CPUS, DEVICES))
     blocked = [*by_cpus, *by_devices]
     if not blocked:
-        return "the free capacity does not suit on any executor"
+        return "no executor has suitable free capacity"
     count = len(blocked) + survey.unchecked
     some = "1 executor has the amounts" if count == 1 else f"{count} executors have the amounts"
     # The host with the lowest id is named, so that the same state gives the same text.
@@ -283,7 +284,7 @@ def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) 
         Reason.NOT_YET_CONSIDERED: "has just arrived and was not considered yet",
         Reason.WAITING_FRAGMENTED: "enough is free in sum, but on no single executor",
         Reason.WAITING_LABELS: "no executor that carries the required labels is large enough"
-        " and suits",
+        " and suitable",
         Reason.INFEASIBLE_NOW_OFFLINE: "only executors that are lost, draining or"
         " unreachable could host it",
         Reason.INFEASIBLE_NEVER: "no known executor could host it, even when empty",

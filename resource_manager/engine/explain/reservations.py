@@ -1,4 +1,4 @@
-"""Builds the view of reservations: the owner, the executors, the amounts, the start time, and the
+"""Builds the view of a reservation: the owner, the executors, the amounts, the start time, and the
 amounts that are not free yet.
 """
 
@@ -56,21 +56,21 @@ def reservation_of(state: State, request: Request, slot: Slot | None) -> Reserva
     Args:
         state: the engine's state.
         request: the request.
-        slot: the slot of the request. If it is given, the reservation for its waiting resize is
-            returned; None: the reservation for the request or its gang.
+        slot: the slot whose waiting resize may own the reservation; None: the request or its gang
+            may own it.
     """
     gang = state.gangs.of(request)
     number = request.arrival_number if gang is None else gang.arrival_number
     if slot is not None:
-        # No request has arrival number 0, so nothing is found for a slot without a waiting resize.
+        # No request has arrival number 0. So a slot without a waiting resize has no reservation.
         number = slot.wanted.arrival_number if slot.wanted is not None else 0
     each = state.reservations.by_number.get(number)
     return _view(state.jobs, state.hosts, state.started, each) if each is not None else None
 
 
 def held_for_others(state: State, scheduling_class: SchedulingClass) -> list[ReservationView]:
-    """Returns the reservations of other owners on hosts where a request of the class would fit
-    otherwise.
+    """Returns other owners' reservations, on hosts where a request of the class would fit without
+    them.
     """
     return [
         _view(state.jobs, state.hosts, state.started, each)

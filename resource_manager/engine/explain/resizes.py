@@ -1,7 +1,7 @@
 """Explains why a resize waits, and with which change it would fit.
 
-It uses the same checks as the code that sends resizes to executors (`lifecycle/resizes.py`). An
-explanation describes one moment. It reserves nothing.
+An explanation uses the same checks as the code that sends resizes to executors
+(`lifecycle/resizes.py`). It describes one moment, and reserves no capacity.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ SLOTS_NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class ResizeExplanation:
-    """Mirrors the message of the same name.
+    """Mirrors ResizeExplanation of the protocol.
 
     Attributes:
-        ordered: True if the resize was sent to the executor; False if it still waits.
+        ordered: True if the resize was sent to the executor; False: it still waits.
         dimensions: for each dimension that grows: the growth, and the free and total amounts of the
             executor.
     summary: the state of the resize in one sentence.
@@ -49,8 +49,8 @@ class ResizeExplanation:
 
 
 def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
-    """Explains the unfinished resizes of a slot. The one that was sent to the executor comes first,
-    then the waiting one.
+    """Explains the unfinished resizes of a slot. The resize that was sent to the executor comes
+    first, then the waiting resize.
     """
     host = state.hosts[slot.executor_id]
     found = []
@@ -86,14 +86,14 @@ def _waiting(
     *,
     growth_needed: Amounts,
 ) -> str:
-    """Describes why a waiting resize was not sent to the executor yet. The checks are in the same
-    order as when a resize is sent.
+    """Describes why a waiting resize has not been sent to the executor yet. The checks have the
+    same order as in the code that sends resizes.
     """
     if slot.state is not SlotState.ALLOCATED:
-        return "the slot is being taken down, or its state on the executor is unknown"
+        return "the slot is being freed, or its state on the executor is unknown"
     # While another resize is in flight, no other condition is checked.
     if slot.ordered is not None:
-        return f"waits for change {slot.ordered.number}, which was sent to the executor"
+        return f"waits for resize {slot.ordered.number}, which was sent to the executor"
     backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
     if backoff is not None and backoff.active:
         return _backoff_text(backoff)
@@ -118,10 +118,10 @@ def _waiting(
         return f"{host.host_id}: {found.text}"
     if isinstance(found, HostRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
-    # A reservation is the reason only if all other checks have passed, so it is checked last.
+    # A reservation is the reason only if all other checks have passed. So it is checked last.
     if Blocker.HELD in obstacles:
         owner = reservations.on_host[host.host_id].owner.title
-        return f"there is room on {host.host_id}, which is reserved for {owner}"
+        return f"there is room on {host.host_id}, but it is reserved for {owner}"
     return "has not been considered yet"
 
 

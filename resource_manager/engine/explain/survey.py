@@ -1,9 +1,9 @@
-"""Compares a request with all hosts: computes how far each host is from fitting, and sums over all
-hosts.
+"""Compares a request with all hosts. The survey computes for each host how much is missing for the
+request, and it computes sums over all hosts.
 
 A survey takes a few microseconds per host. Costly constraints are checked only on hosts that meet
-all other constraints, or all except labels. At most `COSTLY_CHECKS_MAX` hosts are checked in this
-way.
+all other constraints, or all constraints except labels. At most `COSTLY_CHECKS_MAX` hosts are
+checked in this way.
 """
 
 from __future__ import annotations
@@ -20,15 +20,22 @@ from resource_manager.engine.placement.fit import AVAILABLE, LABELS, Fit, Verdic
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 COSTLY_CHECKS_MAX = 200
-"""On at most this many hosts costly constraints are checked. Other hosts count as not fitting. This
-is very likely right: the request is still queued, so the scheduling cycle has found no host for it.
+"""Costly constraints are checked on at most this many hosts. On other hosts the request counts as
+not fitting. This is very probably right: the request is still queued, so the scheduling cycle has
+found no host for it.
 """
 
 _USABLE_IF = (AVAILABLE, LABELS)
 
 Distance = tuple[int, int, str]
-"""How far a host is from fitting: the number of obstacles that would remain even if all slots there
-ended, the largest lack in millionths, and the executor's id. Hosts with smaller values are nearer.
+"""How much is missing on a host for the request. Hosts with smaller values are nearer. The parts:
+
+1. The number of obstacles that would remain even if all slots of the host ended.
+2. The largest lack of any dimension, in millionths.
+3. The id of the host, so that the order is always the same.
+
+Example: a request needs 4 cpus. Host a has 8 cpus, but only 3 are free. Host b has 4 free cpus, but
+it is draining. Host a is nearer, because the obstacle on b remains when slots end.
 """
 
 
@@ -99,7 +106,7 @@ class Survey:
         return self.fit.verdict(self.view(host_id))
 
     def nearest(self, most: int) -> list[Verdict]:
-        """Returns the verdicts of the hosts that come nearest to fitting, nearest first."""
+        """Returns the verdicts of the nearest hosts, nearest first."""
         return [self.verdict(host_id) for _, _, host_id in heapq.nsmallest(most, self.distances)]
 
     def is_for_others(self, host_id: str) -> bool:
@@ -109,7 +116,8 @@ class Survey:
     def dimensions(self) -> list[DimensionSums]:
         """Returns the requested dimensions with the amounts of all usable hosts.
 
-        Hosts may book different amounts for the same request. Then the smallest amount is returned.
+        Hosts may book different amounts for the same request. Then the smallest of these amounts is
+        returned.
         """
         merged: dict[str, DimensionSums] = {}
         for name, asked, free, total in chain.from_iterable(self._sums.values()):
@@ -124,8 +132,9 @@ class Survey:
         at, fit = self.view(host_id), self.fit
         obstacles = fit.cheap_obstacles(at)
         is_known = True
-        # Costly checks are made only if there is no other obstacle, or only missing labels. So the
-        # explanation can say whether the request would fit with other labels.
+        # Costly checks are made only if there is no other obstacle, or if the only obstacles are
+        # missing labels. So the explanation can say whether the request would fit with other
+        # labels.
         if (not obstacles or obstacles[0].constraint is LABELS is obstacles[-1].constraint) and (
             fit.has_costly_checks(at.host)
         ):
@@ -135,8 +144,8 @@ class Survey:
                 obstacles += fit.costly_obstacles(at)
             else:
                 self.unchecked += 1
-        # An unchecked host gets the lack 1, which is the smallest one, so that it is sorted after
-        # the hosts that fit.
+        # An unchecked host gets the smallest lack, 1. So it comes directly after the hosts on which
+        # the request fits.
         hard, lack, is_usable = 0, 0 if is_known else 1, True
         for each in obstacles:
             if not each.transient:
@@ -150,8 +159,8 @@ class Survey:
             if not obstacles:
                 self.fitting += 1
             elif obstacles[0].constraint is obstacles[-1].constraint:
-                # Obstacles are sorted by constraint. So if the first and the last one have the same
-                # constraint, all have.
+                # Obstacles are sorted by constraint. So if the first and the last obstacle have the
+                # same constraint, all have it.
                 self.blocked_only_by.setdefault(obstacles[0].constraint, []).append(distance)
         if not is_usable:
             return
@@ -172,8 +181,8 @@ class Survey:
         host, scheduling_class = at.host, self.fit.request
         own = host.default_booking if scheduling_class.profile is None else None
         # A request without a profile books the host's default, and equal defaults share one dict.
-        # So the id of the dict is the key. For other requests only the kind of memory pools
-        # matters.
+        # So the id of the dict is the key. For other requests, the booking depends only on the kind
+        # of memory pools.
         kind = id(own) if own is not None else int(host.separate_pools)
         sums = self._sums.get(kind)
         if sums is None:

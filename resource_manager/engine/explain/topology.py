@@ -2,7 +2,7 @@
 settings.
 
 The pools come from `finegrain/cpu_pools.py`, which the executor also uses to confine slots. The
-amounts of NUMA nodes are those that placement uses.
+amounts of NUMA nodes come from the cpu ledger, which placement also uses.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def zones(ledger: CpuLedger) -> list[Zone]:
             Zone(
                 node.id,
                 _without_zeros({name: ledger.capacity(at, name) for name in names}),
-                # The ledger counts only the used cpu of shared pools, so dedicated cpus are added.
+                # `ledger.used` counts only the cpu of shared pools, so dedicated cpus are added.
                 _without_zeros(used | {CPU_MILLI: used[CPU_MILLI] + pinned_milli}),
                 _without_zeros({name: ledger.available(at, name) for name in names}),
             )

@@ -1,5 +1,6 @@
-"""Finds out why requests wait, and for how long: the reason for one request, the number of requests
-by reason, and when the oldest queued request of a job or group was submitted.
+"""Finds out why requests wait, and for how long. This module computes the reason for one request,
+the number of requests by reason, and the submission time of the oldest queued request of a job or
+group.
 
 There may be 100,000 job queues, so only one arrival number of each queue is compared.
 """
@@ -27,13 +28,13 @@ from resource_manager.engine.state import State
 def pending_by_reason(state: State) -> Paused[dict[str, int]]:
     """Returns the number of queued requests by primary reason."""
     counts: dict[str, int] = {}
-    # Computed once, because there may be 10,000 classes.
+    # Computed once and not for each class, because there may be 10,000 classes.
     limits = any(flow.maximum for flow in state.flows.groups.values())
     for at, scheduling_class in enumerate(state.queue.classes(), start=1):
         if at % PART == 0:
             yield
         new = 0
-        # Without newer requests, none is new.
+        # If no request has arrived since the last placement pass, no request of the class is new.
         if state.considered_arrival < state.numbers.arrival:
             new = scheduling_class.waiting - scheduling_class.count_before(
                 state.considered_arrival + 1
@@ -46,7 +47,7 @@ def pending_by_reason(state: State) -> Paused[dict[str, int]]:
             reason = str(Reason.WAITING_GROUP_LIMIT)
             counts[reason] = counts.get(reason, 0) + blocked
         considered = max(0, scheduling_class.waiting - new - blocked)
-        # Planned requests are the oldest ones of the class.
+        # Planned requests are the oldest requests of the class.
         if planned := min(considered, planned_count(state.queue, state.elastic, scheduling_class)):
             reason = str(Reason.WAITING_EXECUTOR)
             counts[reason] = counts.get(reason, 0) + planned
@@ -98,7 +99,7 @@ def waiting_block(
 
 def _blocked_by_quota(state: State, scheduling_class: SchedulingClass) -> Paused[int]:
     """Returns how many queued requests of a class are blocked by the maximum of a group."""
-    # cached by group, because all jobs of a group have the same limits
+    # Cached by group, because all jobs of a group have the same limits.
     blocked: dict[Flow | None, bool] = {}
     count = 0
     for at, job_queue in enumerate(list(scheduling_class.job_queues.values()), start=1):
@@ -139,7 +140,7 @@ def rejection_notice(state: State, request: Request) -> str:
     states = {host.executor.state for host in state.hosts.values()}
     seconds = f"{clock.after_ms / 1_000:g} s"
     unless = "unless an executor that could host it registers first"
-    # The clock has not started, or is stopped because no executor is active.
+    # The clock has not started yet, or it is stopped because no executor is active.
     if clock.due_ms is None or ExecutorState.ACTIVE not in states:
         return f"it is rejected {seconds} after an executor has registered, {unless}"
     if ExecutorState.UNCONFIRMED in states:
@@ -165,7 +166,7 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
             first[job_id] = number
     return {
         job_id: created_ms
-        # Requests are looked up only here, once for each job and not once for each queue.
+        # Requests are looked up only here: once for each job, and not for each queue.
         for job_id, number in first.items()
         if (created_ms := _created_ms(state.requests, state.ranges, number)) is not None
     }
@@ -205,8 +206,8 @@ def groups_waiting_since(state: State) -> Paused[dict[str, int]]:
 
 
 def _queues_of(queue: WaitingQueue, job_ids: Collection[str]) -> Iterable[JobQueue]:
-    """Yields the queues of some jobs. For each class, it iterates over the jobs or over the queues
-    of the class, depending on which are fewer.
+    """Yields the queues of some jobs. For each class, the function iterates over the jobs or over
+    the queues of the class, whichever are fewer.
     """
     for scheduling_class in queue.classes():
         job_queues = scheduling_class.job_queues

@@ -1,16 +1,21 @@
 """Recommends into how many threads the work of a job should be split, from the durations of its
 finished threads.
 
-A thread may take long for two reasons. Each reason leads to a different recommendation:
+A thread may take long for two reasons, and each reason needs a different recommendation:
 
 - The thread has many units of work, like all other threads of the job. If the same work is split
   evenly into k times as many threads, each thread takes 1/k of the time.
 - The thread has one unit of work that takes long. More threads do not divide this unit. But with
   more threads, the long threads are a smaller part of all threads.
 
-Threads that took more than `LONG_FACTOR` times the median count as the second kind, if they are few
-(`LONG_SHARE_MAX`). A thread of about a second or less is mostly overhead (carving a slot, starting
-a process, reporting), so the advice avoids such short threads.
+A thread counts as the second kind if it took more than `LONG_FACTOR` times the median, and only a
+few threads did so (`LONG_SHARE_MAX`). A thread of about a second or less is mostly overhead
+(carving a slot, starting a process, reporting), so the advice avoids such short threads.
+
+Example: 30 threads have finished. 29 threads took 4 minutes each, and one took 25 minutes. The
+target is 2 minutes, and 5 times the median is 20 minutes. So the long thread is of the second kind.
+With 60 threads, ordinary threads would take 2 minutes each, but the long thread still 25 minutes.
+So the advice is about 60 threads, because 59 of 60 threads then meet the target.
 
 The default target comes from the paper in docs/fairness-theory.md: almost all threads should take
 less than two minutes. Jobs typically need 200 to 1,000 threads for this.
@@ -28,7 +33,7 @@ from resource_manager.engine.model.durations import Durations
 TARGET_MS = 120_000
 QUANTILE = 0.95
 THREADS_MAX = 100_000
-"""The largest number that is recommended. Jobs with more threads are unusual."""
+"""The advice never recommends more threads than this. Jobs with more threads are unusual."""
 
 TYPICAL_MIN, TYPICAL_MAX = 200, 1_000
 OBSERVED_FEW = 20
@@ -53,8 +58,8 @@ ONE_THREAD = (
     " it uses only one slot"
 )
 ONE_UNIT = (
-    "if each of these has one long unit of work, more threads do not divide it; the other threads"
-    " use the other slots"
+    "if each of these threads has one long unit of work, more threads do not divide it; the other"
+    " threads use the other slots"
 )
 MANY_THREADS = (
     f"that is more than the typical {TYPICAL_MIN} to {TYPICAL_MAX:,}: check that the work can be"
@@ -73,7 +78,7 @@ class Observed:
 
     @property
     def threads(self) -> int:
-        """Number of threads that were requested so far."""
+        """Number of threads that the job has requested so far."""
         return self.finished.count + self.running + self.waiting
 
 
@@ -103,7 +108,7 @@ def advise(observed: Observed, target_ms: int = TARGET_MS, quantile: float = QUA
         quantile: the fraction of threads that should meet the target; above 0, below 1.
     """
     found = observed.finished
-    wanted, remarks = 0, ["no thread of the job has finished yet: ask again later"]
+    wanted, remarks = 0, ["no thread of the job has finished yet: repeat this later"]
     if found.count:
         work = _Work.of(observed, target_ms)
         wanted, remarks = _recommend(work, target_ms, quantile)
@@ -138,8 +143,8 @@ class _Work:
     def of(cls, observed: Observed, target_ms: int) -> _Work:
         found = observed.finished
         long, long_ms = found.beyond(max(target_ms, LONG_FACTOR * found.quantile_ms(0.5)))
-        # A few long threads may each have one long unit. If many threads are long, this is their
-        # normal length.
+        # If only a few threads are long, each of them may have one long unit. If many threads are
+        # long, this is their normal length.
         if long > max(1, LONG_SHARE_MAX * found.count) or long == found.count:
             long, long_ms = 0, 0.0  # too many to be exceptions
         # `long_ms` is a sum of rounded durations (buckets), so it may be above the exact total.
@@ -158,7 +163,7 @@ class _Work:
         # The scaled target may be longer than long threads take, so the count is limited to
         # ordinary threads.
         within = min(self.finished.count_within(scaled_ms), ordinary) / ordinary
-        # The same fraction of the unfinished threads is assumed to be long.
+        # Assumes that the same fraction of the unfinished threads is long.
         long = self.long * self.threads / self.finished.count
         return max(0.0, 1 - long / threads) * within
 
@@ -172,7 +177,7 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
     remark = f"{_percent(share)} of the finished threads met {_text(target_ms)}"
     if share >= quantile:
         return _enough_or_fewer(work, target_ms, quantile, remark)
-    # With more threads than this, threads would mostly consist of overhead.
+    # With more threads than `most`, the threads would mostly consist of overhead.
     most = min(THREADS_MAX, work.threads_lasting(OVERHEAD_MS))
     if most <= now:
         return now, [f"{remark}, but most are so short already that {OUTWEIGHED}"]
@@ -221,7 +226,8 @@ def _about_long_ones(work: _Work, wanted: int, target_ms: int) -> list[str]:
     ]
     if whole > wanted:
         remarks.append(
-            f"if it is many units, about {whole} threads would bring these within the target, too"
+            f"if each of these threads has many units of work, about {whole} threads would bring"
+            " them within the target, too"
         )
     return remarks
 
@@ -232,20 +238,21 @@ def _doubts(observed: Observed) -> list[str]:
         doubts.append("few threads have finished: this is a rough estimate")
     if found.count < FINISHED_SHARE_MIN * observed.threads:
         doubts.append(
-            f"only {found.count} of {observed.threads} threads have finished, and short ones finish"
-            " first: ask again later"
+            f"only {found.count} of {observed.threads} threads have finished, and short threads"
+            " finish first: repeat this later"
         )
     if observed.running_longest_ms > found.longest_ms:
         so_far = _text(observed.running_longest_ms)
-        doubts.append(f"one has been running for {so_far}, longer than any that finished")
+        doubts.append(f"one thread has run for {so_far}, longer than any finished thread")
     return doubts
 
 
 def _least(low: int, high: int, enough: Callable[[int], bool]) -> int | None:
-    """Returns the smallest number from `low` to `high` for which `enough` is True; None if it is
-    False for `high`.
+    """Returns the smallest number from `low` to `high` for which `enough` is True; None if `enough`
+    is False for `high`.
 
-    It uses bisection, so `enough` must be True for every number above one for which it is True.
+    The function uses bisection. So if `enough` is True for a number, it must also be True for all
+    larger numbers.
     """
     if not enough(high):
         return None

@@ -1,10 +1,10 @@
 """Computes how many slots the next job gets in one run, and whether a job has received its share.
 
-A job is served in *runs* of several slots, so that the choice need not be made for every slot. A
-run ends when another flow would come first at some level of the tree. But it has at least one slot,
-or 1/64 of the running slots of the flow at this level. So a job that waits alone is served in a
-single run. A flow gets at most one slot, or this 1/64, more than its share before a sibling is
-served.
+A job is served in *runs* of several slots, so that no choice is needed for every slot. A run ends
+when another flow would come first at some level of the tree. But a run has at least one slot, and
+at least 1/64 of the slots that the flow at this level already runs. So a flow gets at most one
+slot, or 1/64, more than its share before a sibling is served. A job that waits alone is served in
+a single run.
 
 Example: with the two groups of the example in `flows.py`, a run of `medium` has ceil((160 - 120) /
 7.5) = 6 slots.
@@ -19,13 +19,13 @@ from math import ceil, inf
 from resource_manager.engine.fairness.flows import Flow, FlowTree, SortKey
 
 RUN_PART = 64
-"""A run has at least 1/64 of the running slots of a flow."""
+"""A run has at least 1/64 of the slots that a flow already runs."""
 
 _ROUNDED = 1e-9  # Tolerance for rounding errors in virtual times.
 
 
 def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
-    """Returns how many slots the job that is next gets before another flow comes first.
+    """Returns how many slots the first job gets before another flow comes first.
 
     Args:
         tree: the fairness tree.
@@ -66,18 +66,18 @@ def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
     if not step:
         return inf  # without lookahead only past usage counts, and new slots have none yet
     tau = tree.clock.tau
-    # Rounded up, because the last of these slots makes the flow come after the second one. The
-    # tolerance prevents that a rounding error adds one more slot.
+    # Rounded up, because the last of these slots makes the flow come after `second`. Because of
+    # the tolerance, a rounding error does not add one more slot.
     return ceil((second.at(tau) - flow.at(tau)) / step - _ROUNDED)
 
 
 class SharesSince:
     """Finds out whether a job has received at most its share since a given time.
 
-    At each level of the tree, a flow is compared with those siblings that were served since then
-    and still wait. Siblings that were not served are left out, because it may be impossible to
-    place their requests. Siblings that no longer wait are left out, because they do not compete.
-    Sums are cached until the next placement.
+    At each level of the tree, the flow is compared with some of its siblings. A sibling is left out
+    if it was not served since the given time, because it may be impossible to place its requests.
+    It is also left out if it no longer waits, because it does not compete. Sums are cached until
+    the next placement.
     """
 
     def __init__(self, tree: FlowTree) -> None:
@@ -99,8 +99,8 @@ class SharesSince:
             # The times are negated and ascending, so this selects the flows that were served at
             # `since_ms` or later.
             used, weight = sums[bisect_right(times, -since_ms)]
-            # Compares the key with used / weight, without a division. If there are no such flows,
-            # both sums are 0 and the check passes.
+            # Compares the key with used / weight, without a division. If no flow was selected, both
+            # sums are 0, and the flow counts as owed.
             if tree.key(flow) * weight > used * (1 + _ROUNDED):
                 return False
             flow = flow.parent

@@ -1,7 +1,7 @@
 """Defines warped time: a clock in which decaying amounts are straight lines.
 
 With a half-life H, usage from time u counts with the factor 2^-((t-u)/H) at time t. This factor
-changes all the time. So amounts are stored *scaled*: an amount that was received at time u is
+changes all the time. So amounts are stored *scaled*: an amount that a flow received at time u is
 multiplied by g(u) = 2^((u-L)/H), where L is a fixed time, the landmark. The scaled amount divided
 by g(t) is the decayed amount. At a given time, g(t) is the same for all flows. So scaled amounts
 have the same order as decayed amounts.
@@ -10,13 +10,15 @@ Usage at a fixed rate is then a straight line in tau(t) = H/ln2 * (g(t) - 1), be
 (Forward decay: Cormode, Shkapenyuk, Srivastava, Xu: "Forward decay: a practical time decay model
 for streaming systems", ICDE 2009.)
 
-Example with H = 60 s and L = 0. One flow receives 100 at t = 0, another one 60 at t = 60. At t = 60
-their decayed amounts are 50 and 60. Their scaled amounts are 100 * g(0) = 100 and 60 * g(60) = 120.
-The order and the ratio are the same, but the scaled amounts never change. A slot with cost 1 that
-runs from 0 to 60 adds a scaled amount of tau(60) = 86.6. At t = 60 this is 86.6 / g(60) = 43.3. It
-is less than 60, because the usage of its first seconds has decayed.
+Example with H = 60 s and L = 0. One flow receives 100 at t = 0. Another flow receives 60 at
+t = 60. At t = 60 their decayed amounts are 50 and 60. Their scaled amounts are 100 * g(0) = 100 and
+60 * g(60) = 120. The order and the ratio are the same, but the scaled amounts never change.
 
-Without a half-life tau is t - L, and g is 1.
+A slot with cost 1 that runs from 0 to 60 adds a scaled amount of tau(60) = 86.6. At t = 60 the
+decayed amount is 86.6 / g(60) = 43.3. This is less than 60, because the usage of the first seconds
+has decayed.
+
+Without a half-life, tau is t - L, and g is 1.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Clock:
     Attributes:
         now_ms: monotonic milliseconds.
         tau: warped seconds since the landmark.
-        scale: the present value of g. An amount that is received now is multiplied by it.
+        scale: the present value of g. An amount that a flow receives now is multiplied by it.
         bend: dg/dtau, so that g = 1 + bend * tau.
     """
 
@@ -66,7 +68,7 @@ class Clock:
         """Advances the clock. A time that is not later than the current one is ignored.
 
         Returns:
-            The rescaling to apply to all stored values; None: the landmark was not moved.
+            The rescaling to apply to all stored values; None: the landmark has not moved.
         """
         if now_ms <= self.now_ms:
             return None

@@ -1,8 +1,11 @@
 """Computes the cost of a slot per second. Usage is cost times seconds.
 
-The cost depends on the capacity that the slot has booked. If the measure is the dominant share, it
-also depends on the total of all executors that are not lost. A slot keeps the cost that it had when
-it was placed, until its booking changes.
+The cost depends on the capacity that the slot has booked. If the measure is the dominant share, the
+cost also depends on the total of all executors that are not lost. A slot keeps its cost until its
+booking changes.
+
+Example with the dominant share: the executors have 100 cores and 400 GiB in total. A slot has
+booked 2 cores (2 %) and 4 GiB (1 %). Its cost is the larger share, 0.02 per second.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from resource_manager.engine.model.settings import Measure
 _SHARE_STEPS = float(1 << 40)
 _CORE_STEPS = float(1 << 20)
 """Costs are rounded to multiples of 1/2^40 (shares) or 1/2^20 (cores). So sums of costs are exact
-in floats, independent of the order: up to 8,192 whole clusters, or billions of cores.
+in floats and do not depend on the order. This is true for sums of up to 8,192 whole clusters, or of
+billions of cores.
 """
 
 _KNOWN_MAX = 1_024
@@ -48,7 +52,7 @@ class Costs:
         self._known: dict[int, tuple[Amounts, float]] = {}
 
     def count(self, executor_id: str, total: Amounts) -> None:
-        """Sets the total of an executor; empty: it is lost or deleted."""
+        """Sets the total of an executor; empty: the executor is lost or deleted."""
         before = self._counted.get(executor_id, {})
         if before == total:
             return
@@ -89,5 +93,6 @@ class Costs:
             booked = counted(booked)
         # A dimension is missing from the total if all executors that have it are lost.
         shares = [amount / total[name] for name, amount in booked.items() if total.get(name)]
-        # At least one step, because even a slot without counted amounts must have a cost.
+        # The result is at least one step, because even a slot without counted amounts must have a
+        # cost.
         return max(1.0, round(min(1.0, max(shares, default=0.0)) * _SHARE_STEPS)) / _SHARE_STEPS

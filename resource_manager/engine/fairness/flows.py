@@ -1,8 +1,8 @@
-"""The fairness tree: groups, with jobs as leaves, and the usage of each.
+"""The fairness tree: groups, with jobs as leaves, and the usage of each group and job.
 
 A *flow* is a group or a job. The usage of a flow is the sum of its *service* and its *raises*. The
 service is cost times seconds of all slots in its subtree, decayed. A raise is added when the flow
-becomes active (see below). Among siblings, the flow with the lowest *virtual time* is served next:
+begins to wait (see below). Among siblings, the flow with the lowest *virtual time* is served next:
 
     virtual time = (service + raised + lookahead * rate) / weight
 
@@ -24,12 +24,17 @@ No value is updated only because time passes. In warped time (`clock.py`) every 
 straight line, and one kinetic tournament per group (`tournament.py`) finds the lowest of these
 lines.
 
-Children below their guaranteed minimum come before their siblings. Among them, the one that has the
-smallest part of its minimum comes first.
+Children below their guaranteed minimum come before their siblings. Among children below their
+minimum, the child that has reached the smallest part of its minimum comes first.
 
-A flow earns no credit while it has no requests. When it becomes active, its usage per weight is
-raised to that of the sibling that is served next. If no sibling is active, it is raised to the
-usage per weight that the sibling served last had at that time. Usage is never lowered in this way.
+A flow earns no credit while it has no requests. When it begins to wait, its usage per weight is
+raised to the usage per weight of the sibling with the lowest virtual time. If no sibling is active,
+it is raised to the usage per weight that the sibling served last had at that time. If the flow's
+own usage per weight is already higher, it does not change.
+
+Example: in the table above, the usage per weight is 100 / 1 = 100 for `default` and 300 / 4 = 75
+for `medium`. Now a third group of weight 1 begins to wait, with usage 20. `medium` has the lowest
+virtual time, so the third group is raised by 55 to 75.
 """
 
 from __future__ import annotations
@@ -64,13 +69,13 @@ class FlowTree:
         changed: flows whose usage has changed since it was last stored. The code that stores a flow
             removes it from here and resets `Flow.changed`.
         urgent: flows that were raised, began to accrue or got another weight since they were last
-            stored. They are stored with the next batch of events, because the time of this change
-            would be lost in a restart. The code that stores them clears this.
-        accrued_while_down: flows that accrued usage while no resource manager was running, and were
-            not stored since then. A change of their rate makes them urgent.
+            stored. They are stored with the next batch of events, because a restart would lose the
+            time of this change. The code that stores the flows clears this dict.
+        accrued_while_down: flows that accrued usage while no resource manager was running, and have
+            not been stored since then. A change of their rate makes them urgent.
         placements: number of placements of all jobs since this process started.
         freed_groups: ids of groups that use less than before or have new limits, so that their
-            quotas may admit blocked requests. `QuotaChecks.unblock` clears this.
+            quotas may admit blocked requests. `QuotaChecks.unblock` clears this dict.
     """
 
     def __init__(self, fairness: Fairness, now_ms: int) -> None:
@@ -176,13 +181,12 @@ class FlowTree:
             # The same as `Flow.settle`, inlined for speed.
             if flow.rate:
                 flow.service += flow.rate * (tau - flow.since)
-            # The flow begins to accrue. This time would be lost in a restart, so the flow is stored
-            # soon.
+            # The flow begins to accrue. A restart would lose this time, so the flow is stored soon.
             if not flow.rate or (self.accrued_while_down and flow.id in self.accrued_while_down):
                 self.urgent[flow.id] = flow
             flow.since = tau
             if parent is not None and parent.children is not None:
-                # A flow that becomes active while no sibling is active is raised to this level.
+                # A flow that begins to wait while no sibling is active is raised to this level.
                 parent.children.last_served = (flow.service + flow.raised) / flow.weight
             flow.rate += cost * count
             flow.running += count
@@ -249,7 +253,8 @@ class FlowTree:
             # Only a group with a maximum can block requests.
             if flow.maximum:
                 self.freed_groups[flow.id] = None
-            # The reached part of the minimum decides its order among siblings, and has changed.
+            # The order among siblings depends on the reached part of the minimum, which has
+            # changed.
             if flow.minimum:
                 self._mark(flow)
 
@@ -259,7 +264,7 @@ class FlowTree:
         Args:
             job_id: the job.
             before: amounts that the slot had booked.
-            after: amounts that it has booked now.
+            after: amounts that the slot has booked now.
         """
         less, more = counted(before), counted(after)
         for flow in self._path(job_id):
@@ -287,7 +292,7 @@ class FlowTree:
     # Pending requests, and the flows that are active.
 
     def wait(self, job_id: str, number: int, count: int) -> None:
-        """Counts new pending requests. Each flow on the path to the root that had no pending
+        """Counts new pending requests. On the path to the root, each flow that had no pending
         requests before is raised.
 
         Args:
@@ -298,8 +303,8 @@ class FlowTree:
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             if not flow.waiting:
-                # The tie breaker is the arrival number with which the flow began to wait. So it is
-                # set only if the flow had no pending requests.
+                # The tie breaker is the arrival number of the request with which the flow began to
+                # wait. So it is set only if the flow had no pending requests.
                 flow.tie = (number, flow.id)
                 self._raise(flow)
                 self._mark(flow)
@@ -308,7 +313,7 @@ class FlowTree:
             flow = flow.parent
 
     def remove_waiting(self, job_id: str, count: int) -> None:
-        """Subtracts pending requests that were served or have left the queue."""
+        """Subtracts pending requests that have been served or have left the queue."""
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.waiting -= count
@@ -325,7 +330,8 @@ class FlowTree:
         while flow is not None:
             flow.active += 1
             flow.moves += 1
-            # The parent already counts this flow, or does not count it because the flow is paused.
+            # In both cases the parent's count stays: the parent already counts this flow, or the
+            # flow is paused, so the parent does not count it.
             if flow.active > 1 or flow.paused:
                 return
             self._mark(flow)
@@ -337,14 +343,15 @@ class FlowTree:
         while flow is not None:
             flow.active -= 1
             flow.moves += 1
-            # The parent still counts this flow, or did not count it because the flow is paused.
+            # In both cases the parent's count stays: the flow is still active, or it is paused, so
+            # the parent does not count it.
             if flow.active or flow.paused:
                 return
             self._mark(flow)
             flow = flow.parent
 
     def pause(self, group: Flow) -> None:
-        """Skips a group until `resume`, even if children of it are active."""
+        """Skips a group until `resume`, even if some of its children are active."""
         group.paused = True
         self._mark(group)
         # A parent counts active children that are not paused, so it did not count an inactive
@@ -408,8 +415,8 @@ class FlowTree:
         return True, self.key(flow), flow.tie
 
     def first_job(self) -> Flow | None:
-        """Returns the job that is served next; None if no job is active. At each group from the
-        root down, it takes the child that comes first.
+        """Returns the job that is served next; None if no job is active. From the root down, the
+        method follows the first child of each group.
         """
         flow: Flow | None = self.root
         while flow is not None and flow.children is not None:
@@ -442,7 +449,7 @@ class FlowTree:
 
     def _join(self, flow: Flow, parent: Flow) -> None:
         if parent.children is None:
-            raise ValueError(f"{parent.id} is a job: nothing can be below it")
+            raise ValueError(f"{parent.id} is a job, so it cannot have children")
         flow.parent = parent
         parent.children.by_id[flow.id] = flow
 
@@ -454,25 +461,24 @@ class FlowTree:
 
     def _leave(self, flow: Flow) -> None:
         if flow.parent is None or flow.parent.children is None:
-            raise ValueError(f"{flow.id} cannot be taken out of the tree")
+            raise ValueError(f"{flow.id} has no parent, so it cannot be removed from the tree")
         if flow.active or flow.waiting or flow.running:
-            raise ValueError(f"{flow.id} waits or has slots")
+            raise ValueError(f"{flow.id} has pending requests or slots")
         # The flow is inactive, so this removes it from the tournaments.
         flow.parent.children.freshen()
         del flow.parent.children.by_id[flow.id]
         flow.parent = None
 
     def _raise(self, flow: Flow) -> None:
-        """Raises a flow that begins to wait to the level of its siblings, so that the time without
-        requests is no advantage.
+        """Raises a flow that begins to wait to the level of its siblings. So the time without
+        requests is no advantage for the flow.
         """
         parent = flow.parent
         if parent is None or parent.children is None:
             return
         siblings = parent.children
         first = siblings.least()
-        # The level does not include the lookahead, because the sibling has not used this amount
-        # yet.
+        # The level does not include the lookahead, because the sibling has not used this amount.
         if first is not None:
             level = (first.service_at(self.clock.tau) + first.raised) / first.weight
         else:
@@ -496,8 +502,7 @@ class FlowTree:
             flow.service *= rescaling.factor
             flow.raised *= rescaling.factor
             flow.since = rescaling.tau(flow.since)
-        # Done after all flows were rescaled, because the tournaments compute their lines from the
-        # flows.
+        # The tournaments come last, because they compute their lines from the rescaled flows.
         for flow in (self.root, *self.groups.values()):
             if flow.children is not None:
                 flow.children.rescale(rescaling)

@@ -67,7 +67,8 @@ def adopt_groups(
         if is_live(job):
             make(job.group)
     for group in groups.values():
-        # the parent was not deleted by an operator's call
+        # An operator cannot delete a group that has children. So the stored data is incomplete if
+        # a parent is missing, and the group moves to the top level.
         if group.parent and group.parent not in groups:
             group.parent = ""
             changes.group(group)
@@ -82,7 +83,7 @@ def is_live(job: Job) -> bool:
 def in_order(groups: Mapping[str, Group]) -> list[Group]:
     """Returns all groups, each before its children, and siblings by name."""
     parts: dict[str, list[Group]] = {}
-    # Sorted in reverse, because `pop` takes the last one first.
+    # Sorted in reverse, because `pop` takes the last group first.
     for group in sorted(groups.values(), key=lambda group: group.name, reverse=True):
         parts.setdefault(group.parent, []).append(group)
     found: list[Group] = []

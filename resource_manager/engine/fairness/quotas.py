@@ -4,9 +4,12 @@ A quota counts the amounts that all slots in the group's subtree have booked. A 
 placement until it is deleted, so also while it is being freed. A quota limits only new slots and
 growth. It never takes a slot away.
 
-Limits are given for "cpu_milli", "best_effort_cpu_milli", "memory_bytes" (all memory parts
-together) and "extended.NAME". A dimension without a maximum is unlimited. A maximum of 0 admits
-nothing.
+Limits are possible for "cpu_milli", "best_effort_cpu_milli", "memory_bytes" (all memory parts
+together), "extended.NAME" and "device.TYPE". A dimension without a maximum is unlimited. A maximum
+of 0 admits no slot that needs this dimension.
+
+Example: a group has a maximum of 8 cores, and its slots have booked 7. A request for 2 cores is
+blocked until slots of the group end. A request for 9 cores is blocked until the maximum is raised.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ class Bounded(Protocol):
 
     @property
     def used(self) -> Mapping[str, int]:
-        """Amounts that all slots of its subtree have booked, in the form of `counted`."""
+        """Amounts that all slots in the group's subtree have booked, in the form of `counted`."""
         ...
 
     @property
@@ -105,10 +108,11 @@ def room(groups: Iterable[Bounded], need: Amounts, most: int) -> int:
 
 
 def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
-    """Returns the limit that blocks `need`; None if it is admitted.
+    """Returns the limit that blocks `need`; None if all groups admit it.
 
-    If several limits block it, a limit that is smaller than `need` itself is returned first,
-    because the end of slots does not help against it. Otherwise it is the first limit found.
+    If several limits block `need`, a limit that is smaller than `need` itself is returned, because
+    the end of slots does not help against such a limit. If there is no such limit, the first limit
+    that blocks is returned.
     """
     found: QuotaBlock | None = None
     for group in groups:
@@ -124,12 +128,12 @@ def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
 
 def fulfilment(used: Amounts, minimum: Amounts) -> float:
     """Returns the reached part of a guaranteed minimum: the largest ratio of used to guaranteed
-    amount over all dimensions. If it is below 1, the minimum is not reached. It is infinite if
-    there is no minimum.
+    amount over all dimensions. The minimum is reached if this part is 1 or more. The part is
+    infinite if there is no minimum.
 
-    Example: if 2 of 4 cores and 0 of 8 GiB are used, it is 0.5. If the smallest ratio (here 0) were
-    used, a group whose slots need no memory would always come first, because its guaranteed memory
-    stays unused.
+    Example: if 2 of 4 cores and 0 of 8 GiB are used, the reached part is 0.5. The smallest ratio
+    (here 0) would be wrong: a group whose slots need no memory would always come first, because
+    its guaranteed memory stays unused.
     """
     shares = [used.get(name, 0) / amount for name, amount in minimum.items() if amount]
     return max(shares, default=UNBOUNDED)
@@ -139,7 +143,7 @@ GroupT = TypeVar("GroupT", bound=Bounded)
 
 
 class QuotaLedger:
-    """Counts the amounts of the slots that a scale-up plan has admitted, by group. So the plan
+    """Counts, by group, the amounts of the slots that a scale-up plan has admitted. So the plan
     requests no executors for slots that a maximum would block.
     """
 
@@ -173,7 +177,7 @@ class QuotaLedger:
 
 
 def total_need(needs: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
-    """Returns the sum of amounts times counts, for example of all members of a gang."""
+    """Returns the sum of amounts times counts, for example over all members of a gang."""
     found: dict[str, int] = {}
     for need, count in needs:
         for name, amount in need.items():

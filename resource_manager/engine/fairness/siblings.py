@@ -1,10 +1,10 @@
 """Defines flows, and orders the children of one group.
 
-A group has two kinetic tournaments over its active children. The first one has the children below
-their guaranteed minimum, ordered by the reached part of the minimum. These children come before all
-others. The second one has all other children, ordered by virtual time (see `flows.py`). A child
-that changes is only marked *stale*. The tournaments are updated when the order is read the next
-time.
+A group has two kinetic tournaments over its active children. The first tournament has the children
+below their guaranteed minimum, ordered by the reached part of the minimum. These children come
+before all others. The second tournament has all other children, ordered by virtual time (see
+`flows.py`). A child that changes is only marked *stale*. The tournaments are updated when the order
+is read the next time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from resource_manager.engine.fairness.quotas import fulfilment
 from resource_manager.engine.fairness.tournament import Entry, Tournament
 
 SortKey = tuple[bool, float, tuple[int, str]]
-"""The key that orders siblings. The flow with the smallest key comes first. Its parts are: True if
-the minimum is reached; the reached part of the minimum, or the virtual time if the minimum is
-reached; and the tie breaker of the flow.
+"""The key that orders siblings. The flow with the smallest key comes first. The key has three
+parts:
+
+1. True if the minimum is reached.
+2. The virtual time if the minimum is reached, otherwise the reached part of the minimum.
+3. The tie breaker of the flow.
 """
 
 
@@ -42,7 +45,7 @@ class Flow(Entry):
         maximum: the largest amounts that its slots may book, in the form of `quotas.counted`.
         minimum: guaranteed amounts, in the same form.
         service: service up to `since`, scaled.
-        raised: sum of the amounts by which it was raised, scaled.
+        raised: sum of the raises of the flow, scaled.
         since: warped time up to which `service` is counted.
         rate: cost per second of all slots of its subtree that accrue usage.
         used: amounts that all slots of its subtree have booked, from placement to deletion. For
@@ -54,9 +57,9 @@ class Flow(Entry):
         moves: increases whenever one of the counts above changes.
         served_ms: when one of its slots was last placed or reused; None: not since this process
             started.
-        stale: true if it changed after the last update of its parent's tournaments.
-        below_minimum: true if it is in the tournament of children below their minimum.
-        paused: true if it must be in no tournament, even if children of it are active.
+        stale: true if the flow changed after the last update of its parent's tournaments.
+        below_minimum: true if the flow is in the tournament of children below their minimum.
+        paused: true if the flow must be in no tournament, even if its children are active.
         changed: true if its usage has changed since it was last stored.
     """
 
@@ -107,7 +110,7 @@ class FlowUsage:
     """The usage of a flow at one time, in cost times seconds."""
 
     service: float  # decayed
-    raised: float  # sum of the amounts by which the flow was raised, decayed
+    raised: float  # sum of the raises, decayed
     lookahead: float  # expected further usage of the running slots
     weight: float
 
@@ -123,14 +126,14 @@ class FlowUsage:
 
 
 class Siblings:
-    """The children of a group, and which of them is served next.
+    """The children of a group, in the order in which they are served.
 
     Attributes:
         by_id: all children, by id.
         fair: active children that have reached their minimum, by virtual time.
-        below_minimum: active children below their minimum, by the reached part of it.
-        last_served: the scaled usage per weight that the child which was served last had at that
-            time.
+        below_minimum: active children below their minimum, by the reached part of the minimum.
+        last_served: the scaled usage per weight of the child that was served last, at the time when
+            it was served.
     """
 
     __slots__ = (
@@ -166,7 +169,7 @@ class Siblings:
         tau = self._clock.tau
         if not self.below_minimum.count:
             return self.fair.runner_up(tau)
-        # If only the first child is below its minimum, the second one is the first of `fair`.
+        # If only one child is below its minimum, the second child is the first of `fair`.
         return self.below_minimum.runner_up(tau) or self.fair.least(tau)
 
     def least(self) -> Flow | None:
@@ -194,7 +197,8 @@ class Siblings:
             reached = fulfilment(flow.used, flow.minimum) if flow.minimum else inf
             below_minimum = reached < 1
             active = flow.active and not flow.paused
-            # The flow leaves its tournament if it is now inactive, or must be in the other one.
+            # The flow leaves its tournament if it is now inactive, or belongs to the other
+            # tournament.
             if seated and (not active or below_minimum != flow.below_minimum):
                 (self.below_minimum if flow.below_minimum else self.fair).unseat(flow, tau)
                 seated = False

@@ -4,8 +4,8 @@ A thread begins when its slot is granted. It ends when the job master gives the 
 the slot for the next request.
 
 A thread is not counted if its slot ends in another way: the slot is lost, taken away, or kept until
-the job ends. A thread is also not counted if its start is unknown. This is the case for a slot that
-a lost executor still had when it returned, and for a slot that was reused before a restart.
+the job ends. A thread is also not counted if its start is unknown. The start is unknown for a slot
+that a lost executor still had when it returned, and for a slot that was reused before a restart.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def end(job: Job, slot: Slot, now_ms: int) -> None:
 
 
 def note_reuse(job: Job, slot: Slot, now_ms: int) -> None:
-    """Records that the thread in the slot has ended, and that the next one begins in the same slot.
+    """Records that a thread in the slot has ended, and that the next thread begins in this slot.
 
     Args:
         job: the job, whose durations are updated.
@@ -72,7 +72,7 @@ def restore(
     Args:
         jobs: all jobs, by id.
         slots: all slots.
-        usage_records: the stored rows; rows of jobs contain the durations.
+        usage_records: the stored usage rows. The rows of jobs contain the durations.
         at: the current time.
     """
     for record in usage_records:

@@ -2,10 +2,10 @@
 
 A *kinetic tournament* (Basch, Guibas, Hershberger: "Data structures for mobile data", SODA 1997) is
 a binary tree over the entries. Each inner node stores its winner: the lower of its two children's
-winners. It also stores until when no winner in its subtree can change. A query before this time
-only reads the root. A later query judges again only the nodes whose time has passed. To judge a
-node means to compare its two children. If one line changes, the nodes above its leaf are judged, up
-to the first node where the entry neither was nor is the winner.
+winners. It also stores a time until which no winner in its subtree can change. A query before this
+time only reads the root. A later query judges again only the nodes whose time has passed. To judge
+a node means to compare its two children. If the line of an entry changes, the nodes above its leaf
+are judged. This ends at the first node where the entry neither was nor is the winner.
 
 Example: four lines in seats 0 to 3, judged at tau = 0.
 
@@ -30,7 +30,8 @@ _LEAVES_MIN = 2
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A line `level + slope * tau`. Among equal lines, the one with the smaller `tie` comes first.
+    """A line `level + slope * tau`. If two lines are equal, the entry with the smaller `tie` comes
+    first.
 
     `seat` is the entry's leaf in its tournament; -1 if it is in no tournament. While an entry has a
     seat, the caller must call `Tournament.moved` after every change of its line or tie.
@@ -88,7 +89,7 @@ class Tournament(Generic[EntryT]):
         entry.seat = -1
 
     def moved(self, entry: EntryT, tau: float) -> None:
-        """Updates the tree after a change of an entry's line or tie."""
+        """Updates the tree after an entry's line or tie has changed."""
         self._climb(entry, tau)
 
     def least(self, tau: float) -> EntryT | None:
@@ -100,10 +101,10 @@ class Tournament(Generic[EntryT]):
         return self._winner[1]
 
     def runner_up(self, tau: float) -> EntryT | None:
-        """Returns the second lowest entry; None if there is no second one.
+        """Returns the second lowest entry; None if there is no second entry.
 
-        The second lowest entry was compared directly with the lowest one at some node. So it is the
-        winner of a sibling of a node on the path from the lowest entry's leaf to the root.
+        At some node, the second lowest entry lost directly to the lowest entry. So it is the winner
+        of a sibling of a node on the path from the lowest entry's leaf to the root.
         """
         first = self.least(tau)
         if first is None or self.count == 1:
@@ -167,8 +168,8 @@ class Tournament(Generic[EntryT]):
         self._judge(node, tau)
 
     def _judge(self, node: int, tau: float) -> None:
-        """Sets the winner of a node, and the time until which it is valid. This is the time when
-        the two lines cross, or when the winner of a child may change, if that is earlier.
+        """Sets the winner of a node, and the time until which the winner is valid. This is the time
+        when the two lines cross, or the earlier time when the winner of a child may change.
         """
         winner, untils = self._winner, self._until
         left = node + node
@@ -176,7 +177,8 @@ class Tournament(Generic[EntryT]):
         until, other = untils[left], untils[left + 1]
         if other < until:  # noqa: PLR1730 -- min() would cost more than all the rest
             until = other
-        # With only one entry no lines cross, so only a change below ends the validity.
+        # With only one entry, no lines cross. So only a change below this node can change the
+        # winner.
         if one is None or two is None:
             winner[node] = one or two
             untils[node] = until
@@ -191,7 +193,7 @@ class Tournament(Generic[EntryT]):
             winner[node] = two
             closes = closing < 0
         if closes and (crossing := apart / closing) < until:
-            # If the crossing is not in the future (the lines are equal now, or it was rounded
-            # down), the node is judged again at the next later time.
+            # If the crossing is not in the future, the lines are equal now, or the crossing was
+            # rounded down. Then the node is judged again at the next later time.
             until = crossing if crossing > tau else nextafter(tau, inf)
         untils[node] = until

@@ -1,4 +1,4 @@
-"""Computes which cpus of an executor slots can use, and how much cpu can be booked there.
+"""Computes which cpus of an executor slots can use, and how much cpu they can book.
 
 The settings of a host come from several layers in a fixed order: operator, configuration, kubelet,
 cluster. Reserved cpus, cpus of a kubelet and offline cpus are subtracted. Each remaining cpu can be
@@ -33,7 +33,7 @@ MILLI_PER_CPU = 1000
 
 _KNOWN_MAX = 4_096
 """Number of cached announcements, and of cached combinations of layers. A cluster has few different
-ones.
+announcements and combinations.
 """
 
 
@@ -43,7 +43,7 @@ CLUSTER = ""
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """The parts of an executor's announcement about its cpus that this module needs."""
+    """An executor's announcement of its cpus, as far as this module needs it."""
 
     slot_cpus: CpuSet = EMPTY  # cpus that its announced total counts
     # cpus that its configuration reserves, in addition to `slot_cpus`
@@ -63,13 +63,13 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class HostCpus:
-    """The settings of one host that are in force now, and the cpus and amounts that follow from
-    them.
+    """The settings of one host that apply now, and the cpus and amounts that follow from them.
 
     Attributes:
         policy: the settings of the host, merged from all layers.
         unavailable: announced cpus that are offline, or that a kubelet has given to its containers.
-        taken: announced cpus that cannot be dedicated to slots: unavailable and reserved ones.
+        taken: announced cpus that cannot be dedicated to slots, because they are unavailable or
+            reserved.
         total: the amounts that slots can book on the host.
     """
 
@@ -82,7 +82,7 @@ class HostCpus:
 def host_cpus(
     registration: Registration, state: CpuState, operator: HostPolicy, cluster: HostPolicy
 ) -> HostCpus:
-    """Returns the settings, cpus and amounts of a host that are in force now.
+    """Returns the settings, cpus and amounts of a host that apply now.
 
     Args:
         registration: the registration of the executor, with its announcement.
@@ -113,8 +113,8 @@ def host_cpus(
 
 
 def announced_by(registration: Registration) -> Announced:
-    """Returns the announcement of an executor about its cpus. If it announced no cpus, the cpus of
-    its shared pool are used.
+    """Returns the announcement of an executor about its cpus. If the executor announced no cpus, it
+    counts as having announced the cpus of its shared pool.
     """
     announced = _announced(registration.host_cpus)
     # Executors of older versions announce no cpus, but they report their shared pool.
@@ -126,8 +126,8 @@ def announced_by(registration: Registration) -> Announced:
 
 
 def unannounced(operator: HostPolicy, cluster: HostPolicy) -> EffectivePolicy:
-    """Returns the settings of a host that has announced none: those of operators and the
-    defaults.
+    """Returns the settings of a host that has announced no settings: the settings that operators
+    made, and the defaults.
     """
     return _merged_policy(operator, NOTHING_SET, NOTHING_SET, cluster)
 
@@ -177,18 +177,18 @@ def _total(announced: Amounts, cpus: CpuSet, taken: CpuSet) -> dict[str, int]:
 def _with_best_effort(
     total: dict[str, int], announced: Announced, in_no_pool: CpuSet
 ) -> dict[str, int]:
-    """Returns the total with its best-effort cpu reduced to what the best-effort pool can still
-    provide.
+    """Returns the total with its best-effort cpu reduced to the amount that the best-effort pool
+    can still provide.
 
     The amount decreases in proportion to the size of the pool, because the executor's configuration
-    decides how much best-effort cpu each cpu offers. Cpus that are reserved and shared stay in the
-    pool. It does not matter which layer reserved them.
+    defines how much best-effort cpu each cpu offers. Cpus that are reserved and shared stay in the
+    pool, whichever layer reserved them.
     """
     offered = announced.best_effort_cpus
     # Only cpus that the announced total counts are subtracted.
     lacks = offered & in_no_pool
     if lacks and BEST_EFFORT_CPU_MILLI in total:
-        # Rounded down, because the host could not provide a total that is too large.
+        # Rounded down, because the host could not provide a larger total.
         left = total[BEST_EFFORT_CPU_MILLI] * len(offered - lacks) // len(offered)
         total = total | {BEST_EFFORT_CPU_MILLI: left}
     return {name: amount for name, amount in total.items() if amount}

@@ -1,9 +1,9 @@
 """Assigns the cpus of one host: records which slots have which cpus, and chooses the cpus of a new
 slot.
 
-Assignments are cached until the host's cpus change: the check for room computes them, and the
-placement that follows uses them again. Before that, the caller checks amounts and the number of
-slots (`Host.free`).
+The caller first checks amounts and the number of slots (`Host.free`). Then it calls this module to
+check the cpus. The resulting assignments are cached until the host's cpus change, so the placement
+that follows uses them again.
 
 A *topology-constrained* request may not fit even if enough amounts are free, because it needs cpus
 on suitable cores and NUMA nodes. On hosts that align all slots to NUMA nodes (`aligning`), this
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from resource_manager.engine.model.scheduling_key import CpuKey, Labels
 
 CpuKind = tuple[object, ...]
-"""The properties that decide which requests fit the cpus of an empty host. Hosts with equal
-properties share one object.
+"""The properties of a host that decide which requests fit its cpus when it is empty. Hosts with
+equal properties share one object.
 """
 
 ANSWERS_MAX = 16
-"""Largest number of requests per host whose results are cached."""
+"""The results of at most this many requests are cached for each host."""
 
 NO_ANNOUNCEMENT = "{}"
 """The announcement of an executor whose version does not support dedicated cpus."""
@@ -71,7 +71,7 @@ NO_TOPOLOGY = HostRefusal(
 
 class ResourceRequest(Protocol):
     """The properties of a request that a host reads. Scheduling classes and requests of gangs
-    (`MemberRequest`) implement it.
+    (`MemberRequest`) implement this protocol.
     """
 
     @property
@@ -102,7 +102,7 @@ class ResourceRequest(Protocol):
 @dataclass(slots=True)
 class CachedAnswer:
     """The assignments of equal slots that are placed one after the other. `refusal` says why no
-    further slot fits; None: this is unknown.
+    further slot fits; None: it is unknown whether another slot fits.
     """
 
     given: list[CpuAssignment]
@@ -124,7 +124,7 @@ class CpuAllocator:
 
     Attributes:
         executor: the executor.
-        present: the settings and the capacity that are in force now.
+        present: the settings and the capacity that apply now.
         cordons: devices on which operators have stopped new slots.
         slots: all slots of the host.
         cpus: the cpu ledger, with all slots; None: the host does not report its cores.
@@ -154,7 +154,8 @@ class CpuAllocator:
         """
         registration = self.executor.registration
         layout = _layout(registration)
-        # The new ledger may reach the same version numbers, so results of the old one are dropped.
+        # The new ledger may reach the same version numbers, so results of the old ledger are
+        # dropped.
         self.answers = no_answers()
         if layout is None:
             # Slots are placed on this host by amounts alone.
@@ -171,12 +172,12 @@ class CpuAllocator:
         for key, slot in self.slots.items():
             self.cpus.add(key, cpus_booked(slot))
         self.follow_settings()
-        # The host may have become too small for its slots. They stay, and this must not count as an
-        # inconsistency.
+        # The host may have become too small for its slots. The slots stay, and the ledger must not
+        # report this as an inconsistency.
         self.cpus.tolerate()
 
     def follow_settings(self) -> bool:
-        """Applies the settings in force, and the reported state of cpus and devices, to the cpu
+        """Applies the present settings, and the reported state of cpus and devices, to the cpu
         ledger.
 
         Returns:
@@ -193,7 +194,7 @@ class CpuAllocator:
         ledger.set_unavailable(offline=offline, kubelet=kubelet, kubelet_memory=seen.kubelet_memory)
         problems = {(each.type, each.uuid): each.problem for each in ledger.devices.layout.devices}
         # A condition that the executor has reported since its registration replaces the announced
-        # one.
+        # condition.
         now = {(each.type, each.uuid): each for each in self.executor.device_conditions}
         problems |= {key: each.obstacle for key, each in now.items() if key in problems}
         cordoned = {
@@ -211,7 +212,7 @@ class CpuAllocator:
         return ledger.version != version
 
     def conditions_of(self, slot: Slot) -> tuple[DeviceCondition, ...]:
-        """Returns the conditions of those devices of a slot that are not healthy, or that programs
+        """Returns the conditions of the slot's devices that are not healthy, or that programs
         outside slots use.
         """
         if not self.executor.device_conditions or slot.assignment is None:
@@ -226,8 +227,8 @@ class CpuAllocator:
     # Assignments for new slots.
 
     def unmet(self, request: ResourceRequest) -> int:
-        """Returns how many preferred policies a slot for the request would miss here. The slot must
-        fit.
+        """Returns how many preferred policies this host would not meet for a slot of the request.
+        The slot must fit.
         """
         found = self.assign(request)
         return len(found.notes) if isinstance(found, CpuAssignment) else 0
@@ -244,8 +245,8 @@ class CpuAllocator:
         return self.aligning or request.topology_constrained
 
     def assign(self, request: ResourceRequest) -> CpuAssignment | HostRefusal:
-        """Returns the cpus and NUMA nodes that a slot for the request would get here now, or why it
-        does not fit.
+        """Returns the cpus and NUMA nodes that a slot for the request would get here now, or why
+        the slot does not fit.
 
         The caller must check the amounts, the number of slots, and whether the host may be used.
         """
@@ -258,9 +259,9 @@ class CpuAllocator:
         return answer.refusal or NO_TOPOLOGY
 
     def assign_many(self, request: ResourceRequest, count: int) -> list[CpuAssignment]:
-        """Returns the assignments of up to `count` slots for the request, placed one after the
-        other. There are fewer if cpus or NUMA nodes do not suffice. The caller must check the same
-        as for `assign`.
+        """Returns the assignments of `count` slots for the request, placed one after the other. The
+        list is shorter if cpus or NUMA nodes do not suffice for all slots. The caller must make the
+        same checks as for `assign`.
         """
         if self.cpus is None:
             found = assign(None, self._cpu_request(request))
@@ -277,8 +278,8 @@ class CpuAllocator:
         return len(self.assign_many(request, count)) == count
 
     def never_suits(self, request: ResourceRequest) -> HostRefusal | None:
-        """Returns why a slot for the request would not fit even on the empty host; None: it would
-        fit.
+        """Returns why a slot for the request would not fit even if the host were empty; None: it
+        would fit.
         """
         if not self.needs_topology(request):
             return None
@@ -298,18 +299,19 @@ class CpuAllocator:
 
         Raises:
             InvariantBroken: the cpus do not suffice for all slots. The caller must check this
-                before.
+                first.
         """
         if self.needs_topology(request):
-            # The placement pass has checked this before, so the result is usually cached.
+            # The placement pass has already checked the request, so the result is usually cached.
             found = self.assign_many(request, count)
             if len(found) < count:
                 raise InvariantBroken(
                     f"{count} slots of {request.profile} were placed on"
-                    f" {self.executor.executor_id}, whose cpus suit {len(found)} of them"
+                    f" {self.executor.executor_id}, but its cpus suffice for only {len(found)}"
                 )
             return list(found)
-        # A request without a policy runs in the whole shared pool and needs no entry.
+        # A slot for a request without a policy runs in the whole shared pool and needs no
+        # assignment.
         if request.cpus is None:
             return [None] * count
         one = self.assign(request)
@@ -318,9 +320,15 @@ class CpuAllocator:
     def assignments_together(
         self, members: Sequence[tuple[ResourceRequest, int]]
     ) -> list[CpuAssignment] | None:
-        """Returns the assignments of members of a gang whose GPUs are chosen together, in the order
-        of `members`. Each request comes with its number of members. None: the GPUs are not chosen
-        together, and the caller must use `assignments`.
+        """Chooses the GPUs of several members of a gang together, so that they are close to each
+        other.
+
+        Args:
+            members: the requests, each with its number of members.
+
+        Returns:
+            The assignments, in the order of `members`; None: the GPUs are not chosen together, so
+            the caller must use `assignments`.
         """
         has_devices = any(each.profile is not None and each.profile.devices for each, _ in members)
         if self.cpus is None or not has_devices:
@@ -337,11 +345,11 @@ class CpuAllocator:
             self.answers = ledger.version, known
         cpu_request = self._cpu_request(request)
         answer = known.get(cpu_request)
-        # A cached result for fewer slots is sufficient if it ends with a refusal, because no more
-        # slots fit then.
+        # A cached result for fewer slots is sufficient if it ends with a refusal, because then no
+        # more slots fit.
         if answer is None or (len(answer.given) < count and answer.refusal is None):
-            # The whole cache is cleared. It needs to hold only the few requests that are being
-            # tried.
+            # The whole cache is cleared, because it only has to hold the few requests that a pass
+            # tries at the same time.
             if answer is None and len(known) >= ANSWERS_MAX:
                 known.clear()
             answer = known[cpu_request] = _answer(ledger, cpu_request, count)
@@ -352,7 +360,7 @@ class CpuAllocator:
 
 
 def cpu_request_of(request: ResourceRequest, booked: Amounts) -> CpuRequest:
-    """Returns the needs of a slot for a host's cpus, NUMA nodes and devices.
+    """Returns the cpus, NUMA nodes and devices that a slot needs on a host.
 
     Args:
         request: the request.
@@ -364,8 +372,8 @@ def cpu_request_of(request: ResourceRequest, booked: Amounts) -> CpuRequest:
 
 
 def cpus_booked(slot: Slot) -> CpuAssignment | None:
-    """Returns the assignment that a slot holds on its host. While a resize is in flight, it covers
-    both sizes.
+    """Returns the assignment that a slot holds on its host. While a resize is in flight, the
+    assignment covers both sizes.
     """
     ordered = slot.ordered.assignment if slot.ordered is not None else None
     if slot.assignment is None or ordered is None:
@@ -387,11 +395,13 @@ def _answer(ledger: CpuLedger, cpu_request: CpuRequest, count: int) -> CachedAns
 
 
 def _layout(registration: Registration) -> CpuLayout | None:
-    if registration.host_cpus == NO_ANNOUNCEMENT:  # the executor would not understand an assignment
+    # An executor of this version would not understand an assignment.
+    if registration.host_cpus == NO_ANNOUNCEMENT:
         return None
     try:
         return layout_of(registration.topology, registration.host_cpus)
-    except (InvalidArgument, ValueError):  # cpus that are reported wrongly cannot be given to slots
+    except (InvalidArgument, ValueError):
+        # The executor reported its cpus wrongly, so slots are placed by amounts alone.
         return None
 
 

@@ -1,15 +1,18 @@
-"""The ledger of one executor: its slots and bookings, its last report, and the commands that must
-be sent to it.
+"""The ledger of one executor: its slots and bookings, its last report, and the commands that the
+resource manager must send to it.
 
-The free capacity is the smaller one of two amounts, in each dimension. The first is the total minus
-all bookings in this ledger. The second is the amount that the executor reported as available, minus
-the bookings that this report does not contain yet. So a report that was sent before an allocation
-arrived does not make the allocated capacity free again. If an executor refuses an allocation, its
-report takes effect at once.
+In each dimension, the free capacity is the smaller of two amounts:
+
+- the total minus all bookings in this ledger
+- the amount that the executor reported as available, minus the bookings that this report does not
+  contain yet
+
+So a report that an executor sent before an allocation arrived does not make the allocated capacity
+free again. If an executor refuses an allocation, its report takes effect at once.
 
 Example: the total is 8 cpus, and slots have booked 3. The last report shows 6 available cpus,
-because it does not contain 1 of these 3 cpus yet. So min(8 - 3, 6 - 1) = 5 cpus are free. If a
-process outside slots uses cpus and the report shows only 4, min(5, 4 - 1) = 3 cpus are free.
+because it does not contain 1 of these 3 cpus yet. So min(8 - 3, 6 - 1) = 5 cpus are free. Now a
+process outside slots uses 2 cpus, so the report shows only 4. Then min(5, 4 - 1) = 3 cpus are free.
 """
 
 from __future__ import annotations
@@ -66,23 +69,25 @@ UNLIMITED = AMOUNT_MAX
 """Stands for "no limit" where a number is needed."""
 
 KNOWN = "known/"
-"""Prefix of index columns for the capacity that a host has when empty. Hosts in all states have
-these columns.
+"""Prefix of index columns for the capacity of a host without slots. Hosts in all states have these
+columns.
 """
 
 ONLINE = "online/"
-"""Prefix of the same index columns that lost, draining and unreachable hosts do not have."""
+"""Prefix of columns with the same capacity, but lost, draining and unreachable hosts do not have
+these columns.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class Host(CpuAllocator):
-    """An executor, with everything that the resource manager knows about it.
+    """An executor, with all facts that the resource manager knows about it.
 
     Attributes:
         host_id: the executor's id.
         operator_policy: settings that operators made for this host at runtime.
         cluster_policy: settings that operators made for all hosts.
-        total: amounts that can be booked, including those that already are.
+        total: amounts that slots can book, including amounts that are already booked.
         lost_cpus: by slot, its dedicated cpus that are no longer usable.
         separate_pools: the host has a separate memory pool for each memory part.
         default_booking: the amounts that a default slot books.
@@ -94,7 +99,7 @@ class Host(CpuAllocator):
         reported: the state of each slot in the last report.
         unowned: slots in the last report that this ledger does not have.
         contained_command: number of the last command that the last report contains.
-        in_flight: the command that was sent and is not answered yet.
+        in_flight: the command that was sent and has not been answered yet; None: there is none.
         to_allocate: slots that the next commands must allocate.
         to_free: slots that the next commands must free.
         to_resize: slots that the next commands must resize.
@@ -104,10 +109,10 @@ class Host(CpuAllocator):
         frees_paused_until_ms: no FreeSlots command is sent before this time (monotonic clock).
         refusals: the scheduling classes that the executor refused.
         reach: whether the resource manager can connect to the executor.
-        shrunk: True if its slots have booked more than it has now.
+        shrunk: True if its slots have booked more than the host has now.
         reserved: capacity that is kept for the owner of a reservation; None: nothing is reserved.
-        described: the registration from which the index columns were computed; None: they are
-            outdated.
+        described: the registration from which the index columns were computed; None: the columns
+            are outdated.
         columns_known: index columns that do not depend on bookings.
         columns_online: the same columns for a host that is online.
     """
@@ -187,7 +192,7 @@ class Host(CpuAllocator):
         self.separate_pools = has_separate_pools(registration.total)
         self.labels = dict(registration.labels)
         self._adopt_cpus(self._cpus_now())
-        # Called after `_adopt_cpus`, because the cpu ledger reads the settings in force.
+        # Called after `_adopt_cpus`, because the cpu ledger reads the present settings.
         self.adopt_topology()
         self.default_booking = self.booking_of(registration.default_profile)
         self.default_need = in_grains(self.default_booking)
@@ -227,7 +232,7 @@ class Host(CpuAllocator):
     def notice_shrinking(self) -> None:
         """Updates `shrunk`: whether slots have booked more than the host has."""
         registration = self.executor.registration
-        # Slots keep what they have. So after a host has become smaller, its bookings may exceed the
+        # Slots keep their capacity. So after a host has become smaller, its bookings may exceed the
         # total. The invariants accept this only while `shrunk` is set.
         self.shrunk = any(
             amount > self.total.get(name, 0) for name, amount in self.booked.items()
@@ -247,7 +252,7 @@ class Host(CpuAllocator):
         self.frees_failed = 0
         self.frees_paused_until_ms = 0
         self.refusals.clear()
-        # Command numbers of the old session are not valid in the new one.
+        # Command numbers of the old session are not valid in the new session.
         for slot in self.slots.values():
             slot.placed_with_command = 0
         # All bookings count as unreported until the first report.
@@ -309,8 +314,8 @@ class Host(CpuAllocator):
             self.cpus.replace(key, cpus_booked(slot))
 
     def _booking_of_slot(self, slot: Slot) -> Amounts:
-        """Returns the amounts that a slot books. While a resize is in flight, these are the larger
-        ones of both sizes.
+        """Returns the amounts that a slot books. While a resize is in flight, the slot books the
+        larger amount of both sizes in each dimension.
         """
         booked = self._booking_of_size(slot)
         if slot.ordered is None:
@@ -337,8 +342,8 @@ class Host(CpuAllocator):
         if not vanished:
             return booked
         lost = total_of_devices(vanished)
-        # A share has the memory of a device both in bytes and in percent. The slot books only the
-        # one that it requested.
+        # A share has its device memory both in bytes and in percent. The slot books memory only in
+        # the unit that it requested.
         return {
             name: left
             for name, amount in booked.items()
@@ -354,9 +359,10 @@ class Host(CpuAllocator):
                 increase(self.unreported, self.unreported_of(key, slot))
 
     def unreported_of(self, key: SlotKey, slot: Slot) -> Amounts:
-        """Returns the part of a slot's booking that the last report does not contain. For a slot
-        that is not in the report, it is the whole booking. For another slot, it is the growth of
-        its resize in flight, because a report shows the confirmed size.
+        """Returns the part of a slot's booking that the last report does not contain.
+
+        If the slot is not in the report, this is the whole booking. Otherwise it is the growth of
+        the slot's resize in flight, because a report shows the confirmed size.
         """
         if key not in self.reported:
             return slot.booked
@@ -365,14 +371,14 @@ class Host(CpuAllocator):
         return subtract(slot.booked, self._booking_of_size(slot))
 
     def contains(self, slot: Slot) -> bool:
-        """Returns True if the last report would show the slot if it existed."""
+        """Returns True if the last report would show the slot, if the executor had it."""
         key = (slot.allocation_id, slot.generation)
-        # the slot was not sent to the executor yet, so no report can show it
+        # The slot has not been sent to the executor yet, so no report can show it.
         if key in self.to_allocate:
             return False
         command = self.in_flight
         if command is not None and command.number == slot.placed_with_command:
-            return False  # it is unknown until the answer whether the slot exists
+            return False  # before the answer, it is unknown whether the executor has the slot
         return slot.placed_with_command <= self.contained_command
 
     def free(self, *, even_without_pool: bool = False) -> dict[str, int]:
@@ -388,8 +394,8 @@ class Host(CpuAllocator):
         for name, total in self.total.items():
             left = total - booked.get(name, 0)
             if available is not None:
-                # Bookings that the report does not contain yet are subtracted. Otherwise two slots
-                # could get the same capacity.
+                # Subtracts bookings that the report does not contain yet. Otherwise two slots could
+                # get the same capacity.
                 reported_free = available.get(name, 0) - unreported.get(name, 0)
                 if reported_free < left:  # noqa: PLR1730 -- min() would take as long as all the rest
                     left = reported_free
@@ -420,7 +426,7 @@ class Host(CpuAllocator):
         return self.reserved.spare_slots(left, self.executor.registration.slots_max, self.slots)
 
     def carries(self, labels: Labels) -> bool:
-        """Returns True if the executor has all these labels with these values."""
+        """Returns True if the executor has all these labels, with the same values."""
         if not labels:
             return True
         own = self.labels
@@ -433,7 +439,7 @@ class Host(CpuAllocator):
             free: the free amounts.
             slots: how many more slots the host may have.
         """
-        # A default slot that needs nothing would fit without limit.
+        # If a default slot needs nothing, any number would fit, so this number is useless.
         if not self.default_need:
             return 0
         return min(
@@ -453,18 +459,18 @@ class Host(CpuAllocator):
         return refusal is not None and refusal.active
 
     def end_refusals(self, now_ms: int) -> bool:
-        """Ends the refusals that have expired, and those since which the reported state has
-        changed.
+        """Ends each refusal that has expired, or since which the reported state has changed.
 
         Returns:
-            True if it ended any.
+            True if at least one refusal ended.
         """
         # The state is built once for all refusals, because this reads all slots.
         present = self.state_seen() if self.refusals else None
         ended = False
         for refusal in self.refusals.values():
             changed = refusal.state_seen is not None and refusal.state_seen != present
-            # The refusal is kept with its number of failures, so that the next one lasts longer.
+            # The refusal is kept with its number of failures, so that the next refusal lasts
+            # longer.
             if refusal.active and (refusal.until_ms <= now_ms or changed):
                 refusal.active = False
                 ended = True

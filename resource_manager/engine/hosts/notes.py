@@ -52,11 +52,12 @@ StateSeen = tuple[frozenset[SlotKey], tuple[tuple[str, int], ...]]
 
 @dataclass(slots=True)
 class Refusal:
-    """The refusal of a scheduling class by an executor whose ledger had room for it.
+    """An executor has refused a slot of a scheduling class, although its ledger had room for it.
 
-    While the refusal is active, the host is not chosen for the class. It ends at `until_ms`, or
-    earlier if the reported state differs from `state_seen` (None: only at `until_ms`). The number
-    of failures is kept until the host serves the class, so that the next refusal lasts longer.
+    While the refusal is active, the host is not chosen for the class. The refusal ends at
+    `until_ms`, or earlier if the reported state differs from `state_seen` (None: only at
+    `until_ms`). The number of failures is kept until the host serves the class, so that the next
+    refusal lasts longer.
     """
 
     failures: int
@@ -67,10 +68,10 @@ class Refusal:
 
 @dataclass(slots=True)
 class ResizeBackoff:
-    """A resize that the executor did not carry out, and that is tried again.
+    """A resize that the executor did not carry out, and that is tried again later.
 
-    While it is active, the resize is not queued. It ends at `until_ms`, or earlier if the reported
-    state differs from `state_seen` (None: only at `until_ms`).
+    While the backoff is active, the resize is not queued. The backoff ends at `until_ms`, or
+    earlier if the reported state differs from `state_seen` (None: only at `until_ms`).
     """
 
     number: int  # number of the resize
@@ -87,18 +88,18 @@ class ReservedCapacity:
     """Capacity that a host keeps for the owner of a reservation: amounts, and a number of slots.
 
     The owner waits until slots in `before` have ended. These slots existed when the reservation was
-    made. In the meantime other requests may use free capacity if they and the owner together fit on
-    the host. This does not delay the owner, because it waits for the slots in `before` anyway.
+    made. Meanwhile, other requests may use free capacity if they and the owner together fit on the
+    host. This does not delay the owner, because the owner waits for the slots in `before` anyway.
 
     Example: a host with 8 cpus reserves 4, and the slots in `before` have booked 6. Other requests
     may use the 2 free cpus, because 2 + 4 <= 8. When slots in `before` free 2 more cpus, others may
-    use these, too, because 4 + 4 <= 8. All cpus that are freed later are kept for the owner.
+    use these, too, because 4 + 4 <= 8. Cpus that become free later are kept for the owner.
 
     Attributes:
         amounts: reserved amounts.
         slots: reserved number of slots.
         before: amounts that each slot had booked when the reservation was made.
-        barred: dimensions that others must not use at all.
+        barred: dimensions that other requests must not use at all.
     """
 
     amounts: Amounts
@@ -107,12 +108,13 @@ class ReservedCapacity:
     barred: frozenset[str] = frozenset()
 
     def spare(self, free: Amounts, total: Amounts, slots: Mapping[SlotKey, Slot]) -> dict[str, int]:
-        """Returns the part of the free amounts that others may use. Amounts of 0 are left out.
+        """Returns the part of the free amounts that other requests may use. Amounts of 0 are left
+        out.
 
         Args:
             free: free amounts of the host.
-            total: its total.
-            slots: all its slots.
+            total: total amounts of the host.
+            slots: all slots of the host.
         """
         # Amounts booked after the reservation was made, including the growth of older slots.
         since: dict[str, int] = {}
@@ -123,7 +125,7 @@ class ReservedCapacity:
                     since[name] = since.get(name, 0) + amount - before.get(name, 0)
         spare = {}
         for name, amount in free.items():
-            # Others may book this much more, so that they and the owner stay within the total.
+            # Other requests may book this much more. Then they and the owner stay within the total.
             beyond = total.get(name, 0) - self.amounts.get(name, 0) - since.get(name, 0)
             if name in self.barred:
                 continue
@@ -141,12 +143,12 @@ class ReservedCapacity:
         return shortfall(self.amounts, free), max(0, self.slots - slots_left)
 
     def spare_slots(self, left: int, most: int, slots: Mapping[SlotKey, Slot]) -> int:
-        """Returns how many more slots others may have.
+        """Returns how many more slots other requests may have.
 
         Args:
             left: number of slots that the host may still take.
-            most: its maximum number of slots.
-            slots: all its slots.
+            most: maximum number of slots of the host.
+            slots: all slots of the host.
         """
         # Slots of `before` end before the owner is placed, so only newer slots count.
         since = sum(key not in self.before for key in slots)
@@ -155,12 +157,12 @@ class ReservedCapacity:
 
 @dataclass(slots=True)
 class Reach:
-    """Whether the resource manager can connect to the executor. A registration does not reset this,
-    because it only shows that the executor can connect to the resource manager.
+    """Whether the resource manager can connect to the executor. A registration does not reset these
+    values, because it only shows that the executor can connect to the resource manager.
     """
 
     unreachable: bool = False
     cause: str = ""  # cause of the last failure, for people
-    failures: int = 0  # failed probes and deliveries since a command was last answered
+    failures: int = 0  # failed probes and deliveries since the executor last answered a command
     refused: int = 0  # commands that the executor refused since then
     probe_at_ms: int = 0

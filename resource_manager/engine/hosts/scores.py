@@ -14,7 +14,7 @@ millionths.
 
 CPU_SURPLUS = "score.cpu"
 """Index column of "balanced": 1,000,000 plus the free part of cpu minus the free part of memory, in
-millionths. Example: if 50 % of the cpu and 20 % of the memory are free, it is 1,300,000.
+millionths. Example: if 50 % of the cpu and 20 % of the memory are free, the score is 1,300,000.
 """
 
 MEMORY_SURPLUS = "score.memory"
@@ -35,7 +35,7 @@ def score_columns(
         total: the total amounts of the host, in the units of the index.
         free: the free amounts of the host, in the units of the index.
         slots_max: the largest number of slots that the host may have; 0: no limit.
-        slots: how many more slots it may have.
+        slots: how many more slots the host may have.
     """
     match strategy:
         case "spread":

@@ -10,8 +10,8 @@ class Slots(dict[SlotKey, Slot]):
     """Slots by allocation id and generation.
 
     Attributes:
-        superseded: by allocation id, slots that are being taken down while their request waits for
-            another slot or already has one.
+        superseded: by allocation id, slots that are being freed while their request waits for
+            another slot or already has another slot.
     """
 
     def __init__(self) -> None:
@@ -25,14 +25,14 @@ class Slots(dict[SlotKey, Slot]):
         return None
 
     def mark_superseded(self, slot: Slot) -> None:
-        """Records that a slot is being taken down, and that its request must get another one."""
+        """Records that a slot is being freed, and that its request must get another slot."""
         self.superseded.setdefault(slot.allocation_id, []).append(slot)
 
     def unmark_superseded(self, slot: Slot) -> bool:
         """Records that a slot was deleted, or serves its request again.
 
         Returns:
-            True if it was marked as superseded.
+            True if the slot was marked as superseded.
         """
         slots = self.superseded.get(slot.allocation_id, [])
         if slot not in slots:

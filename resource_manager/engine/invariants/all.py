@@ -48,7 +48,7 @@ from resource_manager.engine.state import State
 def findings(state: State, *, ended: bool = True) -> Iterator[Finding]:
     """Yields a text for each problem, and None at each point where the sweep may pause.
 
-    Indexes are compared only for hosts that did not change after the last scheduling cycle.
+    Index entries are compared only for hosts that did not change after the last scheduling cycle.
 
     Args:
         state: the engine's state. It may be changed by `step` while the sweep pauses.

@@ -27,24 +27,25 @@ def group_problems(flows: FlowTree, groups: dict[str, Group], name: str) -> Iter
     above = flows.groups.get(group.parent) if group.parent else flows.root
     # The flow is missing or below a wrong parent, so comparing its children would be misleading.
     if flow is None or flow.parent is not above:
-        yield f"group {name} has the flow {flow} in the wrong place"
+        yield f"the flow of group {name} is missing or below a wrong parent: {flow}"
         return
     have = (flow.weight, flow.maximum, flow.minimum)
-    if have != (group.weight, group.maximum, group.minimum):
-        yield f"{flow.id} has {have}, its group says otherwise"
+    expected = (group.weight, group.maximum, group.minimum)
+    if have != expected:
+        yield f"{flow.id} has (weight, maximum, minimum) {have}, but its group has {expected}"
     yield from _children(flows, flow)
 
 
 def tree_problems(flows: FlowTree, groups: dict[str, Group]) -> Iterator[Finding]:
     """Yields problems of the root, and groups that only the tree has."""
     if flows.groups.keys() != groups.keys():
-        yield f"flows of groups {sorted(flows.groups)}, there are {sorted(groups)}"
+        yield f"the tree has groups {sorted(flows.groups)}, but the groups are {sorted(groups)}"
     yield from _children(flows, flows.root)
 
 
 def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
-    """Compares a group's counters with the sums over its children, and each child with the child
-    that is served next.
+    """Compares a group's counters with the sums over its children, and compares each child with the
+    child that is served next.
     """
     if flow.children is None:
         return
@@ -60,11 +61,11 @@ def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
         waiting += child.waiting
         rate += child.rate
         active += child.active > 0
-        # Compared here and not after the loop, because the first child may change during a pause.
+        # Compared here and not after the sum, because the first child may change during a pause.
         problems.extend(_order(flows, flow, child))
 
     children = list(flow.children.by_id.values())
-    # Problems of single children are valid even if the sum is not complete.
+    # Problems of one child are valid even if the sum is not complete.
     complete = yield from add_up(children, add, lambda: flow.moves)
     yield from problems
     if not complete:
@@ -72,13 +73,13 @@ def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
     have = (flow.running, flow.waiting, flow.rate, flow.active, flow.used)
     expected = (running, waiting, rate, active, dict(used))
     if have != expected:
-        yield f"{flow.id} counts (running, waiting, rate, active, used) {have}, it is {expected}"
+        yield f"{flow.id} has (running, waiting, rate, active, used) {have}, expected {expected}"
     first = flow.children.first() if flow.children is not None else None
     if (first is None) != (not active):
-        yield f"{flow.id} has {first} first, of {active} that are active"
+        yield f"{flow.id} has {first} as its first child, but {active} active children"
     seated = flow.children.fair.count + flow.children.below_minimum.count
     if seated != active:
-        yield f"{flow.id}: {seated} children take part in the order, {active} are active"
+        yield f"{flow.id}: {seated} children take part in the order, but {active} are active"
 
 
 def _order(flows: FlowTree, flow: Flow, child: Flow) -> Iterator[str]:
@@ -93,11 +94,14 @@ def _order(flows: FlowTree, flow: Flow, child: Flow) -> Iterator[str]:
     reached, virtual_time, _ = flows.sort_key(child)
     below_minimum = not reached
     if below_minimum != child.below_minimum or below_minimum > first.below_minimum:
-        yield f"{flow.id} has {first} first, and {child} lacks its minimum: {below_minimum}"
+        yield f"{flow.id} has {first} first, but {child} is below its minimum: {below_minimum}"
     # A flow below its minimum and one above it cannot be compared by virtual time.
     if below_minimum != first.below_minimum:
         return
     least = flows.sort_key(first)[1]
     # Equal up to rounding: sums of floats depend on the order of adding.
     if least > virtual_time and not isclose(least, virtual_time, rel_tol=CLOSE, abs_tol=CLOSE):
-        yield f"{flow.id} has {first} first ({least}), {child} is less ({virtual_time})"
+        yield (
+            f"{flow.id} has {first} first, with the virtual time {least},"
+            f" but {child} has the lower one {virtual_time}"
+        )

@@ -28,12 +28,12 @@ def cpu_problems(host: Host) -> Iterator[str]:
     # The host has not reported its topology, so there is nothing more to compare.
     if ledger is None:
         if host.aligning:
-            yield f"{title} aligns all slots, and nothing is known of its cpus"
+            yield f"{title} aligns all slots, but its cpus are unknown"
         return
     if host.aligning != host.present.policy.alignment.aligns:
-        yield f"{title} aligns all slots: {host.aligning}, its settings say otherwise"
+        yield f"{title} aligns all slots: {host.aligning}; its settings say: {not host.aligning}"
     if ledger.policy != host.present.policy:
-        yield f"{title} gives cpus by other settings than those that hold there"
+        yield f"the cpu ledger of {title} has settings {ledger.policy}, not {host.present.policy}"
     for problem in ledger.problems():
         yield f"{title}: {problem}"
     yield from _holdings(host, ledger)
@@ -47,23 +47,23 @@ def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
             yield f"slot {key} is not in the cpu ledger of its executor {host.host_id}"
             continue
         if assigned.pop(key) != cpus_booked(slot):
-            yield f"slot {key} holds other cpus or NUMA nodes than it was given"
+            yield f"slot {key} has other cpus or NUMA nodes in the cpu ledger than in its row"
         assignment = slot.assignment
         # While a resize is in flight, the slot books the amounts of both sizes.
         if assignment is None or not assignment.cpus or slot.ordered is not None:
             continue
         booked = slot.booked.get(CPU_MILLI, 0)
         if booked != len(assignment.cpus) * MILLI_PER_CPU:
-            yield f"slot {key} has dedicated cpus {assignment.cpus}, and books {booked} cpu_milli"
+            yield f"slot {key} has dedicated cpus {assignment.cpus}, but books {booked} cpu_milli"
     for key in assigned:
-        yield f"the cpu ledger of executor {host.host_id} has slot {key}, which is not there"
+        yield f"the cpu ledger of executor {host.host_id} has slot {key}, which does not exist"
 
 
 def size_problems(host: Host) -> Iterator[str]:
     """Yields problems of the bookings and the resizes of a host's slots.
 
-    Each ordered resize must be queued for a command, be part of the command in flight, or wait
-    until its executor is asked again.
+    Each ordered resize must be queued for a command, be part of the command in flight, or be in
+    back-off.
     """
     for key, slot in host.slots.items():
         yield from _booking(host, key, slot)
@@ -72,7 +72,7 @@ def size_problems(host: Host) -> Iterator[str]:
             yield from _resize_order(host, key, slot)
     for key in (*host.to_resize, *host.resize_backoffs):
         if key not in host.slots:
-            yield f"executor {host.host_id} is to resize slot {key}, which is not there"
+            yield f"executor {host.host_id} has a resize of slot {key}, which does not exist"
 
 
 def is_waiting_in_queue(host: Host, slot: Slot) -> bool:
@@ -94,7 +94,7 @@ def _booking(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
         assignment = slot.ordered.assignment or slot.assignment
         booked = larger_of(booked, host.without_vanished(ordered, assignment))
     if slot.booked != booked:
-        yield f"slot {key} books {slot.booked}, its sizes say {booked}"
+        yield f"slot {key} books {slot.booked}, expected {booked} by its size"
 
 
 def _numbers(key: SlotKey, slot: Slot) -> Iterator[str]:
@@ -102,7 +102,7 @@ def _numbers(key: SlotKey, slot: Slot) -> Iterator[str]:
     numbers = [each.number for each in (ordered, wanted) if each is not None]
     # The ordered resize was requested before the waiting one, so its number must be lower.
     if numbers != sorted(set(numbers)) or any(n > slot.resize_number or n < 1 for n in numbers):
-        yield f"slot {key} has changes {numbers}, the last number given is {slot.resize_number}"
+        yield f"slot {key} has resizes {numbers}, but its last number is {slot.resize_number}"
 
 
 def _resize_order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
@@ -110,11 +110,11 @@ def _resize_order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     queued = key in host.to_resize
     sent = command is not None and command.resizes and key in command.keys
     backoff = host.resize_backoffs.get(key)
-    asked_later = backoff is not None and backoff.active
+    pauses = backoff is not None and backoff.active
     # `ordered` stays set while a slot is being freed, but the order is not sent again.
     due = slot.ordered is not None and slot.state is SlotState.ALLOCATED
-    if due and not (queued or sent or asked_later):
-        yield f"slot {key} has a new size, and no order for its executor"
+    if due and not (queued or sent or pauses):
+        yield f"the ordered resize of slot {key} is not queued, in flight or in back-off"
     if queued and not due:
         yield f"slot {key} is {slot.state} and queued for a resize that was not ordered"
 
@@ -147,24 +147,24 @@ def slot_problems(state: State, key: SlotKey) -> Iterator[str]:
         waits = is_waiting_in_queue(host, slot)
         is_queued = slot.wanted.arrival_number in state.queue.non_batchables
         if is_queued != waits:
-            yield f"slot {key} waits for another size: {waits}; in the queue: {is_queued}"
+            yield f"slot {key} waits for a resize: {waits}; in the queue: {is_queued}"
 
 
 def superseded_problems(slots: Slots, allocation_id: str) -> Iterator[str]:
     """Yields superseded slots of a request that do not exist."""
     for slot in slots.superseded.get(allocation_id, ()):
         if (slot.allocation_id, slot.generation) not in slots:
-            yield f"slot {slot.allocation_id}/{slot.generation} was left behind, and is gone"
+            yield f"superseded slot {slot.allocation_id}/{slot.generation} does not exist"
 
 
 def host_sums(hosts: Hosts, slots: Slots) -> Iterator[str]:
     """Yields problems of the counters over all hosts."""
     on_hosts = [len(host.slots) for host in hosts.values()]
     if sum(on_hosts) != len(slots):
-        yield f"executors hold {sum(on_hosts)} slots, there are {len(slots)}"
+        yield f"executors have {sum(on_hosts)} slots, but there are {len(slots)}"
     in_use = sum(map(bool, on_hosts))
     if hosts.in_use != in_use:
-        yield f"{hosts.in_use} hosts in use counted, there are {in_use}"
+        yield f"the counter of hosts in use is {hosts.in_use}, expected {in_use}"
 
 
 def index_problems(hosts: Hosts, labels: Labels) -> Iterator[str]:
@@ -183,9 +183,9 @@ def indexed_problems(hosts: Hosts, host_id: str) -> Iterator[str]:
     vector = {k: v for k, v in columns_of(host, hosts.settings.strategy).items() if v}
     for labels, index in hosts.indexes.all().items():
         if index.knows(host_id) != host.carries(labels):
-            yield f"index {labels}: holds {host_id} against its labels, or lacks it"
+            yield f"index {labels}: has {host_id}: {index.knows(host_id)}; its labels differ"
         elif index.knows(host_id) and index.vector(host_id) != vector:
-            yield f"index {labels}: {host_id} is {index.vector(host_id)}, should be {vector}"
+            yield f"index {labels}: {host_id} has {index.vector(host_id)}, expected {vector}"
 
 
 def _sums(host: Host) -> Iterator[str]:
@@ -195,35 +195,35 @@ def _sums(host: Host) -> Iterator[str]:
     if executor.lost != (executor.state is ExecutorState.LOST):
         yield f"{title} is {executor.state} with lost={executor.lost}"
     if host.booked != total_of(slot.booked for slot in host.slots.values()):
-        yield f"{title} has booked {host.booked}, which is not the sum of its slots"
+        yield f"{title} has booked {host.booked}, which is not the sum over its slots"
     unreported = total_of(host.unreported_of(key, slot) for key, slot in host.slots.items())
     if host.unreported != unreported:
-        yield f"{title} counts {host.unreported} as not reported, it is {unreported}"
+        yield f"{title} counts {host.unreported} as not reported, expected {unreported}"
     total = host.total
     over = {name for name, amount in host.booked.items() if amount > total.get(name, 0)}
     # A host that has become smaller may have booked more than its total.
     if over and not host.shrunk:
-        yield f"{title} has promised more than it has of {sorted(over)}"
+        yield f"{title} has booked more than its total of {sorted(over)}"
     limit = executor.registration.slots_max
     if limit and len(host.slots) > limit and not host.shrunk:
-        yield f"{title} has {len(host.slots)} slots, at most {limit} are allowed"
+        yield f"{title} has {len(host.slots)} slots, but at most {limit} are allowed"
     in_flight = host.in_flight
     if in_flight is not None and in_flight.number != executor.command_number:
         yield (
             f"{title} has command {in_flight.number} in flight,"
-            f" the last one sent is {executor.command_number}"
+            f" but the last number sent is {executor.command_number}"
         )
 
 
 def _slot(requests: Requests, slots: Slots, key: SlotKey, slot: Slot) -> Iterator[str]:
     """Compares a slot with its request."""
     if slot.state is not SlotState.FREEING and requests.served_by(slot) is None:
-        yield f"slot {key} is {slot.state} without a living request"
+        yield f"slot {key} is {slot.state}, but serves no live request"
     request = requests.get(slot.allocation_id)
     lives = request is not None and request.state not in ENDED_REQUEST_STATES
     superseded = slot in slots.superseded.get(slot.allocation_id, [])
     if lives and (slot.state is SlotState.FREEING) != superseded:
-        yield f"slot {key} is {slot.state}, counted as left behind: {superseded}"
+        yield f"slot {key} is {slot.state}; superseded: {superseded}"
 
 
 def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
@@ -237,16 +237,17 @@ def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     if slot.state is SlotState.PENDING:
         queued = key in host.to_allocate
         sent = command is not None and command.number == slot.placed_with_command
-        # the executor already ends the slot, and the next report or answer will say so
+        # the executor already frees the slot; its next report or answer will show that
         ends = host.reported.get(key) is SlotState.FREEING
         if queued == sent and not (ends and not queued):
             yield f"slot {key} is PENDING; its order queued: {queued}, in flight: {sent}"
-    # Each of these leads to the deletion of the slot. Without one, the slot would never be deleted.
+    # A queued order, a command in flight, or a report of the executor leads to the deletion of the
+    # slot. Without one of them, the slot would never be deleted.
     if slot.state is SlotState.FREEING and not (
         key in host.to_free
         or (command is not None and key in command.keys)
         or host.reported.get(key) is SlotState.FREEING
     ):
-        yield f"slot {key} is FREEING, and no order or report says so"
+        yield f"slot {key} is FREEING, but has no order or report that frees it"
     if slot.state is not SlotState.FREEING and key in host.to_free:
-        yield f"slot {key} is {slot.state}, but to be freed"
+        yield f"slot {key} is {slot.state}, but has an order that frees it"

@@ -27,12 +27,15 @@ def job_problems(state: State, job_id: str) -> Iterator[Finding]:
         return
     # Both may be equal, because all events may be trimmed.
     if not job.trimmed_sequence <= job.last_sequence:
-        yield f"job {job_id} forgot events that never were"
+        yield (
+            f"job {job_id} trimmed events up to {job.trimmed_sequence},"
+            f" but its last event is {job.last_sequence}"
+        )
     flow = state.flows.jobs.get(job_id)
     if (flow is not None) != is_live(job):
-        yield f"job {job_id} lives: {is_live(job)}, has a flow: {flow is not None}"
+        yield f"job {job_id} is live: {is_live(job)}; has a flow: {flow is not None}"
     if flow is not None and flow.parent is not state.flows.groups.get(job.group):
-        yield f"{flow.id} is below {flow.parent}, its group is {job.group}"
+        yield f"{flow.id} is below {flow.parent}, but its group is {job.group}"
     yield from _queued(state.queue, state.gangs, job, flow)
     if state.settings.fairness.order == "fair":
         yield from _active(state.queue, job, flow)
@@ -43,14 +46,14 @@ def job_problems(state: State, job_id: str) -> Iterator[Finding]:
 def job_sums(jobs: dict[str, Job], live_jobs: int, requests: Requests) -> Iterator[str]:
     """Yields problems of the counters over all jobs."""
     if (there := sum(len(job.arrivals) for job in jobs.values())) != len(requests.by_arrival):
-        yield f"jobs name {there} requests, there are {len(requests.by_arrival)}"
+        yield f"jobs have {there} arrival numbers, but {len(requests.by_arrival)} requests exist"
     numbers = len(requests.by_arrival) + len(requests.ranges.members)
     if numbers != len(requests):
         yield f"{numbers} arrival numbers for {len(requests)} requests"
     if (living := sum(job.live_requests for job in jobs.values())) != requests.live:
-        yield f"{requests.live} live requests counted, there are {living}"
+        yield f"the counter of live requests is {requests.live}, expected {living}"
     if (active := sum(job.state is JobState.ACTIVE for job in jobs.values())) != live_jobs:
-        yield f"{live_jobs} live jobs counted, there are {active}"
+        yield f"the counter of live jobs is {live_jobs}, expected {active}"
 
 
 def unknown_jobs(
@@ -59,7 +62,7 @@ def unknown_jobs(
     """Yields jobs that are in a ledger, but do not exist."""
     for owners, what in ((flows.jobs, "flow"), (queue.by_job, "queue"), (gangs.by_job, "gang")):
         if unknown := owners.keys() - jobs.keys():
-            yield f"jobs {sorted(unknown)} have a {what}, and do not exist"
+            yield f"jobs {sorted(unknown)} have a {what}, but do not exist"
 
 
 def _queued(queue: WaitingQueue, gangs: GangLedger, job: Job, flow: Flow | None) -> Iterator[str]:
@@ -68,7 +71,7 @@ def _queued(queue: WaitingQueue, gangs: GangLedger, job: Job, flow: Flow | None)
     items = queue.non_batchables.of_job(job.job_id)
     waiting = sum(len(each.numbers) for each in job_queues) + sum(item.count for item in items)
     if flow is not None and flow.waiting != waiting:
-        yield f"{flow.id} counts {flow.waiting} that wait, there are {waiting}"
+        yield f"{flow.id} counts {flow.waiting} waiting requests, expected {waiting}"
     for each in job_queues:
         if each.scheduling_class.job_queues.get(job.job_id) is not each:
             yield f"job {job.job_id} has a queue that its scheduling class does not know"
@@ -78,7 +81,7 @@ def _queued(queue: WaitingQueue, gangs: GangLedger, job: Job, flow: Flow | None)
         if item.kind is Kind.GANG and item.name in gangs.waiting
     )
     if (have := gangs.by_job.get(job.job_id, 0)) != kinds:
-        yield f"gangs of job {job.job_id} wait with {kinds} member requests, not {have}"
+        yield f"gangs of job {job.job_id} have {kinds} member requests, but {have} are counted"
 
 
 def _active(queue: WaitingQueue, job: Job, flow: Flow | None) -> Iterator[str]:
@@ -88,9 +91,10 @@ def _active(queue: WaitingQueue, job: Job, flow: Flow | None) -> Iterator[str]:
     # All queues of a job share one counter, so checking one queue is enough.
     for each in list(job_queues)[:1]:
         if each.active_queues.active_count != active:
-            yield f"job {job.job_id} counts {each.active_queues.active_count} active, not {active}"
+            counted = each.active_queues.active_count
+            yield f"job {job.job_id} counts {counted} active queues, expected {active}"
     if flow is not None and flow.active != (active > 0):
-        yield f"{flow.id} is active: {flow.active}, with {active} active queues"
+        yield f"{flow.id} is active: {flow.active}; it has {active} active queues"
 
 
 def _requests(
@@ -113,7 +117,7 @@ def _requests(
         nonlocal living, pending
         living += part.live
         job_queue = queue.queue_of(part.spec.request, job.job_id)
-        if job_queue is not None:  # `part_problems` compares these with the members
+        if job_queue is not None:  # `part_problems` compares these numbers with the members
             pending += job_queue.numbers.count_within(
                 part.row.arrival_number, part.last_arrival + 1
             )
@@ -126,17 +130,17 @@ def _requests(
     # pauses.
     complete = yield from add_up(job.arrivals, add_request, version)
     if missing:
-        yield f"job {job.job_id} names a request that does not exist"
+        yield f"job {job.job_id} has the arrival number of a request that does not exist"
     if not complete:
         return
     parts = requests.ranges.by_job.get(job.job_id, [])
     if not (yield from add_up(parts, add_part, version)):
         return
     if living != job.live_requests:
-        yield f"job {job.job_id} counts {job.live_requests} live requests, there are {living}"
+        yield f"job {job.job_id} counts {job.live_requests} live requests, expected {living}"
     queued = sum(len(each.numbers) for each in queue.by_job.get(job.job_id, ()))
     if queued != pending and not over:  # requests of an ending job leave the queue first
-        yield f"job {job.job_id} has {queued} requests in queues, {pending} are PENDING"
+        yield f"job {job.job_id} has {queued} requests in queues, but {pending} are PENDING"
 
 
 def _slots(slots: Slots, job: Job, flow: Flow | None) -> Iterator[Finding]:
@@ -158,9 +162,9 @@ def _slots(slots: Slots, job: Job, flow: Flow | None) -> Iterator[Finding]:
     if not (yield from add_up(list(job.slot_keys), add, lambda: flow and flow.moves)):
         return
     if unknown:
-        yield f"job {job.job_id} counts slots {sorted(unknown)}, which it does not have"
+        yield f"job {job.job_id} lists slots {sorted(unknown)}, which are not its slots"
     if flow is None:
         return
     have, expected = (flow.running, flow.rate, flow.used), (running, rate, dict(used))
     if have != expected:
-        yield f"{flow.id} counts (running, rate, used) {have}, it is {expected}"
+        yield f"{flow.id} has (running, rate, used) {have}, expected {expected}"

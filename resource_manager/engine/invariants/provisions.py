@@ -31,7 +31,7 @@ def plan_problems(
     """Yields problems of the sums over all provisions, and of the last plan."""
     for name, amount in elastic.ordered_total.items():
         if amount > limits.get(name, amount):
-            yield f"{amount} of {name} were asked for, at most {limits[name]} may be"
+            yield f"{amount} of {name} were ordered, but at most {limits[name]} are allowed"
     yield from _plan(provisions, elastic)
 
 
@@ -40,7 +40,7 @@ def _provision(hosts: Hosts, elastic: Elastic, provision: Provision) -> Iterator
     title = f"provision {provision.executor_id}"
     host = hosts.get(provision.executor_id)
     if provision.number > elastic.number:
-        yield f"{title} has number {provision.number}, the last one was {elastic.number}"
+        yield f"{title} has number {provision.number}, but the last one was {elastic.number}"
     if provision.state in PENDING and host is not None:
         yield f"{title} is {provision.state}, but its executor has registered"
     # A STOPPING executor may end at any time, so no slot may be placed on it.
@@ -57,14 +57,14 @@ def _plan(provisions: dict[str, Provision], elastic: Elastic) -> Iterator[str]:
     for name, content in elastic.plan.on.items():
         provision = provisions.get(name)
         if provision is None or provision.state not in PENDING:
-            yield f"something is planned on {name}, which is not to come"
+            yield f"requests are planned on {name}, which is no pending executor"
             continue
         if not content:
             yield f"nothing is planned on {name}, but it is in the plan"
         for dimension, amount in _needed(elastic.capacities[provision.shape], content).items():
             promised = elastic.capacities[provision.shape].amounts.get(dimension, 0)
             if amount > promised:
-                yield f"{amount} of {dimension} is planned on {name}, {promised} was promised"
+                yield f"{amount} of {dimension} is planned on {name}, its shape has {promised}"
 
 
 def _needed(capacity: Capacity, content: Content) -> dict[str, int]:

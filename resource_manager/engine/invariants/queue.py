@@ -22,7 +22,7 @@ def class_problems(
     if not queue.is_pending(scheduling_class):  # it lost its last request after the sweep began
         return
     title = f"scheduling class {scheduling_class.number}"
-    # Places: the class is in one list of the queue, and knows its own job queues.
+    # The class must be in one list of the queue.
     places = [
         scheduling_class in queue.current_pass,
         scheduling_class in queue.fitting,
@@ -34,9 +34,9 @@ def class_problems(
     if not scheduling_class.job_queues:
         yield f"{title} has no job queues"
     if scheduling_class.inactive and scheduling_class in queue.fitting:
-        yield f"{title} has room, and {len(scheduling_class.inactive)} inactive queues"
+        yield f"{title} has room, but {len(scheduling_class.inactive)} inactive queues"
     if not scheduling_class.inactive.keys() <= set(scheduling_class.job_queues.values()):
-        yield f"{title} keeps inactive queues that do not exist"
+        yield f"{title} has inactive queues that do not exist"
     # Sums over the job queues, which may pause.
     waiting, first = 0, None
     problems: list[str] = []
@@ -56,9 +56,9 @@ def class_problems(
     if not complete:
         return
     if scheduling_class.waiting != waiting:
-        yield f"{title} counts {scheduling_class.waiting} that wait, there are {waiting}"
+        yield f"{title} counts {scheduling_class.waiting} waiting requests, expected {waiting}"
     if scheduling_class.head() != first:
-        yield f"{title} has {scheduling_class.head()} for its head, it is {first}"
+        yield f"{title} has the first request {scheduling_class.head()}, expected {first}"
 
 
 def _job_queue(
@@ -73,7 +73,7 @@ def _job_queue(
         or job_queue.scheduling_class is not scheduling_class
         or job_queue not in queue.by_job.get(job_id, ())
     ):
-        yield f"{title} is of {job_queue.job_id}, with {job_queue.numbers}"
+        yield f"{title} is empty or filed wrongly: job {job_queue.job_id}, {job_queue.numbers}"
         return
     places = [
         job_queue.position != INACTIVE,
@@ -84,12 +84,13 @@ def _job_queue(
         yield f"{title} is active, inactive, blocked by a quota: {places}; expected one"
     # The position may be before the first number of the queue, but never after it.
     if job_queue.position != INACTIVE and job_queue.position > job_queue.numbers.first:
-        yield f"{title} is at {job_queue.position}, after its first, {job_queue.numbers.first}"
+        first = job_queue.numbers.first
+        yield f"{title} has the position {job_queue.position}, after its first request {first}"
     # Checking one request per run is enough, because all requests of a run are equal.
     for start, _ in job_queue.numbers.runs():
         request = requests.at(start)
         if request.job_id != job_id or queue.class_of(request.spec) is not scheduling_class:
-            yield f"{title} holds {request.allocation_id}, which is not of it"
+            yield f"{title} has request {request.allocation_id} of another job or class"
 
 
 def item_problems(
@@ -102,7 +103,7 @@ def item_problems(
     if item.kind is Kind.GANG:
         waiting = gangs.waiting.get(item.name)
         if waiting is None or waiting.gang.arrival_number != number:
-            yield f"gang {item.name} is in the queue at {number}, and does not wait there"
+            yield f"gang {item.name} is in the queue at {number}, but does not wait there"
         return
     slot = slots.get((item.name, item.generation))
     if slot is None or slot.wanted is None or slot.wanted.arrival_number != number:
@@ -122,19 +123,19 @@ def queue_problems(queue: WaitingQueue, *, fair: bool) -> Iterator[str]:
     classes = queue.classes()
     waiting = sum(scheduling_class.waiting for scheduling_class in classes)
     if len(queue) != waiting:
-        yield f"{len(queue)} requests in the queue, {waiting} in scheduling classes"
-    somewhere = len(queue.current_pass) + len(queue.fitting) + len(queue.for_next_pass)
-    somewhere += sum(map(len, queue.blocked.values()))
-    if somewhere != len(classes):
-        yield f"{somewhere} classes must be tried or are blocked, {len(classes)} are pending"
+        yield f"the queue counts {len(queue)} requests, its classes have {waiting}"
+    listed = len(queue.current_pass) + len(queue.fitting) + len(queue.for_next_pass)
+    listed += sum(map(len, queue.blocked.values()))
+    if listed != len(classes):
+        yield f"the lists of the queue have {listed} classes, but {len(classes)} are pending"
     of_jobs = sum(map(len, queue.by_job.values()))
     of_classes = sum(len(scheduling_class.job_queues) for scheduling_class in classes)
     if of_jobs != of_classes:
-        yield f"jobs have {of_jobs} queues, classes have {of_classes}"
+        yield f"jobs have {of_jobs} queues, but classes have {of_classes}"
     yield from queue.non_batchables.problems()
     # With the order "arrival", all jobs share one count of active queues.
     if not fair:
         active = sum(each.position != INACTIVE for some in queue.by_job.values() for each in some)
         counted = sum(each.active_count for each in queue.order.active().values())
         if counted != active:
-            yield f"{counted} active queues counted, there are {active}"
+            yield f"the counter of active queues is {counted}, expected {active}"

@@ -28,7 +28,7 @@ from resource_manager.engine.state import State
 
 
 def numbers_of_requests(jobs: dict[str, Job], requests: Requests, *, ended: bool) -> Iterator[int]:
-    """Yields the arrival numbers of all requests, job by job, then those of materialized members.
+    """Yields the arrival numbers of all requests, job by job, then of materialized range members.
 
     The state may change between two numbers.
 
@@ -53,7 +53,7 @@ def request_problems(state: State, number: int) -> Iterator[str]:
     name = request.allocation_id
     title = f"request {name}"
     if state.requests.get(name) is not request or request.arrival_number != number:
-        yield f"{title} is not at its arrival number {request.arrival_number}"
+        yield f"{title} is not found by its arrival number {request.arrival_number}"
     job = state.jobs.get(request.job_id)
     is_member = number in state.ranges.members
     yield from _job(job, request, title, is_member=is_member, over=request.job_id in state.endings)
@@ -69,7 +69,7 @@ def request_problems(state: State, number: int) -> Iterator[str]:
     if waits != (request.state is RequestState.PENDING) and (waits or not over):
         yield f"{title} is {request.state}, in queue: {waits}"
     if request.state in ENDED_REQUEST_STATES and request.end_time_ms is None:
-        yield f"{title} ended without a time"
+        yield f"{title} has ended, but has no end time"
 
 
 def _job(
@@ -84,7 +84,7 @@ def _job(
         yield f"{title} is {request.state}, but its job {job.job_id} has ended"
     # Either all requests of a job have a profile, or none has; see `_refuse_mix`.
     if job is not None and job.specified is not (request.spec.profile is not None):
-        yield f"{title} is of another kind than its job's other requests"
+        yield f"{title} has a profile: {request.spec.profile is not None}, unlike its job's others"
 
 
 def _slot(slots: Slots, request: Request, title: str) -> Iterator[str]:
@@ -95,11 +95,11 @@ def _slot(slots: Slots, request: Request, title: str) -> Iterator[str]:
     if request.state is RequestState.ALLOCATING and not (
         carved or (slot is not None and slot.state is SlotState.PENDING)
     ):
-        yield f"{title} is ALLOCATING, its slot is {slot.state if slot else 'missing'}"
+        yield f"{title} is ALLOCATING, but its slot is {slot.state if slot else 'missing'}"
     if request.state is RequestState.GRANTED and (
         slot is None or slot.state is not SlotState.ALLOCATED
     ):
-        yield f"{title} is GRANTED, its slot is {slot.state if slot else 'missing'}"
+        yield f"{title} is GRANTED, but its slot is {slot.state if slot else 'missing'}"
 
 
 def _is_among(number: int, ordered: Sequence[int]) -> bool:
@@ -132,7 +132,7 @@ def gang_problems(
     for name in gang.members:
         request = requests.get(name)
         if request is None or request.spec.gang_id != gang_id:
-            yield f"gang {gang_id} has the member {name}, which is not its own"
+            yield f"gang {gang_id} has the member {name}, which is not a request of this gang"
             return
     if len(set(gang.members)) != len(gang.members):
         yield f"gang {gang_id} has a member twice"
@@ -146,7 +146,7 @@ def gang_problems(
 def gang_ledger_problems(ledger: GangLedger) -> Iterator[str]:
     """Yields gangs that are waiting or unconfirmed in the ledger, but that do not exist in it."""
     for name in (ledger.waiting.keys() | ledger.unconfirmed.keys()) - ledger.by_id.keys():
-        yield f"gang {name} is not known, and waits or is being confirmed"
+        yield f"gang {name} waits or is being confirmed, but does not exist"
 
 
 def _gang(
@@ -156,16 +156,16 @@ def _gang(
     title, ledger = f"gang {gang.gang_id}", gangs
     first = requests.get(gang.members[0])
     if first is None or first.arrival_number != gang.arrival_number:
-        yield f"{title} does not stand at the place of its first member"
+        yield f"{title} has another arrival number than its first member"
     members = list(living(requests, gang))
     if any(each.job_id != gang.job_id or each.spec.gang_id != gang.gang_id for each in members):
-        yield f"{title} has members that are not its own"
+        yield f"{title} has members of another job or gang"
     states = {each.state for each in members}
     over = gang.job_id in endings  # then some members may have left the queue already
     # Until the grant, all members change state together. If a member is lost, either only that
     # member ends, or all members change state.
     if len(states) > 1:
-        yield f"{title} has members that are {sorted(states)}; expected all alike"
+        yield f"{title} has members in the states {sorted(states)}; expected one state"
     waiting = ledger.waiting.get(gang.gang_id)
     # If the job is ending, the gang leaves the queue before its members end.
     if (waiting is not None) != (states == {RequestState.PENDING}) and (
@@ -175,14 +175,14 @@ def _gang(
     if waiting is not None and (
         waiting.members != members or waiting.kind.member_requests != member_requests_of(members)
     ):
-        yield f"{title} waits with other members than it has"
+        yield f"{title} has other members in the queue than in its row"
     missing = sum(_is_unconfirmed(slots, each) for each in members)
     if ledger.unconfirmed.get(gang.gang_id, 0) != missing or (
         states == {RequestState.ALLOCATING} and not missing
     ):
         yield (
             f"{title} is {sorted(states)} and waits for {ledger.unconfirmed.get(gang.gang_id)}"
-            f" confirmations, {missing} are missing"
+            f" confirmations, expected {missing}"
         )
 
 
@@ -219,7 +219,7 @@ def member_problems(ranges: RangeLedger, number: int) -> Iterator[str]:
     if number in ranges.members and (
         part is None or part.index_of(number) not in part.materialized
     ):
-        yield f"the member with arrival number {number} is a request, and not materialized"
+        yield f"the member with arrival number {number} is a request, but not materialized"
 
 
 def _queued(queue: WaitingQueue, endings: dict[str, Ending], part: Part) -> Iterator[str]:
@@ -235,14 +235,14 @@ def _queued(queue: WaitingQueue, endings: dict[str, Ending], part: Part) -> Iter
         if job_queue is not None
     )
     if waiting != len(part.waiting) and part.row.job_id not in endings:
-        yield f"has {len(part.waiting)} members that wait, {waiting} are queued"
+        yield f"has {len(part.waiting)} waiting members, but {waiting} of them are queued"
     # A member that lost its slot is queued, too, but it counts as materialized and not as waiting.
     placed_before = sum(
         job_queue is not None and part.arrival_of(index) in job_queue.numbers
         for index in part.materialized
     )
     if queued != waiting + placed_before:
-        yield f"has {queued} members in the queue, {waiting + placed_before} may be there"
+        yield f"has {queued} members in the queue, expected {waiting + placed_before}"
 
 
 def _members(requests: Requests, ranges: RangeLedger, part: Part) -> Iterator[str]:
@@ -250,22 +250,22 @@ def _members(requests: Requests, ranges: RangeLedger, part: Part) -> Iterator[st
     places = [part.waiting, part.materialized, *part.row.ended.values()]
     everywhere = IntervalSet(run for place in places for run in place.runs())
     if everywhere != IntervalSet([(part.first, part.end)]):
-        yield "has members who stand nowhere"
+        yield "has members that are neither waiting, materialized nor ended"
     # The union has the same size as the sum only if no member is in two places.
     if len(everywhere) != sum(map(len, places)):
-        yield "has members who stand in several places"
+        yield "has members that are two of waiting, materialized and ended"
     for index in part.materialized:
         request = ranges.members.get(part.arrival_of(index))
         if request is None or requests.get(part.id_of(index)) is not request:
-            yield f"has singled {index} out, who is no request"
+            yield f"has the materialized member {index}, but no such request exists"
         elif request.state in ENDED_REQUEST_STATES:
-            yield f"has singled {index} out, who is {request.state}"
+            yield f"has the materialized member {index}, which is {request.state}"
         elif request.state is RequestState.PENDING and index not in part.stored:
-            yield f"has singled {index} out, who waits and has no row"
+            yield f"has the materialized member {index}, which waits but has no row"
     if any(part.materialized.count_within(*run) != run[1] - run[0] for run in part.stored.runs()):
-        yield "has rows of members who are not singled out"
+        yield "has rows of members that are not materialized"
     if any(state_ not in ENDED_REQUEST_STATES for state_, _, _ in part.row.ended):
-        yield "has members who ended alive"
+        yield "has ended members in a state that is not an end"
 
 
 def _names(
@@ -275,8 +275,8 @@ def _names(
     if job is None or part not in ranges.parts_of(job.job_id, part.row.arrival_number - 1):
         yield f"is not known to its job {part.row.job_id}"
     elif job.state is JobState.ENDED and part.live and job.job_id not in endings:
-        yield f"lives, but its job {job.job_id} has ended"
+        yield f"has live members, but its job {job.job_id} has ended"
     if ranges.at(part.row.arrival_number) is not part or (ranges.at(part.last_arrival) is not part):
         yield "is not at its arrival numbers"
     if ranges.overlapping(part.spec.range_id, part.first, part.end) != [part]:
-        yield "is not found by its name, or not alone"
+        yield "is not the only part that is found by its name"

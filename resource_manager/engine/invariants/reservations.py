@@ -15,7 +15,7 @@ def reservations(state: State) -> Iterator[str]:
     reservations = state.reservations
     most = state.settings.fairness.reservations_max
     if len(reservations) > most:
-        yield f"{len(reservations)} reservations, at most {most} are allowed"
+        yield f"there are {len(reservations)} reservations, but at most {most} are allowed"
     reserved: dict[str, ReservedCapacity] = {}
     jobs: set[str] = set()
     for number, each in reservations.by_number.items():
@@ -32,7 +32,7 @@ def reservations(state: State) -> Iterator[str]:
     # Compared by identity, because the host and the reservation must share one object.
     for name, host in state.hosts.items():
         if host.reserved is not reserved.get(name):
-            yield f"executor {name} keeps {host.reserved}, not {reserved.get(name)}"
+            yield f"executor {name} has reserved {host.reserved}, expected {reserved.get(name)}"
 
 
 def _one(state: State, each: Reservation) -> Iterator[str]:
@@ -50,4 +50,4 @@ def _one(state: State, each: Reservation) -> Iterator[str]:
             yield f"{title} is on executor {name}, which is too small for it"
     # If all reserved capacity is free, the cycle should have placed the owner.
     if has_room(state, each):
-        yield f"{title} is for what is all free, and its owner was not placed"
+        yield f"{title} has all its capacity free, but its owner was not placed"

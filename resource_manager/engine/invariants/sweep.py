@@ -1,7 +1,8 @@
 """Runs checks over many entities, with pauses. One sweep runs all checks once.
 
 A check yields one sentence for each problem, and None at each point where it may pause. The state
-may change during a pause, because the rest of the check does not depend on what was read before.
+may change during a pause: after it, a check does not use what it has read before, or it checks
+first that this has not changed.
 """
 
 from __future__ import annotations

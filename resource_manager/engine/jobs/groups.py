@@ -1,8 +1,8 @@
-"""Creates, changes and deletes resource groups at an operator's request.
+"""Creates, changes and deletes resource groups at an operator's request, and checks which changes
+are allowed.
 
-This module checks which changes are allowed, for example while a group has live jobs. The fairness
-tree is in `fairness/`, quota checks are in `lifecycle/quota_checks.py`, and functions that list the
-groups above or below a group are in `fairness/groups.py`.
+The fairness tree is in `fairness/`, quota checks are in `lifecycle/quota_checks.py`, and functions
+that list the groups above or below a group are in `fairness/groups.py`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def known_group(groups: dict[str, Group], name: str) -> Group:
         names = sorted(groups)
         more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
         raise NotFound(
-            f"there is no resource group {name!r}; there are {', '.join(names[:_NAMED_MAX])}{more};"
-            f" an operator makes one with finegrain groups set {name}",
+            f"there is no resource group {name!r}; the groups are {', '.join(names[:_NAMED_MAX])}"
+            f"{more}; an operator can create it with finegrain groups set {name}",
             reason=Reason.GROUP_UNKNOWN,
             details={"group": name},
         )
@@ -67,9 +67,8 @@ def set_group(state: State, event: GroupSet) -> Group:
     """Creates a group, or changes the given fields of an existing one.
 
     Raises:
-        InvalidArgument: the name, weight, a limit or a text is not acceptable; the minimum is above
-            the maximum; the parent is the group itself or below it; or there would be too many
-            levels.
+        InvalidArgument: the name, weight, a limit or a text is invalid; the minimum is above the
+            maximum; the parent is the group itself or below it; or there would be too many levels.
         NotFound: no such parent.
         FailedPrecondition: the parent would change, but the group has live jobs.
         ResourceExhausted: the maximum number of groups is reached.
@@ -83,16 +82,16 @@ def set_group(state: State, event: GroupSet) -> Group:
     # The parent is checked only if it changes, because the existing tree is within the limits.
     if known is None or wanted.parent != known.parent:
         _check_parent(state.groups, wanted)
-        # The usage of live jobs is part of the usage of all groups above. It cannot be moved from
-        # the old parent to the new one.
+        # The usage of live jobs is part of the usage of all groups above them, and cannot be moved
+        # from the old parent to the new one.
         if (
             known is not None
             and (job := _live_job_in(state.jobs, state.groups, known.name)) is not None
         ):
             raise _in_use(
                 known,
-                f"parent of group {known.name} cannot change: {_lives(job)} now;"
-                " make another group for later jobs",
+                f"the parent of group {known.name} cannot change while {_lives(job)};"
+                " create another group for later jobs",
             )
     if wanted != known:  # repeating a call writes nothing
         state.groups[wanted.name] = wanted
@@ -117,9 +116,10 @@ def delete_group(state: State, event: GroupDeleted) -> None:
     group = known_group(state.groups, event.name)
     why = ""
     if group.name == DEFAULT_GROUP:
-        why = "jobs that name no group are in it; give it less weight, or a maximum, instead"
+        why = "it has all jobs that name no group; give it less weight, or a maximum, instead"
     elif parts := below(state.groups, group.name) - {group.name}:
-        why = f"group {min(parts)} is part of it; delete that one first, or give it another parent"
+        first = min(parts)
+        why = f"group {first} is part of it; delete {first} first, or give {first} another parent"
     elif (job := _live_job_in(state.jobs, state.groups, group.name)) is not None:
         why = f"{_lives(job)}; end its jobs first"
     if why:
@@ -138,7 +138,8 @@ def _check_new(groups: dict[str, Group], name: str) -> None:
         raise InvalidArgument("name", name, expected)
     if len(groups) >= GROUPS_MAX:
         raise ResourceExhausted(
-            f"there are {len(groups)} resource groups, at most {GROUPS_MAX} may be; delete some",
+            f"there are {len(groups)} resource groups, but at most {GROUPS_MAX} are allowed; delete"
+            " some first",
             details={"groups": len(groups), "groups_max": GROUPS_MAX},
         )
 
@@ -166,7 +167,7 @@ def _wanted(event: GroupSet, group: Group) -> Group:
 
 
 def _changed(field: str, amounts: Amounts, changes: Mapping[str, int | None]) -> dict[str, int]:
-    """Returns limits with changes: an amount sets a dimension, None removes it."""
+    """Returns the limits with changes: an amount sets the limit of a dimension, None removes it."""
     if wrong := unlimited_dimension(changes):
         expected = (
             "cpu_milli, best_effort_cpu_milli, memory_bytes, or extended. and the name of a"
@@ -219,12 +220,12 @@ def _height(groups: dict[str, Group], name: str) -> int:
 def _live_job_in(jobs: dict[str, Job], groups: dict[str, Group], name: str) -> Job | None:
     """Returns a live job in the group or below it; None if there is none."""
     names = below(groups, name)
-    # A scan over all jobs, because groups change rarely and an index would need work for every job.
+    # This scans all jobs: groups change rarely, and an index would need work for every job.
     return next((job for job in jobs.values() if job.group in names and is_live(job)), None)
 
 
 def _lives(job: Job) -> str:
-    return f"job {job.job_id} ({job.name}) lives in {job.group}"
+    return f"job {job.job_id} ({job.name}) in group {job.group} is live"
 
 
 def _in_use(group: Group, message: str) -> FailedPrecondition:

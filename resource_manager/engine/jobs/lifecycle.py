@@ -26,7 +26,7 @@ from resource_manager.engine.state import State
 DEQUEUED_AT_ONCE = 250
 """How many job queues and gangs of ended jobs one step removes from the queue."""
 
-LOOKED_AT_AT_ONCE = 10_000
+EXAMINED_AT_ONCE = 10_000
 """How many requests of an ended job one step examines to find live ones."""
 
 _RETENTION_RETRY_MS = 1_000
@@ -51,8 +51,8 @@ def register_job(state: State, event: JobRegistered) -> Job:
     known_group(state.groups, event.group)
     if state.live_jobs >= state.settings.jobs_max:
         raise ResourceExhausted(
-            f"{state.live_jobs} jobs live, at most {state.settings.jobs_max} may;"
-            " end some, or raise jobs_max",
+            f"there are {state.live_jobs} live jobs, but at most {state.settings.jobs_max} are"
+            " allowed; end some, or raise jobs_max",
             details={"jobs": state.live_jobs, "jobs_max": state.settings.jobs_max},
             retry_after_s=5.0,
         )
@@ -119,15 +119,15 @@ def end_job(state: State, job: Job, reason: str, grace_ms: int | None = None) ->
     # The job is stored as ENDED now. After a restart, `endings` is derived from its row.
     state.changes.job(job)
     state.endings[job.job_id] = Ending(grace_ms)
-    # Begins at once, so that a small job ends within this step.
+    # Requests end at once, so that a small job is finished within this step.
     _continue_ending(state, job)
 
 
 def continue_ending(state: State) -> None:
     """Ends more of the remaining requests of ended jobs.
 
-    First, the job queues of these jobs are removed from the queue, so that no request of them is
-    placed. The cost depends on the number of scheduling classes and not of requests.
+    First it removes the job queues of these jobs, so that none of their requests is placed. The
+    cost of this depends on the number of scheduling classes and not on the number of requests.
     """
     left = DEQUEUED_AT_ONCE
     for job_id in state.endings:
@@ -147,9 +147,9 @@ def _continue_ending(state: State, job: Job) -> None:
     """
     ending = state.endings[job.job_id]
     message = f"its job ended: {job.end_reason}"
-    # Most requests may have ended already. They change no row and so do not fill the step, so the
-    # number of examined requests has a limit of its own.
-    until = min(ending.given_up + LOOKED_AT_AT_ONCE, len(job.arrivals))
+    # Most requests may have ended already. They change no row and do not fill the step, so there is
+    # also a limit for the number of examined requests.
+    until = min(ending.given_up + EXAMINED_AT_ONCE, len(job.arrivals))
     while job.live_requests and ending.given_up < until and not state.journal.is_full:
         request = state.requests.by_arrival[job.arrivals[ending.given_up]]
         ending.given_up += 1
@@ -157,7 +157,7 @@ def _continue_ending(state: State, job: Job) -> None:
             reason, grace_ms = Reason.JOB_OVER, ending.grace_ms
             state.gang_moves.give_up(request, reason=reason, message=message, grace_ms=grace_ms)
     why = Why(Reason.JOB_OVER, message, ending.grace_ms)
-    # Ranges are ended after all single requests.
+    # Ranges end after all requests outside of ranges.
     parts = state.ranges.by_job.get(job.job_id, ())
     while ending.given_up == len(job.arrivals) and ending.parts_ended < len(parts):
         if not state.range_moves.end_members([parts[ending.parts_ended]], why):
@@ -166,7 +166,7 @@ def _continue_ending(state: State, job: Job) -> None:
     if job.live_requests:  # the limit of examined requests was reached, or the step is full
         return
     del state.endings[job.job_id]
-    # The usage is stored before `retire` may remove the flow.
+    # Stored first, because `retire` may remove the flow.
     state.usage_checkpoints.keep_ended(job.job_id)
     state.usage.retire(job.job_id)
     state.timers.arm(
@@ -178,8 +178,8 @@ def _continue_ending(state: State, job: Job) -> None:
 
 
 def _dequeue(state: State, job_id: str, most: int) -> int:
-    """Removes up to `most` job queues and gangs of an ended job from the queue; returns how
-    many.
+    """Removes up to `most` job queues and gangs of an ended job from the queue. Returns the number
+    removed.
     """
     taken = state.queue.remove_job(job_id, most)
     items = state.queue.non_batchables.of_job(job_id)
@@ -216,7 +216,7 @@ def retention_timer_fired(state: State, job_id: str) -> None:
     job = state.jobs.get(job_id)
     if job is None or job.state is not JobState.ENDED:
         return
-    # The timer is armed again, because no event tells that the last slot was deleted.
+    # The timer is armed again, because the deletion of the last slot does not call this function.
     if job.slot_keys or job_id in state.endings:
         state.timers.arm(Timer.RETENTION, job_id, state.journal.now_ms + _RETENTION_RETRY_MS)
         return

@@ -59,18 +59,21 @@ class Departures:
         self.usage.total_changed(host)
 
     def free_lost_slots(self, host: Host, message: str) -> None:
-        """Frees slots of a lost executor until the step is full; its silence timer continues."""
+        """Frees slots of a lost executor until the step is full. Its silence timer then frees the
+        rest.
+        """
         self.free_slots(host, Reason.EXECUTOR_LOST, message, then=Timer.SILENCE)
         # A late answer belongs to the old registration. The command in flight is dropped, so that
         # the answer is ignored.
         host.start_conversation()
 
     def delete_executor(self, host: Host) -> None:
-        """Deletes an executor with its slots. The caller must be sure that neither exists any more.
+        """Deletes an executor with its slots. The caller must be sure that neither the executor nor
+        its slots exist any more.
 
         All slots are deleted in this step, even if there are very many.
         """
-        message = f"executor {host.host_id} was forgotten"
+        message = f"executor {host.host_id} was deleted"
         self.free_slots(host, Reason.EXECUTOR_LOST, message, then=None)
         # `free_slots` leaves all slots FREEING. They are deleted before the host, because `vanish`
         # needs the host.
@@ -94,8 +97,8 @@ class Departures:
             host: the executor.
             reason: reason for the requests that lose their slots.
             message: reason for people.
-            then: the timer that continues if the step becomes full; None: free all slots in this
-                step.
+            then: the timer whose handler frees the rest if the step becomes full; None: free all
+                slots in this step.
         """
         slots: list[Slot] = [  # a copy, because the loop may delete slots of the host
             slot for slot in host.slots.values() if slot.state is not SlotState.FREEING

@@ -3,14 +3,15 @@
 All live members of a gang are in the same state until the gang is granted. A queued gang has one
 place in the queue, with the arrival number of its first member. All members are placed in one
 scheduling cycle, or none is. They stay ALLOCATING until executors have confirmed all of them. So a
-job master never gets only a part of a gang. It also prevents that two gangs block each other
-because each has half of the capacity that it needs.
+job master never gets only a part of a gang. And two gangs cannot block each other by taking half of
+the capacity each.
 
-After the grant, the slots are independent, with one exception. If a member with `restart_on_loss`
+After the grant, the slots are independent, with one exception: if a member with `restart_on_loss`
 loses its slot, the whole gang is queued again.
 
-Some methods of `lifecycle/moves.py` may affect a whole gang. `GangMoves` has methods with the same
-names. For a request without a gang, they call the method in `lifecycle/moves.py`.
+`GangMoves` has some methods with the same names as methods of `RequestMoves` (`moves.py`), for
+moves of one request that may affect a whole gang. For a request without a gang, they only call the
+method of `RequestMoves`.
 
 Example: gang "g" has the members m1 and m2, both with `restart_on_loss`.
 
@@ -98,8 +99,8 @@ class GangMoves:
         self.queue_gang(gang)
 
     def queue_gang(self, gang: Gang, *, tried: bool = False) -> None:
-        """Queues a gang at its arrival number. `tried` is True if hosts for it were already
-        searched.
+        """Queues a gang at its arrival number. `tried` is True if hosts were already searched for
+        the gang.
         """
         members = list(living(self.requests, gang))
         self.gangs.begin_to_wait(gang, members, self.queue.non_batchables, tried=tried)
@@ -111,7 +112,7 @@ class GangMoves:
         """Places all members of a queued gang if all of them fit.
 
         Args:
-            placing: the current placement pass. It is informed about the hosts that were booked.
+            placing: the current placement pass; it is updated with the bookings.
             item: the queue entry of the gang.
 
         Returns:
@@ -127,8 +128,7 @@ class GangMoves:
         if found is None:
             return False
         self.place_together(waiting, requests, found)
-        # The placement pass keeps its own numbers of free capacity, which do not include these
-        # slots yet.
+        # The placement pass has copies of the hosts' free capacity, which lack these bookings.
         placing.follow(
             [self.hosts[name] for name in dict.fromkeys(share.host_id for share in found)]
         )
@@ -165,8 +165,8 @@ class GangMoves:
     def _chosen_together(
         self, requests: Sequence[MemberRequest], shares: Iterable[Share]
     ) -> dict[str, Iterator[CpuAssignment]]:
-        """Returns the assignments of members whose GPUs are chosen together on one host, by host,
-        in the order of the shares.
+        """Returns the assignments of members on hosts where their GPUs must be chosen together, by
+        host, in the order of the shares.
         """
         by_host: dict[str, list[tuple[MemberRequest, int]]] = {}
         for share in shares:
@@ -184,8 +184,8 @@ class GangMoves:
 
         Args:
             slot: the slot.
-            isolation: how the executor isolates it; None: not reported.
-            cpus: the cpus that it has; empty: not reported.
+            isolation: how the executor isolates the slot; None: not reported.
+            cpus: the cpus of the slot; empty: not reported.
         """
         gang = self.gangs.of(self.requests[slot.allocation_id])
         if gang is None:
@@ -198,7 +198,8 @@ class GangMoves:
         del self.gangs.unconfirmed[gang.gang_id]
         self.transitions.move_gang(gang, GangInput.GRANT)
         gang.waiting_until_ms = None
-        # All in one step, so that the job master receives all slot offers of the gang together.
+        # All members are granted in one step, so that the job master receives all slot offers
+        # together.
         for request in living(self.requests, gang):
             self.moves.grant(self.slots[request.allocation_id, request.generation])
 
@@ -265,8 +266,8 @@ class GangMoves:
 
         Args:
             request: the request.
-            alone: True if the caller named a granted slot. If the gang was queued again before this
-                call arrived, only this member ends, and the others stay queued.
+            alone: True if the caller named a slot that was granted. If the gang was queued again
+                before the call arrived, only this member ends, and the others stay queued.
             reason: see `RequestMoves.give_up`.
             message: see `RequestMoves.give_up`.
             grace_ms: see `RequestMoves.give_up`.
@@ -276,7 +277,7 @@ class GangMoves:
             self.moves.give_up(request, reason=reason, message=message, grace_ms=grace_ms)
             return
         waiting = self.gangs.waiting.get(gang.gang_id)
-        # The other members stay queued. If it is the last member, the gang itself ends below.
+        # The other members stay queued. If there is no other member, the gang itself ends below.
         if alone and waiting is not None and len(waiting.members) > 1:
             self.gangs.stop_waiting(gang, self.queue.non_batchables)
             self.moves.give_up(request, reason=reason, message=message, grace_ms=grace_ms)
@@ -291,11 +292,11 @@ class GangMoves:
     def gang_timer_fired(self, gang_id: str) -> None:
         """Ends a gang whose timeout has expired."""
         waiting = self.gangs.waiting.get(gang_id)
-        # The gang was placed or has ended. Timers are not disarmed, so this one fires anyway.
+        # The gang was placed or has ended. Its timer fires anyway, because timers are not disarmed.
         if waiting is None or waiting.gang.waiting_until_ms is None:
             return
         gang = waiting.gang
-        # If the gang was granted and then queued again, its deadline is later than this timer.
+        # If the gang was queued again after a grant, its deadline is later than this timer.
         if self.journal.now_ms < (gang.waiting_until_ms or 0):
             self.timers.arm(Timer.GANG, gang_id, gang.waiting_until_ms or 0)
             return

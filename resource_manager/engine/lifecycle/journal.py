@@ -1,8 +1,8 @@
-"""The journal: the time of the current event, its effects, and the entries for the logs of jobs and
-cluster.
+"""The journal: the time of the current event, its effects, and its entries in the logs of jobs and
+of the cluster.
 
-The journal numbers, trims and publishes all log entries. A slot in a job event is plain data that
-can be stored as JSON and converted to a SlotStatus message.
+The journal numbers, trims and publishes all log entries. A slot in a job event is a dict that can
+be stored as JSON and converted to a SlotStatus message.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _OPTIONAL = tuple(
     and not each.optional
     and name not in _ALWAYS.union(SLOT_RUNTIME.split())
 )
-"""Fields with numbers and strings. They are left out if they are 0 or empty."""
+"""Fields of a slot with numbers and strings; a field is left out if its value is 0 or empty."""
 
 
 def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
-    """Returns the fields of SlotStatus (slots.proto) by name, without empty ones.
+    """Returns the fields of SlotStatus (slots.proto) by name, without empty fields.
 
     `profile` is `ResourceProfile.to_dict()`. `profile` and `isolation` are cached and shared
     between calls, so callers must not change them. `allocated_time_ms` is in milliseconds since
@@ -100,8 +100,8 @@ def _profile_data(profile: ResourceProfile) -> dict[str, object]:
 
 
 ACKNOWLEDGED_TRIM_STEP = 1_000
-"""Acknowledged events are deleted only if at least this many have collected. So most keep-alives
-write nothing to the store.
+"""Acknowledged events are deleted only when there are at least this many. So most keep-alives write
+nothing to the store.
 """
 
 STEP_ROWS_MAX = 400
@@ -154,7 +154,7 @@ class Journal:
         return self._changes.noted - self._noted_before >= STEP_ROWS_MAX
 
     def begin(self, at: Instant) -> list[Effect]:
-        """Begins the next event; returns the list that collects its effects."""
+        """Begins the next event. Returns the list that collects the effects of the event."""
         self.at, self.effects = at, []
         self.snapshot_number += 1
         self._noted_before = self._changes.noted
@@ -176,8 +176,8 @@ class Journal:
             reason: machine-readable reason of the state.
             message: reason for people.
             slot: the slot that the entry is about, if any.
-            count: number of range members that the entry is about: `request` and the members after
-                it.
+            count: number of range members that the entry is about: `request` and the next members
+                by index.
         """
         job = self._jobs[request.job_id]
         job.last_sequence += 1
@@ -196,15 +196,15 @@ class Journal:
         self._changes.job(job)  # its row has the last sequence number
         self._changes.job_event(event)
         self.effects.append(PublishJobEvent(event))
-        # A tenth of the maximum is trimmed at once, so that not every further entry has to trim.
+        # A tenth of the maximum is trimmed at once, so that only few entries cause a trim.
         most = self._settings.job_events_max
         if job.last_sequence - job.trimmed_sequence > most:
             self._trim(job, job.last_sequence - most + most // 10)
 
     def acknowledge(self, job: Job, sequence: int) -> None:
         """Records that the job master has processed its events up to this sequence number."""
-        # A number above the last event is lowered to it. Otherwise later events would be deleted
-        # before the job master has received them.
+        # A number above the last event is limited to the last event. Otherwise later events would
+        # be deleted before the job master has received them.
         job.acknowledged_sequence = max(job.acknowledged_sequence, min(sequence, job.last_sequence))
         if job.acknowledged_sequence - job.trimmed_sequence >= ACKNOWLEDGED_TRIM_STEP:
             self._trim(job, job.acknowledged_sequence)

@@ -1,6 +1,4 @@
-"""Looks up jobs, requests and executors by id, and raises an error with a text for people if the id
-is unknown.
-"""
+"""Looks up jobs, requests and executors by id. Raises an error for users if the id is unknown."""
 
 from __future__ import annotations
 
@@ -70,7 +68,8 @@ def known_request(requests: Requests, allocation_id: str) -> Request:
     request = requests.named(allocation_id)
     if request is None:
         raise NotFound(
-            f"allocation {allocation_id} is not known; it was never acknowledged, or is forgotten",
+            f"allocation {allocation_id} is not known; it was never accepted, or was deleted some"
+            " time after the end of its job",
             reason=Reason.ALLOCATION_UNKNOWN,
             details={"allocation_id": allocation_id},
         )

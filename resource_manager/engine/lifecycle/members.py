@@ -1,6 +1,6 @@
 """Decides which rows are written when a request or a member of a range changes its state.
 
-Until a range member is placed, it has no row and no object, but is only an index in an interval
+A range member that was never placed has no row and no object: it is only an index in an interval
 (`queue/ranges.py`). A request outside of ranges always has its own row.
 
 Example: range "r" has the members r.0 to r.9, and its part has one row.
@@ -52,8 +52,8 @@ class MemberRows:
     def keep_move(self, request: Request) -> None:
         """Stores a live request that has changed its state.
 
-        From now on a range member has its own row. The row stores the member's generation, so that
-        its next placement gets a higher one even after a restart.
+        If the request is a range member, it has its own row from now on. The row stores the
+        member's generation, so that the next placement gets a higher one even after a restart.
         """
         part = self.ranges.at(request.arrival_number)
         if part is None:
@@ -87,8 +87,8 @@ class MemberRows:
         """Stores the end of consecutive members that were never placed.
 
         Args:
-            part: the part that they belong to.
-            first: the first member, in its ended state.
+            part: the part of the range that the members belong to.
+            first: the first of these members, in its ended state.
             count: number of members.
         """
         self.jobs[first.job_id].live_requests -= count

@@ -1,8 +1,9 @@
 """Moves a request together with its slot through their states.
 
-Every move uses the state tables, and updates the ledgers, the queue and both logs. Handlers of
-events decide when to call a move. If `lifecycle/gangs.py` has a method with the same name, handlers
-call that method, because a move of one member may affect its whole gang.
+Every move uses the state tables, and updates the ledgers, the queue, the job's log and the
+cluster's history. Event handlers decide when to call a move. If `GangMoves` (`gangs.py`) has a
+method with the same name, handlers must call that method, because a move of one member may affect
+its whole gang.
 """
 
 from __future__ import annotations
@@ -89,10 +90,10 @@ class RequestMoves:
         host: Host,
         chosen: Iterable[CpuAssignment] | None = None,
     ) -> None:
-        """Books slots for queued requests on a host, and queues them for the next AllocateSlots
-        command to its executor.
+        """Books slots for queued requests on a host, and adds the slots to the next AllocateSlots
+        command for its executor.
 
-        The caller must have checked that all of them fit on the host. The caller also removes the
+        The caller must have checked that all slots fit on the host. The caller also removes the
         requests from the queue.
 
         Args:
@@ -121,8 +122,8 @@ class RequestMoves:
         # Not strict, because `repeat` never ends.
         for request, assignment in zip(requests, assignments, strict=False):
             spec = request.spec
-            # After an older backup was restored, the floor keeps new generations above those that
-            # were used since the backup.
+            # After an older backup was restored, the floor keeps new generations above all
+            # generations that were used since the backup.
             request.generation = max(request.generation, self.numbers.generation_floor) + 1
             slot = _slot_of(
                 spec,
@@ -135,7 +136,7 @@ class RequestMoves:
                 booked=booked,
                 cost=cost,
             )
-            # The check avoids a lookup for each slot if there are no ranges.
+            # Without ranges, this check saves a lookup for each slot.
             if self.ranges.by_job:
                 self.members.materialize(request)
             # The slot is added to all ledgers.
@@ -152,7 +153,7 @@ class RequestMoves:
             # The row of the request is not written, because a restart computes its state from the
             # row of the slot.
             self.changes.slot(slot)
-        # Booked and counted once for all slots, because they are equal.
+        # Booked once for all slots, because they are equal.
         host.book(booked, len(requests))
         self.flows.place(requests[0].job_id, booked, len(requests), cost)
         self.outbox[host.host_id] = None
@@ -173,8 +174,8 @@ class RequestMoves:
 
         Args:
             slot: the slot.
-            isolation: how the executor isolates it; None: not reported.
-            cpus: the cpus that the slot has; empty: not reported.
+            isolation: how the executor isolates the slot; None: not reported.
+            cpus: the cpus of the slot; empty: not reported.
         """
         self.transitions.move_slot(slot, SlotInput.CONFIRM)
         slot.allocated_time_ms = self.journal.at.time_ms
@@ -186,11 +187,11 @@ class RequestMoves:
         request = self.requests[slot.allocation_id]
         self.transitions.move_request(request, RequestInput.CONFIRM)
         threads.begin(slot, self.journal.now_ms)
-        self._serves(self.hosts.of(slot), request)
+        self._end_refusal(self.hosts.of(slot), request)
         self.journal.job_event(request, slot=slot)
         self.journal.slot_event("slot_granted", slot)
 
-    def _serves(self, host: Host, request: Request) -> None:
+    def _end_refusal(self, host: Host, request: Request) -> None:
         """Ends the host's refusal of the request's scheduling class, so that other requests of the
         class may be placed there.
         """
@@ -247,8 +248,7 @@ class RequestMoves:
         self.transitions.move_slot(slot, SlotInput.FREE)
         self.mark_superseded(slot)
         self.resizes.stop(slot)
-        # If the duration of the thread counts, `give_up` has recorded it before. Otherwise it must
-        # not be recorded.
+        # If the duration of the thread counts, `give_up` has already recorded it.
         slot.thread_since_ms = None
         slot.grace_ms = grace_ms
         host.to_free[key] = None
@@ -276,7 +276,7 @@ class RequestMoves:
         self.usage.remove_slot(slot)
         self.changes.delete_slot(slot)
         self.hosts.touch(host)
-        # If the slot was not FREEING, it was lost or declined. The caller has logged this.
+        # If the slot was not FREEING, it was lost or declined, and the caller writes that event.
         if was_freeing:
             self.journal.slot_event("slot_freed", slot)
 
@@ -380,7 +380,8 @@ class RequestMoves:
     ) -> None:
         """Ends a live request on behalf of its job master or an operator.
 
-        A granted request is released; any other one is cancelled. Its slot, if any, is freed.
+        A granted request is released, and any other request is cancelled. Its slot, if any, is
+        freed.
 
         Args:
             request: the request.
@@ -393,9 +394,9 @@ class RequestMoves:
         how = RequestInput.RELEASE if request.state is RequestState.GRANTED else RequestInput.CANCEL
         self.end_request(request, how, reason=reason, message=message, slot=slot)
         if slot is not None:
-            # Without a reason, the job master itself has released the slot, because its thread of
-            # work has ended. So the duration counts. If the slot was taken away, its duration does
-            # not count.
+            # Without a reason, the job master has released the slot, because its thread of work has
+            # ended, so the thread's duration is recorded. With a reason, the slot was taken away
+            # before the thread had ended.
             if how is RequestInput.RELEASE and not reason:
                 threads.end(self.jobs[slot.job_id], slot, self.journal.now_ms)
             self.free(slot, grace_ms)
@@ -425,12 +426,11 @@ class RequestMoves:
         self.vanish(slot)
 
     def mark_superseded(self, slot: Slot) -> None:
-        """Marks a slot that is being freed although its request is still live and gets another
-        slot.
+        """Marks a slot that is being freed while its request is live and waits for another slot.
+
+        The request's next slot must not be placed on the host of a marked slot.
         """
         request = self.requests.get(slot.allocation_id)
-        # The mark prevents that the request's next slot is placed on this host. An ended request
-        # needs no mark.
         if request is not None and request.state not in ENDED_REQUEST_STATES:
             self.slots.mark_superseded(slot)
 
@@ -442,7 +442,7 @@ class RequestMoves:
         request = self.requests.get(slot.allocation_id)
         gang = self.gangs.of(request) if request is not None else None
         if gang is not None:
-            # Until now the gang could not use the host of the old slot, so it is tried again.
+            # Until now the gang could not use the slot's host, so the gang is tried again.
             self.queue.non_batchables.unblock(gang.arrival_number)
 
 

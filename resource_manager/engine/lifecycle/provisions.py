@@ -1,8 +1,8 @@
-"""Moves provisions through their states, from the request of an executor until its provider reports
-that nothing of it is left.
+"""Moves provisions through their states: from the order of an executor until its provider reports
+that nothing of the executor is left.
 
-A provision is stored as ASKED before its provider starts the executor. So a resource manager that
-is killed between these steps knows every executor that it may have requested after its restart.
+A provision is stored as ASKED before its provider gets the order. So after a crash the resource
+manager knows every executor that it may have ordered.
 `scaling/passes.py` decides when an executor is requested or given back.
 
 Example: an executor of the shape "small", which may take 60 s to register.
@@ -15,8 +15,8 @@ Example: an executor of the shape "small", which may take 60 s to register.
   it had no slots for the idle timeout        STOPPING    drained, StopExecutor is sent
       an executor that fails, is late, surplus or lost for too long is stopped in the same way
   no answer from the provider                 STOPPING    StopExecutor is sent again and again
-  the provider says that nothing is left      deleted     executor and slots are deleted, too
-      the resource manager does not wait for the executor to be lost
+  the provider reports that nothing is left   deleted     executor and slots are deleted, too
+      the resource manager does not wait until the executor counts as lost
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PROVISION_MOVES = frozenset(
         (_P.REGISTERED, _P.STOPPING),
     }
 )
-"""The allowed moves. Any other move is a bug. A provision may end in any state. Its row is then
+"""The allowed moves. Any other move is a bug. A provision may end in any state; its row is then
 deleted.
 """
 
@@ -115,13 +115,13 @@ class ProvisionMoves:
             shape = self.elastic.shapes.get(provision.shape)
             if provision.state in PENDING:
                 if shape is None:
-                    self.stop(provision, f"no shape {provision.shape} is configured any more")
+                    self.stop(provision, f"shape {provision.shape} is no longer configured")
                     continue
                 # The executor could not register while the resource manager was down. So it gets
                 # the full time again.
                 provision.deadline_at_ms = self.journal.now_ms + shape.start_timeout_ms
-            # It is unknown whether the provider has received the order. `again` makes it check by
-            # the id.
+            # The provider may or may not have received the order. With `again`, it checks by the id
+            # whether the executor exists.
             if provision.state is ProvidedExecutorState.ASKED:
                 again = StartExecutor(provision.executor_id, provision.shape, again=True)
                 self.journal.effects.append(again)
@@ -145,7 +145,7 @@ class ProvisionMoves:
         if backoff is None:
             return
         backoff.last_failure = message
-        # One cause, such as an exhausted quota, makes all outstanding requests fail. Only the first
+        # One cause, such as an exhausted quota, makes all outstanding orders fail. Only the first
         # failure may double the pause.
         if self.journal.now_ms < backoff.until_ms:
             return
@@ -181,7 +181,7 @@ class ProvisionMoves:
         if executor.draining:
             return
         self.transitions.move_drain(executor, DrainInput.DRAIN)
-        executor.drain_reason = f"is given back: {message}"
+        executor.drain_reason = f"given back to its provider: {message}"
         self.changes.executor(executor)
         self.usage.total_changed(host)
 
@@ -208,7 +208,7 @@ class ProvisionMoves:
         Args:
             provision: the provision.
             to: its new state.
-            message: why it moves, for people.
+            message: reason of the move, for people.
 
         Raises:
             IllegalTransition: the move is not in `PROVISION_MOVES`.
@@ -228,8 +228,7 @@ class ProvisionMoves:
         effect = StopExecutor(provision.executor_id, provision.shape, provision.handle)
         self.journal.effects.append(effect)
         patience_ms = self.settings.provisioning.backoff_max_ms
-        # The timer waits for the longest back-off time, because a provider may need minutes to stop
-        # a machine.
+        # The longest back-off time, because a provider may need minutes to stop a machine.
         self.timers.arm(Timer.PROVISION, provision.executor_id, self.journal.now_ms + patience_ms)
 
     def unplan(self, executor_id: str) -> None:
@@ -254,7 +253,7 @@ class ProvisionMoves:
     ) -> dict[str, int]:
         """Returns the total of all executors that are not lost."""
         elastic = self.elastic
-        # The sum over all hosts is needed in each planning pass, and changes only with `version`.
+        # Cached, because each planning pass needs the sum, and it changes only with `version`.
         if elastic.present is None or elastic.present[0] != self.hosts.version:
             here = total_of(
                 host.executor.registration.total
@@ -280,11 +279,11 @@ class ProvisionMoves:
     def retained_total(
         self,
     ) -> dict[str, int]:
-        """Returns the total of present and requested executors, without those that are being given
-        back.
+        """Returns the total of present and ordered executors, without the executors that are being
+        given back.
         """
-        # Only registered executors must be subtracted, because `there` does not include other
-        # stopping ones.
+        # Only registered executors must be subtracted: `there` does not include provisions that are
+        # stopping and have not registered.
         leaving = total_of(
             host.executor.registration.total
             for provision in self.provisions.values()

@@ -29,8 +29,8 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 
 CLASSES_CHECKED_MAX = 64
-"""If more scheduling classes than this fit on hosts, job queues are blocked one at a time. If there
-are fewer, it is checked whether the whole group can be paused.
+"""If at most this many scheduling classes fit on hosts, `QuotaChecks` checks whether it can pause a
+whole group. With more classes, it blocks job queues one at a time.
 """
 
 
@@ -67,7 +67,7 @@ class QuotaChecks:
         need = self.largest_booking(job_queue.scheduling_class)
         found = room(groups, need, most)
         block = quota_block(groups, need) if not found else None
-        # If no request of the group can be placed, to pause the group is cheaper than to block each
+        # If no request of the group can be placed, pausing the group is cheaper than blocking each
         # of its job queues.
         if block is not None and not (
             self._is_full(groups, block.group_id) and self.queue.order.pause(block.group_id)
@@ -79,7 +79,7 @@ class QuotaChecks:
         """Returns True if a group admits none of the scheduling classes that fit on some host."""
         group = [each for each in groups if each.id == group_id]
         fitting = self.queue.fitting
-        # With more classes, this check would cost more than to block job queues one at a time.
+        # With more classes, this check would cost more than blocking job queues one at a time.
         return len(fitting) <= CLASSES_CHECKED_MAX and not any(
             room(group, self.largest_booking(scheduling_class), 1) for scheduling_class in fitting
         )
@@ -140,13 +140,13 @@ class QuotaChecks:
         return self.growth_block(slot.job_id, growth(self.hosts[slot.executor_id], slot))
 
     def unblock(self, most: int) -> int:
-        """Unblocks job queues that the maximum which blocks them may now admit.
+        """Unblocks job queues if the maximum that blocks them may now admit a request.
 
         Args:
             most: how many job queues to unblock at most.
 
         Returns:
-            The number of unblocked job queues. If a group blocks further ones, it stays in
+            The number of unblocked job queues. If a group may block further job queues, it stays in
             `flows.freed_groups`. The same group can block an unblocked job queue again only after
             the group has booked more.
         """
@@ -163,7 +163,8 @@ class QuotaChecks:
         while freed_groups and left > 0:
             group_id = next(iter(freed_groups))
             left -= queue.unblock_by_quota(group_id, partial(self._admits, group_id), left)
-            # If `most` is reached, the group may block more job queues. It stays for the next call.
+            # If `most` is reached, the group may block more job queues, so it stays for the next
+            # call.
             if left:
                 del freed_groups[group_id]
         return most - left

@@ -1,8 +1,8 @@
 """Ends members of ranges that are cancelled, released or rejected, or whose job ends.
 
-Consecutive members that were never placed end together, with one entry in each log. Members that
-were placed end one at a time. A method stops when the step is full (`Journal.is_full`), and returns
-whether members are left.
+Consecutive members that were never placed end together, with one entry in the job's log and one in
+the cluster's history. Members that were placed end one at a time. A method stops when the step is
+full (`Journal.is_full`), and its result says whether members are left.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class RangeMoves:
         *,
         job_id: str | None,
     ) -> ItemOutcome | None:
-        """Ends those of the given members that are live: first members that were never placed, then
-        placed members.
+        """Ends all given members that are live: first members that were never placed, then placed
+        members.
 
         Args:
             members: range id, first index and count.
@@ -87,11 +87,11 @@ class RangeMoves:
         """
         first, end = indexes
         # Members that were never placed end first. If the step becomes full, a scheduling cycle may
-        # run before the next step. It must not place such members on the capacity of members that
-        # have just ended.
+        # run before the next step. It must not place waiting members on the capacity of members
+        # that have just ended.
         for part in parts:
             until = min(end, part.end)
-            # Looked up again each time, because the end of a run changes the intervals.
+            # Looked up again each time, because ending a run changes the intervals.
             while (run := next(part.waiting.runs_within(first, until), None)) is not None:
                 if self.journal.is_full:
                     return False
@@ -112,7 +112,7 @@ class RangeMoves:
         """Rejects consecutive members that were never placed, with one entry in each log.
 
         Args:
-            part: the part that they belong to.
+            part: the part of the range that the members belong to.
             start: index of the first member.
             end: index after the last member.
             why: the reason for the events.
@@ -130,8 +130,7 @@ class RangeMoves:
     ) -> None:
         """Ends consecutive members that were never placed, with one entry in each log."""
         count = end - start
-        # Only the first member is moved. It represents all of them, because all are in the same
-        # state.
+        # Only the first member is moved through the state table, because all have the same state.
         first = part.member(start)
         dequeue_members(self.queue, part, start, end)
         self.transitions.move_request(first, how)

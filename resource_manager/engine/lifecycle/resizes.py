@@ -2,7 +2,7 @@
 
 A slot has at most one waiting resize (`slot.wanted`), and at most one ordered resize
 (`slot.ordered`). An ordered resize was sent to the executor, or will be sent with its next command.
-While a resize is ordered, the larger one of the old and new amount is booked in each dimension.
+While a resize is ordered, the larger of the old and new amount is booked in each dimension.
 
 The rules:
 - A resize gets the slot's next number when the job master requests it.
@@ -11,28 +11,28 @@ The rules:
 - A new resize replaces a waiting one. While a resize is ordered, the new one waits until the
   ordered one is confirmed or refused.
 - An executor reports the size that it enforces. A report with the resize's number confirms the
-  resize. Only then the capacity that the slot gave up is free for others.
+  resize. Only then may other slots use the capacity that this slot gave up.
 - The order is repeated until a report or an answer confirms or refuses the resize. If the executor
   could not carry it out, the resize ends, or is queued again at its old place after a pause.
 - A slot keeps its NUMA nodes, and a growing slot keeps its dedicated cpus. Additional cpus are
   chosen when the resize is ordered (`cpus/resizing.py`). Old and new cpus stay booked until the
   executor confirms the resize.
-- A resize to the slot's profile without GPUs parks the slot. A resize back to that profile unparks
-  the slot (`devices/parking.py`). Both can take long. The executor then answers IN_PROGRESS, and
-  the order is sent again until a report or an answer has the outcome. Unparking is repeated until
-  it succeeds.
+- A resize to the slot's profile without GPUs parks the slot. A resize back to the full profile
+  unparks the slot (`devices/parking.py`). Both can take long. The executor then answers
+  IN_PROGRESS, and the order is sent again until a report or an answer has the outcome. Unparking is
+  repeated until it succeeds.
 
 Example: a host with 4 cpus has slot A with 1 cpu and slot B with 2 cpus, so 1 cpu is free.
 `booked` is what A has booked.
 
   event                                     wanted    ordered   booked  free
   job master: resize 1 of A to 3 cpus       1: 3 cpu  -         1       1
-      the growth of 2 does not fit in 1: it is queued
-  slot B ends; 3 free, so 1 is ordered      -         1: 3 cpu  3       1
+      2 more cpus do not fit into 1 free cpu, so resize 1 is queued
+  slot B ends, so resize 1 is ordered       -         1: 3 cpu  3       1
   job master: resize 2 of A to 2 cpus       2: 2 cpu  1: 3 cpu  3       1
-      it waits behind the one that is ordered
-  report: number 1, 3 cpus; 2 is ordered    -         2: 2 cpu  3       1
-      it needs no growth, but is booked at the larger size
+      resize 2 waits until resize 1 is confirmed or refused
+  report: number 1, 3 cpus                  -         2: 2 cpu  3       1
+      resize 2 needs no growth, so it is ordered; until it is confirmed, 3 cpus stay booked
   report: number 2, 2 cpus                  -         -         2       2
 """
 
@@ -101,7 +101,7 @@ class ResizeMoves:
         """Orders a queued resize if its growth fits on the slot's executor now.
 
         Args:
-            placing: the current placement pass. It is informed about the change of the host.
+            placing: the current placement pass; it is updated with the host's new booking.
             item: the queue entry of the resize.
 
         Returns:
@@ -116,7 +116,7 @@ class ResizeMoves:
             return False
         needed = growth(host, slot)
         self.order(slot, found)
-        # If neither amounts nor cpus changed, the numbers of the placement pass are still correct.
+        # If neither amounts nor cpus changed, the placement pass still has the correct capacity.
         if needed or found is not None:
             placing.follow([host])
         return True
@@ -133,9 +133,9 @@ class ResizeMoves:
         if current is None or wanted is None:
             return current
         if host.cpus is None:
-            # If the host no longer reports its cores, what the slot has of them stays as it is.
-            has_own = current.cpus or current.numa or current.devices or current.parked_devices
-            return NO_TOPOLOGY if has_own else current
+            # The host no longer reports its cores, so a slot that depends on them cannot change.
+            depends = current.cpus or current.numa or current.devices or current.parked_devices
+            return NO_TOPOLOGY if depends else current
         found = resized(
             host.cpus,
             (slot.allocation_id, slot.generation),
@@ -147,9 +147,8 @@ class ResizeMoves:
         return with_devices_of(found, wanted.profile, host.cpus.devices)
 
     def unsuited(self, host: Host, slot: Slot, size: Resize) -> HostRefusal | None:
-        """Returns why the host's cpus and NUMA nodes could never suit a slot of this size.
-
-        The check assumes that this slot is the only one on the host.
+        """Returns why the host's cpus and NUMA nodes could never suit a slot of this size, even
+        without other slots on the host.
 
         Args:
             host: the slot's host.
@@ -159,8 +158,8 @@ class ResizeMoves:
         Returns:
             The refusal; None if the host could suit the slot.
         """
-        # This resize is ordered only after the ordered one has ended. The slot may then have the
-        # cpus of the ordered one.
+        # The new size is ordered only after the present order has ended. The slot may then have the
+        # cpus of that order.
         current = slot.assignment
         if slot.ordered is not None:
             current = slot.ordered.assignment or current
@@ -189,8 +188,8 @@ class ResizeMoves:
         backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
         if backoff is not None and backoff.active:
             return
-        # The slot already has this size. This happens if the previous resize was refused, and this
-        # one restores the size from before.
+        # The slot already has this size. This happens if a resize back to the old size was waiting
+        # while the resize before it was refused.
         if has_size(slot, wanted):
             self.withdraw(host, slot)
             self.changes.slot(slot)
@@ -198,7 +197,7 @@ class ResizeMoves:
             return
         found = self.assignment_for(host, slot)
         if not (growth(host, slot) or isinstance(found, HostRefusal)):
-            # It may still be queued, if it needed growth before.
+            # The resize may still be queued, if it needed more capacity before.
             self.queue.non_batchables.remove(wanted.arrival_number)
             self.order(slot, found)
         elif wanted.arrival_number not in self.queue.non_batchables:
@@ -239,11 +238,9 @@ class ResizeMoves:
         """Sets the slot to the size in a newer report of its executor.
 
         A reported size is adopted even if it was not ordered. There are three such cases:
-        - The number is higher than any that this resource manager has used, or belongs to another
-          size. It is from a newer state of the resource manager that was lost, because a backup was
-          restored.
-        - An executor refused a resize, crashed with a full disk, and had carried out the resize
-          nevertheless.
+        - A backup was restored. The number is from the lost, newer state of the resource manager:
+          it is higher than the numbers known now, or belongs to another size.
+        - An executor refused a resize and crashed with a full disk, but had carried out the resize.
         - An executor confirmed a resize, crashed with a full disk, and returned to the old size.
 
         Args:
@@ -265,7 +262,7 @@ class ResizeMoves:
             return
         # The next number must also be above numbers from a lost state of the resource manager.
         slot.resize_number = max(slot.resize_number, number)
-        # A waiting resize with this number or a lower one is older than the reported size.
+        # A waiting resize is older than the reported size if its number is not higher.
         if wanted is not None and wanted.number <= number:
             self.withdraw(self.hosts.of(slot), slot)
         self._adopt(slot, seen)
@@ -273,14 +270,13 @@ class ResizeMoves:
         self.hosts.of(slot).notice_shrinking()
 
     def _adopt(self, slot: Slot, seen: ReportedSlot) -> None:
-        """Books the reported size. An ordered resize with a higher number than in the report stays
-        ordered.
+        """Gives the slot the reported size. An ordered resize with a higher number than the
+        reported one stays ordered.
         """
         host = self.hosts.of(slot)
         key = (slot.allocation_id, slot.generation)
         ordered, number = slot.ordered, seen.resize_number
-        # An ordered resize with a higher number is newer than this report, so its outcome is still
-        # unknown.
+        # The report does not show the outcome of an ordered resize with a higher number.
         if ordered is not None and ordered.number <= number:
             ordered = None
             host.to_resize.pop(key, None)
@@ -314,7 +310,7 @@ class ResizeMoves:
         """Sends the job master an event about a finished resize, if the slot is still granted."""
         request = self._granted(slot)
         if request is not None:
-            message = f"change {number}: {size_text(slot)}"
+            message = f"resize {number}: {size_text(slot)}"
             self.journal.slot_event("slot_resized", slot, message=message)
             self.journal.job_event(request, reason=Reason.RESIZED, message=message, slot=slot)
 
@@ -336,7 +332,7 @@ class ResizeMoves:
             return
         ordered = slot.ordered
         if outcome.reason == Reason.IN_PROGRESS:
-            self._ask_again(host, slot, outcome)
+            self._order_again(host, slot, outcome)
             return
         with self.transitions.moving_resize(slot, ResizeInput.REFUSE):
             self._set_size(host, slot, profile=slot.profile, ordered=None)
@@ -349,24 +345,24 @@ class ResizeMoves:
         message = outcome.message or f"executor {host.host_id} did not carry out the resize"
         reason = outcome.reason or Reason.RESIZE_REFUSED
         ends = _ends(outcome, ordered)
-        # If there is no newer resize, this one waits again. Otherwise the newer one replaces it,
-        # and is tried below.
+        # Without a newer resize, the refused resize waits again. Otherwise the newer one replaces
+        # it, and is tried below.
         if slot.wanted is None and not ends:
             with self.transitions.moving_resize(slot, ResizeInput.RETRY):
                 # the assignment is dropped, because other cpus may be free at the next attempt
                 slot.wanted = replace(ordered, assignment=None)
             self._back_off(host, slot, outcome, message)
             return
-        text = f"change {number} to {size_text(ordered)}: {message}"
+        text = f"resize {number} to {size_text(ordered)}: {message}"
         self.journal.slot_event("slot_resize_refused", slot, reason=reason, message=text)
-        # The back-off belongs to the refused resize. The next resize must not wait for it.
+        # The back-off belongs to the refused resize, so the next resize must not wait for its end.
         host.resize_backoffs.pop(key, None)
         self.journal.job_event(request, reason=Reason.RESIZE_REFUSED, message=text, slot=slot)
         self.advance(slot)
 
-    def _ask_again(self, host: Host, slot: Slot, outcome: ItemOutcome) -> None:
+    def _order_again(self, host: Host, slot: Slot, outcome: ItemOutcome) -> None:
         """Orders a resize again after a pause, because the executor still works on it. A report
-        shows its success at once, but only an answer shows its failure.
+        would show that the resize succeeded, but only the answer to an order shows a failure.
         """
         key = (slot.allocation_id, slot.generation)
         before = host.resize_backoffs.get(key)
@@ -382,17 +378,16 @@ class ResizeMoves:
         self.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
 
     def _back_off(self, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:
-        """Pauses a resize that the executor could not carry out. It keeps its place in the
-        queue.
+        """Pauses a resize that the executor could not carry out. The resize keeps its arrival
+        number.
         """
         settings, key = self.settings, (slot.allocation_id, slot.generation)
         before = host.resize_backoffs.get(key)
         failures = before.failures if before is not None else 0
         delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
         until_ms = self.journal.now_ms + delay
-        # BELOW_USE means that the tasks use more than the new size. Reports do not show how much a
-        # slot uses, so a changed report does not end this back-off early. It ends other back-offs
-        # early.
+        # A changed report ends other back-offs early, but not after BELOW_USE (the tasks use more
+        # than the new size): reports do not show how much a slot uses.
         below_use = outcome.reason == Reason.BELOW_USE
         host.resize_backoffs[key] = ResizeBackoff(
             number=slot.wanted.number if slot.wanted is not None else 0,
@@ -406,7 +401,7 @@ class ResizeMoves:
         self.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
 
     def resize_timer_fired(self, allocation_id: str) -> None:
-        """Tries a resize again after its back-off, or asks for the outcome of an ordered one."""
+        """Tries a resize again after its back-off, or sends an ordered resize again."""
         request = self.requests.get(allocation_id)
         slot = self.slots.of(request) if request is not None else None
         if slot is None:
@@ -493,8 +488,8 @@ class ResizeMoves:
 
 
 def growth(host: Host, slot: Slot) -> Amounts:
-    """Returns the amounts that the waiting resize needs in addition to the slot's booking; empty:
-    it needs none.
+    """Returns the amounts that the waiting resize needs in addition to the slot's booking; empty if
+    it needs no more.
     """
     if slot.wanted is None:
         return {}
@@ -521,8 +516,8 @@ class _Growing:
 def growth_obstacles(host: Host, slot: Slot) -> tuple[Obstacle, ...]:
     """Returns the obstacles to the growth of a slot's waiting resize; none if it needs no growth.
 
-    It does not check quotas and cpus; see `QuotaChecks` and `ResizeMoves.assignment_for`. It must
-    not be used if the host is reserved for this resize.
+    It checks neither quotas nor cpus; see `QuotaChecks` and `ResizeMoves.assignment_for`. Do not
+    call it for a host that is reserved for this resize: the reservation would be an obstacle.
     """
     needed = growth(host, slot)
     if slot.wanted is None or not needed:
@@ -540,7 +535,7 @@ def growth_obstacles(host: Host, slot: Slot) -> tuple[Obstacle, ...]:
 
 
 def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
-    """Returns the slot's cpus and NUMA nodes after the reported size was adopted."""
+    """Returns the slot's cpus and NUMA nodes with the reported size."""
     if seen.assignment is not None:
         return seen.assignment
     ordered = slot.ordered
@@ -555,11 +550,10 @@ def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
     if outcome.reason == Reason.BELOW_USE:
         return not ordered.wait_for_use
     if outcome.reason == Reason.PARK_FAILED:
-        # The work of the slot waits for its GPUs, which only the executor can give back. So
-        # unparking is tried again.
+        # The tasks of the slot need their GPUs back, so unparking is tried again.
         return not has_gpus(ordered.profile.devices)
-    # For these reasons the executor or its kernel rejected the resize itself. A retry would rarely
-    # succeed, so the job master must decide.
+    # With these reasons, the executor or its kernel rejected the resize itself. A retry would
+    # rarely succeed, so the job master must decide what to do.
     return outcome.reason in (
         Reason.STALE_RESIZE,
         Reason.VERSION_MISMATCH,
@@ -569,8 +563,8 @@ def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
 
 
 def _size(of: ReportedSlot | Slot | Resize) -> tuple[ResourceProfile, int]:
-    """Returns the values by which sizes are compared. A cpu limit that is not set counts as the
-    booked cpu.
+    """Returns the values by which sizes are compared. A missing cpu limit counts as the profile's
+    cpu.
     """
     return of.profile, max(of.cpu_limit_milli, of.profile.cpu_milli)
 
@@ -581,7 +575,7 @@ def has_size(slot: Slot, target: Resize) -> bool:
 
 
 def _gpus_text(host: Host, slot: Slot, before: CpuAssignment | None) -> str:
-    """Names the GPUs that a slot has given up, or has got again."""
+    """Returns "gave up host-a/gpu0" for a parked slot, else "has host-a/gpu0"."""
     its = before if slot.is_parked else slot.assignment
     gpus = (
         [f"{host.host_id}/{each.type}{each.minor}" for each in its.devices if each.type == GPU]

@@ -98,12 +98,12 @@ class UsageAccounting:
             slots: the slots, each with its previous booking.
         """
         for slot, before in slots:
-            # The same object means that the booking did not change.
+            # If it is the same object, the booking did not change.
             if slot.booked is before or slot.job_id not in self.flows.jobs:
                 continue
             self.flows.rebook(slot.job_id, before, slot.booked)
             cost = self.costs.of(slot.booked)
-            # A slot that is being freed has stopped accruing; only its capacity counts.
+            # A slot that is being freed no longer accrues usage; only its capacity counts.
             if slot.state is not SlotState.FREEING:
                 self.flows.recost(slot.job_id, slot.cost, cost)
             slot.cost = cost

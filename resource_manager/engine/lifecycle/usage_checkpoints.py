@@ -1,14 +1,18 @@
-"""Stores the usage of jobs and groups, so that it survives a restart, and restores it.
+"""Stores the usage of jobs and groups, and restores it after a restart.
 
 The row of a flow is written when the flow begins to accrue usage, and then about every
 `usage_interval_ms` while it accrues. After a crash, the running slots are charged from the time of
-the row. So usage after a restart is wrong by at most about one interval. It is too low for slots
-that ended between the last row and the crash. It is too high for slots that started after the last
-row. If a job replaces ended slots by new ones, the two errors compensate each other.
+the row. So after a restart, usage is wrong by at most about one interval: too low if slots ended
+between the last row and the crash, and too high if slots started after the last row. If a job
+replaces ended slots by new ones, the two errors cancel out.
+
+Example: a slot of cost 1.0 per second runs, and the interval is 10 s. A row at second 100 has the
+usage 40. The process crashes at 107, and the next one starts at 112. The restored usage is 40 + 12
+= 52 (without decay).
 
 Rows are written in passes. A pass writes all flows that had changed when it began, some rows at a
-time. With very many flows, a pass takes longer than the interval. In three cases a row is already
-stored with the next batch of events: a flow was raised when it became active, a flow starts to
+time. With very many flows, a pass takes longer than the interval. In three cases a row is written
+at once, with the current batch of events: a flow was raised when it became active, a flow starts to
 accrue, or a job ends (rows of the job and of its groups). After a restart, only these rows show
 that a flow was raised, or when it began to accrue.
 
@@ -56,8 +60,7 @@ class Checkpoints:
             now_ms: monotonic time; the clock of the tree must have been advanced to it.
             time_ms: the current wall clock time.
         """
-        # The next pass begins only after all rows of the last one are written, even if this takes
-        # long.
+        # The next pass begins only after all rows of this pass are written.
         if not self._next_flows and now_ms >= self._next_pass_ms:
             self._next_pass_ms = now_ms + self._interval_ms
             self._next_flows.extend(self._tree.changed.values())
@@ -69,7 +72,7 @@ class Checkpoints:
                 found.append(self.written(flow, time_ms))
         if self._next_flows:
             return found, now_ms + PAUSE_MS
-        # A pass that took longer than the interval is followed by the next one at once.
+        # After a pass that took longer than the interval, the next pass begins at once.
         return found, max(now_ms + 1, self._next_pass_ms)
 
     def written(self, flow: Flow, time_ms: int) -> UsageRecord:
@@ -100,8 +103,8 @@ def restore_usage(
     fairness: Fairness,
     time_ms: int,
 ) -> int:
-    """Restores the usage of all flows: the stored usage, decayed, plus the usage that running slots
-    have accrued since it was stored.
+    """Restores the usage of all flows: the stored usage, decayed until now, plus the usage that
+    running slots have accrued since it was stored.
 
     Args:
         tree: a new tree with all flows and running slots.
@@ -111,7 +114,7 @@ def restore_usage(
         time_ms: the current wall clock time.
 
     Returns:
-        The number of rows in another measure. They are dropped.
+        The number of rows whose usage is in another measure. These rows are dropped.
     """
     flows = {flow.id: flow for flow in (*tree.groups.values(), *tree.jobs.values(), tree.root)}
     # Select the usable rows, and find the time from which the slots of each flow must be charged.
@@ -124,8 +127,8 @@ def restore_usage(
             known[record.flow_id] = record
             begins_ms[record.flow_id] = record.time_ms
         else:
-            # The usage is in another measure and cannot be converted, so slots are charged from
-            # now.
+            # The usage is in another measure and cannot be converted, so slots are charged only
+            # from now on.
             others += 1
             begins_ms[record.flow_id] = time_ms
     # Decay the stored usage, and add the usage since then.
@@ -137,12 +140,12 @@ def restore_usage(
             left = _left_of(time_ms - row.time_ms, fairness)
             service, raised = service + row.service * left, row.raised * left
         tree.set_usage(flow, service, raised)
-        # If the flow does not accrue, its row is still correct. A row with a future time must be
-        # written again, because the wall clock was set back.
+        # If the flow does not accrue usage, its row is still correct. A row with a time in the
+        # future (the wall clock was set back) must be written again.
         if row is not None and not flow.rate and row.time_ms <= time_ms:
             flow.changed = False
             tree.changed.pop(flow_id, None)
-    # After the usage of all flows is set, because this compares the children of each group.
+    # The usage of all flows must be set first, because this compares the children of each group.
     for flow in (tree.root, *tree.groups.values()):
         _remember_last_served(flow)
     return others
@@ -177,9 +180,10 @@ def _left_of(past_ms: int, fairness: Fairness) -> float:
 
 
 def _counted_s(past_ms: int, fairness: Fairness) -> float:
-    """Returns how many seconds a slot is charged for if it has run for the last `past_ms`.
+    """Returns the decayed seconds that a slot is charged for the last `past_ms`.
 
-    This is the integral of the decay factor 2^-(age / half-life) over this time.
+    This is the integral of the decay factor 2^-(age / half-life) over this time. Example: with a
+    half-life of 900 s, a slot that ran for the last 900 s is charged 649 s.
     """
     if fairness.half_life_ms is None:
         return max(0, past_ms) / 1_000
@@ -189,8 +193,8 @@ def _counted_s(past_ms: int, fairness: Fairness) -> float:
 def _remember_last_served(group: Flow) -> None:
     """Sets the level to which a flow is raised if it becomes active while no sibling waits.
 
-    The correct level is that of the sibling that was served last, but this is not stored. The
-    lowest usage per weight among the siblings with running slots is used instead.
+    The correct level is the virtual time of the sibling that was served last, but that is not
+    stored. It is replaced by the lowest usage per weight of the siblings with running slots.
     """
     if group.children is None:
         return
@@ -229,8 +233,7 @@ class UsageCheckpoints:
         self.restarted = restore_usage(
             self.flows, usage_records, _running(self.slots), self.settings.fairness, at.time_ms
         )
-        # These flows are marked as urgent only because the restore has set them from stored rows.
-        # So they need not be stored now.
+        # `restore_usage` has marked these flows as urgent, but their usage is from stored rows.
         self.flows.urgent.clear()
         self.flows.accrued_while_down = {
             flow.id: flow for flow in self.flows.changed.values() if flow.rate
@@ -252,13 +255,13 @@ class UsageCheckpoints:
         flows = self.flows
         for flow in flows.urgent.values():
             self._keep(self.checkpoints.written(flow, self.journal.at.time_ms))
-        # The rows are part of this batch, so a crash cannot undo a raise.
+        # The rows are part of this batch, so a crash cannot undo that a flow was raised.
         flows.urgent.clear()
 
     def keep_ended(self, job_id: str) -> None:
         """Stores the usage of a job that ends, and of its groups."""
         flow: Flow | None = self.flows.jobs.get(job_id)
-        # The groups are stored, too, because their usage includes that of the job.
+        # The groups are stored, too, because their usage includes the usage of the job.
         while flow is not None:
             self._keep(self.checkpoints.written(flow, self.journal.at.time_ms))
             flow = flow.parent

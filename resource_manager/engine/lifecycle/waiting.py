@@ -1,6 +1,6 @@
 """Finds out why requests and gang members wait, and whether a new request can be accepted.
 
-It reads the capacity indexes, because it would cost too much to read every host. So the caller must
+It reads the capacity indexes, because reading every host would take too long. So the caller must
 refresh the indexes first.
 """
 
@@ -27,9 +27,9 @@ from resource_manager.engine.placement.feasibility import (
     feasibility,
     free_sums,
     has_room,
-    is_exact_somewhere,
     large_and_unsuited,
     largest_on_one,
+    needs_topology_somewhere,
     some_host_covers,
 )
 from resource_manager.engine.placement.hosts import Hosts
@@ -95,10 +95,12 @@ class WaitingReasons:
         return Reason(scheduling_class.reason[1])
 
     def _waiting_reason(self, scheduling_class: SchedulingClass) -> Reason:
-        """Checks feasibility first, then the sums of free capacity, and single hosts last.
+        """Checks feasibility first, then the sums of free capacity over all hosts, then each host.
 
-        The reason is fragmentation if all hosts together have enough, but no single host has. It is
-        topology if a host has the amounts, but no suitable cpus or NUMA nodes.
+        Example: a request needs 4 cpus, and hosts a and b have 2 and 1 free cpus. The sum 3 is less
+        than 4: WAITING_CAPACITY. With 3 and 2 free cpus, all hosts together have enough, but no
+        host has: WAITING_FRAGMENTED. With 4 free cpus on a, but not on one NUMA node as the request
+        requires: WAITING_TOPOLOGY.
         """
         match feasibility(self.hosts, self.elastic, scheduling_class):
             case Feasibility.NEVER:
@@ -113,19 +115,19 @@ class WaitingReasons:
                 return Reason.WAITING_RESERVATION
             case Feasibility.POSSIBLE:
                 pass
-        # No host has more than all hosts together, and to compare sums is cheaper than to read
+        # No host has more than all hosts together, and comparing sums is cheaper than reading
         # hosts.
         sums = free_sums(self.hosts, scheduling_class)
         amounts = list[Need](needs_of(scheduling_class).amounts)
-        # A class needs different amounts on hosts with one memory pool and on hosts with separate
-        # pools. It is sufficient if the sums cover one of the two.
+        # `amounts` has two entries: for hosts with one memory pool, and for hosts with separate
+        # pools. The request may fit if the sums cover one of them.
         if not any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in amounts):
             return Reason.WAITING_CAPACITY
         # The request fits on a host, but other requests are served first.
         if has_room(self.hosts, scheduling_class):
             return Reason.WAITING_CAPACITY
         # If some host has all amounts, only its cpus or NUMA nodes can be the reason.
-        if is_exact_somewhere(self.hosts, scheduling_class) and some_host_covers(
+        if needs_topology_somewhere(self.hosts, scheduling_class) and some_host_covers(
             self.hosts, scheduling_class.labels, amounts
         ):
             return Reason.WAITING_TOPOLOGY
@@ -163,7 +165,7 @@ class WaitingReasons:
         spec = request.spec
         waiting = self.gangs.waiting.get(spec.gang_id)
         if waiting is None:  # the job has ended, so the gang is not queued
-            # The reason is that of a single request.
+            # The reason is the same as for a request outside a gang.
             return self.waiting_reason(self.queue.class_of(spec))
         return self._member_reason(waiting, scheduling_key(spec))
 
@@ -173,8 +175,8 @@ class WaitingReasons:
             yield self._member_reason(waiting, member.key), member.count
 
     def _member_reason(self, waiting: WaitingGang, key: SchedulingKey) -> Reason:
-        """Returns why a member waits. If it would also wait without the gang, this is its own
-        reason; otherwise it is the reason of the gang.
+        """Returns why a member waits: its own reason if it would also wait without the gang, else
+        the gang's reason.
         """
         if not waiting.tried:
             return Reason.NOT_YET_CONSIDERED
@@ -186,7 +188,7 @@ class WaitingReasons:
             reason = self.waiting_reason(scheduling_class)
             if reason not in _MEMBER_REASONS:
                 whole = self._gang_reason(waiting.kind)
-                # If this member alone does not fit, its own reason is more helpful than
+                # If the member does not fit even alone, its own reason helps more than
                 # WAITING_GANG.
                 if whole is not Reason.WAITING_GANG or has_room(self.hosts, scheduling_class):
                     reason = whole
@@ -209,13 +211,12 @@ class WaitingReasons:
         return _invalid(self.settings, spec) or self.rejection(spec)
 
     def rejection(self, spec: RequestSpec) -> ItemOutcome | None:
-        """Returns why no host could ever serve a request; None if it can be accepted. The indexes
-        must be up to date.
+        """Returns why no host could ever serve a request; None if the request can be accepted. The
+        indexes must be up to date.
 
-        A request without `allow_pending` is rejected at once if neither a known executor nor one
-        that could be requested from a provider could host it. There is one exception: if no
-        executor is known and none can be requested, every request waits, and
-        `scheduling/rejecting.py` checks it later.
+        A request without `allow_pending` is rejected at once if neither a known executor nor an
+        executor of a provider could host it. There is one exception: if no executor is known and
+        none can be requested, every request waits, and `scheduling/rejecting.py` checks it later.
         """
         scheduling_class = self.queue.class_of(spec)
         verdict = feasibility(self.hosts, self.elastic, scheduling_class)
@@ -227,17 +228,17 @@ class WaitingReasons:
             if spec.profile
             else {}
         )
-        asked = amounts_text(amounts) if amounts else "a default slot"
+        requested = amounts_text(amounts) if amounts else "a default slot"
         if verdict is Feasibility.LABELS:
             labels = ", ".join(f"{name}={value}" for name, value in spec.required_labels)
-            lack = f"no executor that could host {asked} carries the labels {labels}"
+            lack = f"no executor that could host {requested} carries the labels {labels}"
         else:
-            lack = f"no executor could host {asked}, even when empty"
-        # If an executor has enough capacity but does not suit, users would wonder why it is not
-        # used. So the message explains it.
+            lack = f"no executor could host {requested}, even when empty"
+        # If an executor has enough capacity but does not suit, the message explains why, because
+        # users would wonder.
         if unsuited := large_and_unsuited(self.hosts, scheduling_class):
             host, refusal = unsuited
-            lack += f" ({host.host_id} has that much, but {refusal.text})"
+            lack += f" ({host.host_id} has enough capacity, but {refusal.text})"
         elif (
             verdict is Feasibility.NEVER
             and not self.elastic.provisioning
@@ -245,7 +246,7 @@ class WaitingReasons:
         ):
             lack += f" (the most on one executor is {amounts_text(most)})"
         if verdict is Feasibility.NEVER and self.elastic.provisioning:
-            lack += ", nor one that could be requested"
+            lack += ", nor could an executor of a provider"
         return ItemOutcome(
             spec.allocation_id,
             Reason.INFEASIBLE_NEVER,
@@ -257,13 +258,15 @@ class WaitingReasons:
     def gang_refusals(
         self, gang: GangSpec, members: Sequence[RequestSpec], problems: list[ItemOutcome]
     ) -> list[ItemOutcome]:
-        """Returns why a gang cannot be accepted, or can never be placed: an outcome for each
-        member, members that cause the problem first; empty if the gang may wait.
+        """Returns why a gang cannot be accepted, or can never be placed.
 
         Args:
             gang: the gang.
             members: its live members.
-            problems: the outcomes of members that have a problem of their own.
+            problems: the outcomes of members that are invalid or infeasible even alone.
+
+        Returns:
+            An outcome for each member, first `problems`; empty if the gang may wait.
         """
         if problems:
             return problems + _others(gang, members, problems)
@@ -271,12 +274,13 @@ class WaitingReasons:
         if all(spec.allow_pending for spec in members):
             return []
         verdict = self.gang_feasibility(Where.of(gang), member_requests_for(members))
-        # OFFLINE means that absent executors could host it, so such a gang may wait for them.
+        # OFFLINE means that executors which are absent now could host the gang, so it may wait.
         return _impossible(gang, members) if verdict is Feasibility.NEVER else []
 
     def infeasible_members(self, waiting: WaitingGang) -> list[ItemOutcome]:
         """Returns why a queued gang can never be placed, by the same rules as for a new gang."""
-        # The members are checked one by one only if the gang as a whole, or a kind of them, fails.
+        # The members are checked one by one only if the whole gang, or one kind of member, is
+        # infeasible.
         if not waiting.may_reject or not (
             any(
                 feasibility(self.hosts, self.elastic, self.queue.class_for(each.key)) in INFEASIBLE
@@ -326,20 +330,20 @@ def _below(spec: RequestSpec, field: str, value: int, least: int) -> ItemOutcome
 def _others(
     gang: GangSpec, members: Sequence[RequestSpec], problems: list[ItemOutcome]
 ) -> list[ItemOutcome]:
-    """Returns the outcomes of members without a problem, which are rejected because of another
-    one.
+    """Returns the outcomes of the members without a problem: they are rejected, too, because a gang
+    is rejected as a whole.
     """
-    culprits = {problem.id for problem in problems}
-    culprit = problems[0]
+    have_problems = {problem.id for problem in problems}
+    first = problems[0]
     message = (
-        f"gang {gang.gang_id} is refused as a whole, because of {culprit.id}:"
-        f" {culprit.reason}: {culprit.message}"
+        f"gang {gang.gang_id} is refused as a whole, because of its member {first.id}:"
+        f" {first.reason}: {first.message}"
     )
-    details = (("gang_id", gang.gang_id), ("allocation_id", culprit.id))
+    details = (("gang_id", gang.gang_id), ("allocation_id", first.id))
     return [
         ItemOutcome(spec.allocation_id, Reason.GANG_REFUSED, message, details)
         for spec in members
-        if spec.allocation_id not in culprits
+        if spec.allocation_id not in have_problems
     ]
 
 

@@ -49,8 +49,8 @@ class ChangeTracker:
     with its state at that time.
 
     Attributes:
-        noted: counter of noted rows and log entries, for kinds of rows of which one step may change
-            many. It only increases.
+        noted: number of changed rows and log entries so far. It counts only kinds of rows of which
+            one step may change many, and is not reset by `take`.
     """
 
     def __init__(self) -> None:

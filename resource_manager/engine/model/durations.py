@@ -77,13 +77,13 @@ class Durations:
         """
         if not self.count:
             return 0.0
-        # The tolerance prevents that a rounding error of the product increases the rank.
+        # Without the tolerance, a rounding error of the product could raise the rank.
         left = max(1, math.ceil(quantile * self.count - 1e-9))
         for at in sorted(self.buckets):
             left -= self.buckets[at]
             if left <= 0:
                 return self._within(_value_of(at))
-        raise AssertionError("the buckets hold as many as were counted")
+        raise AssertionError("the buckets contain fewer durations than were counted")
 
     def share_within(self, limit_ms: float) -> float:
         """Returns the fraction of durations up to `limit_ms`, from 0 to 1; 1 if there are none.

@@ -36,7 +36,7 @@ class SlotOrder:
 
 @dataclass(frozen=True, slots=True)
 class SendAllocate:
-    """Order slots from an executor (TaskExecutorService.AllocateSlots). The result arrives as the
+    """Allocate slots on an executor (TaskExecutorService.AllocateSlots). The result arrives as the
     event CommandAnswered, CommandRefused or CommandUndelivered.
     """
 
@@ -178,7 +178,7 @@ class Changes:
     deleted_provisions: list[str] = field(default_factory=list)
     deleted_ranges: list[tuple[str, int]] = field(
         default_factory=list
-    )  # (range_id, first_index); a deleted job takes its ranges with it
+    )  # (range_id, first_index); ranges of a deleted job are deleted with it, and not listed here
     deleted_groups: list[str] = field(default_factory=list)
     deleted_usage_records: list[str] = field(default_factory=list)
     deleted_host_settings: list[str] = field(default_factory=list)

@@ -11,7 +11,7 @@ class Ending:
 
     Attributes:
         grace_ms: how long the tasks in its slots have to end; None: the default.
-        given_up: how many entries of `Job.arrivals` have been ended, from the first one on.
+        given_up: number of entries of `Job.arrivals`, from the first, whose requests have ended.
         parts_ended: number of parts of its ranges whose members have ended.
     """
 

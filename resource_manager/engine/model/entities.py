@@ -146,7 +146,7 @@ class UsageRecord:
     """The stored usage of a flow at one time."""
 
     flow_id: str  # "group/NAME" or "job/ID"
-    measure: str  # unit of service, see `Measure`
+    measure: str  # unit of `service`, see `Measure`
     service: float  # decayed
     raised: float  # sum of the amounts by which the flow was raised, decayed
     time_ms: int  # wall clock
@@ -260,7 +260,7 @@ class Slot:
     booked: Amounts = field(default_factory=dict)
     cost: float = 0.0  # cost per second while it accrues
     placed_with_command: int = (
-        # number of the command that ordered it; 0: that was under an earlier registration
+        # number of the command that ordered it; 0: it was ordered under an earlier registration
         0
     )
     grace_ms: int | None = None  # grace period of the next free command
@@ -307,17 +307,17 @@ class Registration:
 
 @dataclass(slots=True)
 class Provision:
-    """An executor that was requested from a provider. The row exists until nothing of it is
-    left.
+    """An executor that was requested from a provider. The row exists until nothing of the executor
+    is left.
     """
 
-    executor_id: str  # the name that it registers with; never used again
+    executor_id: str  # the name that it registers with; no other executor gets this name
     shape: str
     number: int  # order of the requests
     cause: str  # why it was requested, for people
     ask_time_ms: int
     state: ProvidedExecutorState = ProvidedExecutorState.ASKED
-    handle: str = ""  # the provider's own id of it, with which the provider stops it
+    handle: str = ""  # the provider's id of the executor; needed to stop it
     message: str = ""  # reason of its last state change, for people
     # runtime
     deadline_at_ms: int | None = None  # if it has not registered by then, it is stopped
@@ -327,11 +327,11 @@ class Provision:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """A device that gets no new work, because an operator said so."""
+    """A device that gets no new slots, by an operator's order."""
 
     type: str
     uuid: str
-    minor: int  # when it was cordoned
+    minor: int  # its minor number at the time of the cordon
     reason: str = ""
     time_ms: int = 0
 
@@ -350,7 +350,7 @@ class HostSetting:
 
 
 NOTHING_SET = HostPolicy()
-"""Settings of a layer that sets nothing."""
+"""Settings without any value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ class SlotsReleased:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotsReuseAsked:
+class SlotsReuseRequested:
     """A job master asks to reuse slots whose work is done for other, pending requests of the job.
 
     Each item is (id, generation, id of the pending request). A slot that may not be reused is given
@@ -298,8 +298,8 @@ class CommandUndelivered:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorProbed:
-    """The result of probing an unreachable executor at this address. `cause` is empty if it
-    answered.
+    """The result of probing an unreachable executor at this address. `cause` is empty if the
+    executor answered.
 
     Answer: None.
     """
@@ -393,9 +393,9 @@ class Ticked:
     Answer: None.
 
     Attributes:
-        after_stall: true if this process, or its host, was stopped until just now. It could receive
-            nothing during that time. So timeouts of executors and leases count from now, as after a
-            restart.
+        after_stall: true if this process, or its host, was stopped until just now. The process
+            could receive nothing during that time. So timeouts of executors and leases count from
+            now, as after a restart.
     """
 
     at: Instant
@@ -419,7 +419,7 @@ Event = (
     | RequestsSubmitted
     | RequestsCancelled
     | SlotsReleased
-    | SlotsReuseAsked
+    | SlotsReuseRequested
     | ResizeRequested
     | ExecutorRegistered
     | SlotsReported

@@ -1,8 +1,8 @@
 """Limits the cluster's history to a maximum number of events and a maximum age.
 
 The store has the events; this module has only sequence numbers and times. The age of an event is
-derived from a few stored marks (time, sequence number), so it is known after a restart, too. An
-event may get older than the maximum by the time between two marks.
+derived from a few stored marks (time, sequence number), so it is known after a restart, too. Some
+events are kept for longer than the maximum age, by at most the time between two marks.
 """
 
 from __future__ import annotations

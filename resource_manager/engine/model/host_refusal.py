@@ -1,4 +1,4 @@
-"""Why one host cannot give a slot its cpus, NUMA nodes or devices, whatever amounts are free."""
+"""Why one host cannot give a slot its cpus, NUMA nodes or devices, even if the amounts are free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class HostBlocker(StrEnum):
 
     @property
     def lasting(self) -> bool:
-        """True if the reason stays the same when slots end."""
+        """True if the host would refuse the request for this reason even without slots."""
         return False
 
 
@@ -25,7 +25,7 @@ class HostRefusal:
 
     @property
     def lasting(self) -> bool:
-        """True if it stays the same when slots end."""
+        """True if the host would refuse the request even without slots."""
         return self.blocker.lasting
 
     def number(self, name: str) -> int:

@@ -61,9 +61,9 @@ class Needs(NamedTuple):
         separate: the columns for a host with a pool for each memory part.
         amounts: the columns of both that are amounts. They can be compared with sums over hosts,
             and with executors that have not started yet.
-        preferred: for each preferred policy, the columns that a host needs to meet it; empty if the
-            index has no such column.
-        never_met: how many preferred policies no host can meet.
+        preferred: for each preferred policy, the columns that a host needs to meet the policy;
+            empty if the index has no such column.
+        never_met: number of preferred policies that no host can meet.
         kinds: see `kinds_of`.
     """
 
@@ -76,19 +76,19 @@ class Needs(NamedTuple):
 
 
 def kinds_of(pooled: dict[str, int], separate: dict[str, int]) -> list[dict[str, int]]:
-    """Returns the different needs by kind of memory pools: one item if they are the same, else
-    two.
-    """
+    """Returns the needs for both kinds of hosts (`Needs`): one item if they are equal, else two."""
     return [pooled] if pooled == separate else [pooled, separate]
 
 
 CpuKey = tuple[CpuPolicy, int]
-"""The CPU policy of a request, and its cpu limit; 0 if the choice of a host does not depend on it.
+"""The CPU policy of a request, and its cpu limit; the limit is 0 if it does not matter for the
+choice of a host.
 """
 
 SchedulingKey = tuple[ResourceProfile | None, Labels, CpuKey | None]
 """All attributes of a request that matter for the choice of a host: profile, labels, CPU policy.
-The last one is None for requests without a CPU policy."""
+The CPU policy is None if the request has none.
+"""
 
 
 def cpu_key(policy: CpuPolicy, cpu_limit_milli: int) -> CpuKey | None:
@@ -109,8 +109,8 @@ def scheduling_key(spec: RequestSpec) -> SchedulingKey:
 def is_topology_constrained(profile: ResourceProfile | None, cpus: CpuKey | None) -> bool:
     """Returns True if amounts alone cannot decide whether a host can serve the request.
 
-    This includes best-effort default slots, because the index counts default slots of normal cpu
-    only.
+    It is also true for best-effort default slots, because the index counts default slots of normal
+    cpu only.
     """
     if profile is not None and profile.devices:
         return True
@@ -132,7 +132,7 @@ def in_grains(amounts: Amounts) -> dict[str, int]:
 
 
 def from_grains(amounts: Amounts) -> dict[str, int]:
-    """Returns amounts of the index in their own units: the inverse of `in_grains`."""
+    """Returns amounts of the index in bytes and counts again: the inverse of `in_grains`."""
     return {
         name: amount * MEMORY_GRAIN_BYTES if name in _MEMORY else amount
         for name, amount in amounts.items()

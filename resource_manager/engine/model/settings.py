@@ -46,15 +46,15 @@ class ExecutorShape:
 
 @dataclass(frozen=True, slots=True)
 class Provisioning:
-    """Settings of autoscaling. Totals are sums over executors that are not lost and requested
-    ones.
+    """Settings of autoscaling. Totals are sums over all executors that are not lost, and over the
+    requested executors that have not registered.
     """
 
     shapes: tuple[ExecutorShape, ...] = ()
     total_min: Amounts = field(default_factory=dict)
     total_max: Amounts = field(default_factory=dict)  # a missing dimension has no limit
     idle_timeout_ms: int = 60 * SECOND_MS  # an executor without slots for this long is given back
-    # an executor from a provider that was lost for this long is given back
+    # a provider's executor that is lost for this long is given back
     provided_lost_timeout_ms: int = 300 * SECOND_MS
     plan_interval_ms: int = 1 * SECOND_MS  # time between two planning passes
     planned_requests_max: int = 10_000  # requests that one planning pass considers
@@ -100,8 +100,8 @@ class EngineSettings:
     # proportion.
     strategy: Strategy = "pack"
     pack_candidates: int = 8  # most hosts that "pack" compares; 1 is first fit
-    label_indexes_max: int = 64  # most label selectors with an index of their own
-    # failed tries per `Decide`; the next `Decide` continues with the next class
+    label_indexes_max: int = 64  # most label selectors with a dedicated index
+    # scheduling classes that one `Decide` tries without success; the next `Decide` continues
     classes_tried_max: int = 300
     # hosts per `Decide` whose cpus and NUMA nodes are checked without success
     hosts_asked_max: int = 256
@@ -112,7 +112,8 @@ class EngineSettings:
     job_requests_max: int = 1_000_000  # live requests of one job
     job_scheduling_classes_max: int = 10_000  # scheduling classes among a job's pending requests
     requests_max: int = 2_000_000  # live requests of all jobs; each takes about 1 KiB of memory
-    infeasible_after_ms: int = 30 * SECOND_MS  # rejected if no executor could host it for this long
+    # a request is rejected if no executor, even when empty, could host it for this long
+    infeasible_after_ms: int = 30 * SECOND_MS
 
     # Jobs.
     jobs_max: int = 100_000  # jobs that have not ended
@@ -126,7 +127,7 @@ class EngineSettings:
     command_items_max: int = 1_000
 
     # An executor that reports, but does not receive commands, counts as unreachable after one of
-    # the two limits. Then no slots are placed there, and it is probed in these intervals.
+    # these two limits. Then no slots are placed there, and it is probed at growing intervals.
     unreachable_after_ms: int = 10 * SECOND_MS  # time of failed deliveries of one command
     refused_commands_max: int = 5  # refused commands in a row
     probe_min_ms: int = 1 * SECOND_MS

@@ -2,8 +2,7 @@
 listed is a bug and raises `IllegalTransition`.
 
 - A request is pending (PENDING), then placed (ALLOCATING), then confirmed by its executor
-(GRANTED),
-  and then it ends. If a placement fails, it becomes PENDING again, any number of times.
+  (GRANTED), and then it ends. Whenever a placement fails, the request becomes PENDING again.
 - A slot is one placement of a request. It exists from the booking of its capacity until its
   processes on the executor have certainly ended. If its request ends or loses it before that, the
   slot is FREEING.
@@ -12,11 +11,11 @@ listed is a bug and raises `IllegalTransition`.
 - A gang moves as a whole until all its slots are granted. Then its members move independently, but
   if they must be placed again, they are queued together.
 - An executor has three state machines: whether it has registered and reports, whether it is
-drained,
-  and whether the resource manager can connect to it.
+  drained, and whether the resource manager can connect to it.
 
 Every table also lists the states in which a row may be restored. `invariants/all.py` checks rules
-that tables cannot express: request and slot move together, and every pending request is queued.
+that tables cannot express: a request and its slot move together, and every pending request is
+queued.
 Reservations have no states. The table of provisions is in `lifecycle/provisions.py`.
 """
 
@@ -68,8 +67,8 @@ class RequestInput(StrEnum):
     RELEASE = "RELEASE"  # the granted slot was given back
     REUSE = "REUSE"  # another slot of its job is reused for its work
     DECLINE = "DECLINE"  # the executor's direct offer was not accepted
-    REJECT = "REJECT"  # it must not wait any longer
-    LOSE = "LOSE"  # the granted slot was lost, and no other one is wanted
+    REJECT = "REJECT"  # it must not wait any longer, for example because it is infeasible
+    LOSE = "LOSE"  # the granted slot was lost, and the request does not want another slot
 
 
 _R = RequestState
@@ -102,7 +101,7 @@ class SlotInput(StrEnum):
 
     CONFIRM = "CONFIRM"  # its executor carved it
     FREE = "FREE"  # it must be freed, or its executor is lost
-    RECLAIM = "RECLAIM"  # its lost executor came back with it, and its request is still queued
+    RECLAIM = "RECLAIM"  # its lost executor came back with it while its request was still queued
     VANISH = "VANISH"  # it does not exist on its executor, so its capacity is free
 
 
@@ -138,10 +137,10 @@ class ResizeInput(StrEnum):
 
     ASK = "ASK"  # another size is requested
     WITHDRAW = "WITHDRAW"  # the waiting resize is withdrawn or replaced
-    ORDER = "ORDER"  # the waiting resize needs no growth, or its growth was booked
+    ORDER = "ORDER"  # the waiting resize needs no more capacity, or that capacity was booked
     CONFIRM = "CONFIRM"  # the executor enforces the ordered size, or a later one
-    REFUSE = "REFUSE"  # the executor did not carry it out
-    RETRY = "RETRY"  # a refused one goes back to its old place in the queue
+    REFUSE = "REFUSE"  # the executor did not carry out the ordered resize
+    RETRY = "RETRY"  # a refused resize goes back to its old place in the queue
 
 
 _Z = ResizeState
@@ -170,7 +169,7 @@ class GangInput(StrEnum):
     """The inputs of the state machine of gangs."""
 
     PLACE = "PLACE"  # capacity was booked for all its members that have not ended
-    GRANT = "GRANT"  # the last of their slots was carved
+    GRANT = "GRANT"  # the last slot of its members was carved
     BREAK = "BREAK"  # a slot was lost or refused: all members go back to their place in the queue
     END = "END"  # its members are cancelled or rejected
 

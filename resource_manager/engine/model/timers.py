@@ -1,7 +1,8 @@
-"""A queue of timers: each names an entity to check at a time. `step.py` calls the handlers.
+"""A queue of timers. Each timer names an entity to check at a time. `step.py` calls the handlers.
 
-A timer may fire too early. So its handler compares with the entity's actual deadline, and arms the
-timer again if needed. So a lease that is renewed 1,000 times needs one entry and not 1,000.
+A timer may fire too early: its handler compares the time with the entity's actual deadline, and
+arms the timer again if needed. So a lease that is renewed 1,000 times needs one entry and not
+1,000.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Timers:
 
     Attributes:
         left_over: due timers that the next `Decide` handles, because the work of a step is limited.
-        listening_since_ms: monotonic time before which the process could receive nothing, so that
-            silence counts only from then on.
+        listening_since_ms: monotonic time since which the process can receive messages. Silence of
+            an executor counts only from then on.
     """
 
     def __init__(self) -> None:
@@ -67,9 +68,10 @@ class Timers:
         self.left_over[timer, entity_id] = None
 
     def due(self, now_ms: int) -> Iterator[tuple[Timer, str]]:
-        """Yields all due timers, each once: first those left over, then in order of time.
+        """Yields all due timers, each once: first the left-over timers, then the others in order of
+        time.
 
-        If the caller stops early, the remaining ones are left over.
+        If the caller stops early, the remaining timers are left over.
         """
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, timer, entity_id = heapq.heappop(self._heap)

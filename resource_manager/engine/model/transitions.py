@@ -157,7 +157,7 @@ class Transitions:
         if move not in table.moves:
             raise self._illegal(table.title, entity, before, what)
         after = table.moves[move]
-        self._moves.append((entity, before, what, after or "gone"))
+        self._moves.append((entity, before, what, after or "deleted"))
         return after
 
     def _restored(self, table: StateTable[StateT, InputT], entity: str, state: StateT) -> StateT:

@@ -72,14 +72,14 @@ def is_amount(column: str) -> bool:
 
 
 def needs_of(scheduling_class: SchedulingClass) -> Needs:
-    """Returns what a host must have for a request of a class, in columns of the index."""
+    """Returns the index columns that a host needs to serve a request of a class."""
     if scheduling_class.needs is None:
         scheduling_class.needs = needs_for(scheduling_class)
     return scheduling_class.needs
 
 
 def needs_for(request: ResourceRequest) -> Needs:
-    """Returns what a host must have for a request, in columns of the index."""
+    """Returns the index columns that a host needs to serve a request."""
     (pooled, counted), (separate, counted_separate) = (
         _needs(request, separate_pools=each) for each in (False, True)
     )
@@ -95,13 +95,14 @@ def needs_for(request: ResourceRequest) -> Needs:
 
 def size_of(scheduling_class: SchedulingClass, sums: Amounts) -> int:
     """Returns how large a request is compared with the cluster, in units of 2**-60: the largest
-    quotient of an amount that the request needs and the total of all hosts.
+    quotient of a needed amount and the total of all hosts.
+
+    Example: a request needs 4 of 100 cpus, and 1 of 10 GiB of memory. Its size is 0.1.
 
     Args:
         scheduling_class: the scheduling class of the request.
-        sums: the sum of each index column over all hosts. Amounts that no host has are not
-            compared. For example, these are the parts of memory if all hosts have one common memory
-            pool.
+        sums: the sum of each index column over all hosts. An amount that no host has is not
+            compared. Example: the memory parts, if all hosts have one common memory pool.
     """
     return max(
         (
@@ -117,7 +118,7 @@ def size_of(scheduling_class: SchedulingClass, sums: Amounts) -> int:
 def _needs(
     request: ResourceRequest, *, separate_pools: bool
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the needs in all columns, and in those that can be compared with sums over hosts."""
+    """Returns the needs in all columns, and the needs that can be compared with sums over hosts."""
     need: dict[str, int] = {}
     counted: dict[str, int] = {}
     for constraint in _WITH_COLUMNS:

@@ -124,24 +124,25 @@ class HostView:
         """Returns the host as if these slots had ended.
 
         `free` includes best-effort cpu even if the best-effort pool is empty now, because the end
-        of slots may add cpus to the pool. `cpus` shows whether it really does.
+        of slots may add cpus to the pool. The ledger from `cpus` shows whether the pool then has
+        cpus.
         """
-        gone = tuple(ended)
+        slots = tuple(ended)
         free = add(
             host.free(even_without_pool=host.lacks_best_effort_pool),
-            total_of(slot.booked for slot in gone),
+            total_of(slot.booked for slot in slots),
         )
         left = host.slots_left()
         if left != UNLIMITED:
-            left += len(gone)
-        return cls(host, free, left, owns_reservation=owns_reservation, ended=gone)
+            left += len(slots)
+        return cls(host, free, left, owns_reservation=owns_reservation, ended=slots)
 
     @classmethod
     def growing(cls, host: Host, slot: Slot) -> HostView:
         """Returns the host as it is now, for a check whether one of its slots can grow. The check
         compares only the amounts that the slot needs in addition to its booking.
         """
-        # A slot that grows needs no second slot, so their number does not limit it.
+        # A slot that grows needs no second slot, so the host's limit of slots does not matter.
         at = cls(host, host.free(), UNLIMITED)
         # The slot keeps its booking, so its growth can have at most the rest of the host.
         at.total = subtract(host.total, slot.booked)
@@ -155,7 +156,7 @@ class HostView:
         return reserved.spare(self.free, self.host.total, self._slots())
 
     def spare_slots(self) -> int:
-        """Returns how many more slots the host may have, without the slots that are reserved for
+        """Returns how many more slots the host may have, apart from slots that are reserved for
         others.
         """
         reserved = self.host.reserved
@@ -198,8 +199,8 @@ class Remedy:
     """A change of a request that would let it fit on one host.
 
     Attributes:
-        size: how large the change is, in millionths of the requested amount. Remedies are compared
-            by it.
+        size: how large the change is, in millionths of the requested amount. The smallest remedy is
+            proposed.
         text: completes "fits now on host-a ...".
         at_most: dimensions whose requested amount must be lower; `free` is the amount that fits.
         relaxed: policies that the request must drop: "bind", "exclusive", "numa", "qos",
@@ -267,12 +268,12 @@ class Constraint(ABC):
 
     def preferred(self, request: ResourceRequest) -> list[dict[str, int]]:
         """Returns, for each policy that the request prefers, the least column values with which a
-        host can meet the policy; an empty dict if no column shows it.
+        host can meet the policy; an empty dict if no column shows whether it can.
         """
         return []
 
     def never_met(self, request: ResourceRequest) -> int:
-        """Returns how many policies the request prefers that no host can meet."""
+        """Returns the number of preferred policies that no host can meet."""
         return 0
 
     @abstractmethod

@@ -1,5 +1,5 @@
-"""Checks whether the cpus and NUMA nodes of a host suit a slot. Enough free cpu and memory alone do
-not make them suit.
+"""Checks whether the cpus and NUMA nodes of a host suit a slot. They may not suit although enough
+cpu and memory is free.
 
 The check calls the code that also assigns cpus to slots (`cpus/assign.py`). It proposes three kinds
 of remedies: a policy that is preferred instead of required, fewer cpus, or less memory on one node.
@@ -48,7 +48,7 @@ FEWER_TRIED_MAX = 12
 """How many smaller numbers of cpus are tried on one host."""
 
 LOWERED_TRIED_MAX = 4
-"""How many numbers of cpus are tried where free amounts are too small as well."""
+"""How many numbers of cpus are tried on a host whose free amounts are also too small."""
 
 CPU_LIMIT = "cpu_limit_milli"
 
@@ -95,8 +95,8 @@ class CpusSuit(Constraint):
         if ledger is None or ledger.time_shared:
             return {}
         room, demanded = ledger.pin_room(), ledger.policy.bind
-        # A host that demands one bind policy has 0 in the column of the other one, so that no
-        # search for the other one finds it.
+        # A host that demands one bind policy has 0 in the column of the other policy, so that a
+        # search for the other policy does not find this host.
         whole = demanded is not HostBindPolicy.SPREAD_BY_PCPUS
         apart = demanded is not HostBindPolicy.FULL_PCPUS_ONLY and ledger.layout.smt
         # Without SMT all cpus are on different cores. The column is still 0 then, unless the host
@@ -122,12 +122,12 @@ class CpusSuit(Constraint):
             return [{} for _ in stricter]
         known = _cpu_need(request.profile, policy)
         needs = (_cpu_need(request.profile, each) for each in stricter)
-        # Contains only what the preference adds, because each tier includes the needs of the class.
+        # Only columns that the preference adds, because each tier includes the needs of the class.
         return [{name: n for name, n in need.items() if name not in known} for need in needs]
 
     def never_met(self, request: ResourceRequest) -> int:
-        """Counts preferred policies that have no effect on slots of this QoS class. Some apply only
-        to slots with dedicated cpus, others only to slots without.
+        """Counts preferred policies that have no effect on slots of this QoS class. Some policies
+        apply only to slots with dedicated cpus, others only to slots without.
         """
         if request.cpus is None:
             return 0
@@ -153,10 +153,10 @@ class CpusSuit(Constraint):
         given: CpuAssignment | HostRefusal | None
         # The cached results below are valid only for the amounts of the request itself. Equal
         # bookings share one object, so identity shows whether a remedy tries other amounts.
-        as_asked = asked is host.booking_for(request)
-        if as_asked and at.is_now:  # cached, and used again when the slot is placed
+        is_original = asked is host.booking_for(request)
+        if is_original and at.is_now:  # cached, and used again when the slot is placed
             given = host.assign(request)
-        elif as_asked and at.is_empty:  # hosts with equal cpus share the result
+        elif is_original and at.is_empty:  # hosts with equal cpus share the result
             given = host.never_suits(request)
         else:
             given = assign(at.cpus(), cpu_request_of(request, asked))
@@ -191,8 +191,8 @@ class CpusSuit(Constraint):
         found = [*_preferred(ledger, wanted), *_lower_amounts(host, ledger, wanted)]
         yield from found
         shared = replace(wanted, policy=_shared(wanted.policy))
-        # To run without dedicated cpus is the largest change, so it is tried only if no other one
-        # helps.
+        # Running without dedicated cpus is the largest change, so it is tried only if no other
+        # change helps.
         if not found and wanted.policy.qos.is_pinned and not _refused(ledger, shared):
             text = f"if it ran in the shared pool (qos {QosClass.LS})"
             yield Remedy(MILLION, text, relaxed=("qos",))
@@ -271,11 +271,10 @@ def _one_required(policy: CpuPolicy) -> list[CpuPolicy]:
 
 
 def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
-    """Yields the required policies that should be preferred instead: each one that helps alone, or
-    else all of them together.
+    """Yields remedies by which a policy is preferred instead of required: one for each policy that
+    helps alone, or else one for all policies together.
 
-    To prefer a policy instead of requiring it counts as a smaller change than any change of
-    amounts.
+    Such a change counts as smaller than any change of amounts.
     """
     required = required_policies(wanted.policy)
     helped = False
@@ -283,7 +282,7 @@ def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
         if not _refused(ledger, replace(wanted, policy=with_preferred(wanted.policy, [name]))):
             helped = True
             yield Remedy(1, f"if {name} were preferred instead of required", relaxed=(name,))
-    if helped or len(required) < 2:  # a single required policy was tried above
+    if helped or len(required) < 2:  # if only one policy is required, it was tried above
         return
     if not _refused(ledger, replace(wanted, policy=with_preferred(wanted.policy, required))):
         names = f"{', '.join(required[:-1])} and {required[-1]}"
@@ -303,7 +302,7 @@ def _shared(policy: CpuPolicy) -> CpuPolicy:
 
 
 def _lower_amounts(host: Host, ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
-    """Yields for each dimension a remedy with the largest of the tried amounts that fits."""
+    """Yields, for each dimension, a remedy with the largest tried amount that fits."""
     for name, asked in wanted.amounts:
         dedicated = name == CPU_MILLI and wanted.policy.qos.is_pinned
         for amount in (

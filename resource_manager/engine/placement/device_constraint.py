@@ -1,9 +1,9 @@
-"""Checks whether the devices of a host suit a slot. Enough free capacity in sum is not sufficient.
+"""Checks whether the devices of a host suit a slot.
 
-For example, a host with four half used GPUs has 200 hundredths of a GPU free, but no slot can get a
-whole GPU. So this constraint checks each device, with the code that also chooses devices for slots
-(`devices/choose.py`). Whether devices, cpus and memory can be on the same NUMA nodes is checked by
-`CpusSuit`, which assigns all of them together.
+A sum of free capacity is not enough: a host with four half-used GPUs has 200 hundredths of a GPU
+free, but no slot can get a whole GPU. So this constraint checks each device, with the code that
+also chooses devices for slots (`devices/choose.py`). `CpusSuit` checks whether devices, cpus and
+memory can be on the same NUMA nodes, because it assigns them together.
 
 Remedies are tried with the same code: fewer devices, a smaller share, or fewer conditions.
 """
@@ -67,8 +67,8 @@ class DevicesSuit(Constraint):
         for each in _devices(request):
             count = 1 if each.every else each.count
             for name, amount in each.amounts:
-                # Each dimension is counted separately: a slot that has only memory of a GPU leaves
-                # the compute of this GPU completely free.
+                # Each dimension has its own column: a slot that has only memory of a GPU leaves the
+                # compute of this GPU completely free.
                 if amount == WHOLE and name != GPU_MEMORY:
                     found[WHOLE_DEVICES + name] = count
                 else:
@@ -144,7 +144,7 @@ def _changes(
     """Yields requests that are easier to serve, each with the remedy that describes it. The
     smallest changes come first.
     """
-    # To drop a condition counts as a smaller change than to lower an amount.
+    # Dropping a condition counts as a smaller change than lowering an amount.
     if request.near_required:
         text = f"if {request.type} devices were preferred near {request.near}, not required"
         yield replace(request, near_required=False), Remedy(1, text, relaxed=("near",))
@@ -153,7 +153,7 @@ def _changes(
         yield replace(request, scope=""), Remedy(2, text, relaxed=("scope",))
     if request.isolation:
         names = " and ".join(name for name, _ in request.isolation)
-        text = f"if {names} need not be enforced like that"
+        text = f"without the required level of enforcement of {names}"
         yield replace(request, isolation=()), Remedy(3, text, relaxed=("isolation",))
     if request.model or request.selector or request.vendor:
         free = replace(request, model="", selector=(), vendor="")
@@ -166,8 +166,8 @@ def _changes(
 
 
 def _smaller_share(ledger: DeviceLedger, request: DeviceRequest) -> DeviceRequest | None:
-    """Returns the request with its amounts lowered to what the device with most free capacity has;
-    None: nothing would be lower, or an amount would become 0.
+    """Returns the request with its amounts lowered to the free capacity of the device with the most
+    free capacity. None: no amount would be lower, or an amount would become 0.
     """
     amounts = dict(request.amounts)
 

@@ -1,8 +1,8 @@
 """Keeps the state of scaling between two planning passes: executor shapes, their back-off and the
 last plan.
 
-This state is not durable. After a restart it is computed again. `State.provisions` durably keeps
-which executors were ordered.
+This state is not stored, but computed again after a restart. The ordered executors themselves are
+stored (`State.provisions`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Capacity:
 
     Attributes:
         amounts: its amounts in columns of the capacity index, including `SLOTS`.
-        default: the amounts that one default slot takes there, without `SLOTS`.
+        default: the amounts that one default slot books on it, without `SLOTS`.
         labels: its labels.
         separate: True if it has a separate memory pool for each memory part.
     """
@@ -56,8 +56,8 @@ class Capacity:
 
 @dataclass(slots=True)
 class Backoff:
-    """Executors of a shape have failed, so no more are ordered before `until_ms` (monotonic
-    clock).
+    """The back-off of a shape whose executors failed: no more are ordered before `until_ms`
+    (monotonic).
     """
 
     failures: int = 0  # consecutive failures; all failures within one interval count as one
@@ -68,11 +68,11 @@ class Backoff:
 
 @dataclass(slots=True)
 class Content:
-    """What is planned on one executor.
+    """The requests that are planned on one executor.
 
     Attributes:
         classes: number of queued requests by scheduling class.
-        members: number of gang members by gang id and position of their request in the gang.
+        members: number of gang members, by gang id and position of their request in the gang.
     """
 
     classes: dict[SchedulingClass, int] = field(default_factory=dict)
@@ -101,14 +101,14 @@ class LastPlan:
     requests.
 
     Attributes:
-        on: what is planned on each pending executor.
+        on: the requests planned on each pending executor.
         left: number of requests that are not planned on any executor, by scheduling class.
-        gangs_left: gangs that are not planned on any executors.
-        counted_on: registered executors on which members of planned gangs are placed.
+        gangs_left: gangs that are not planned.
+        counted_on: registered executors on which the plan places members of gangs.
         blocked: number of requests that the maximum of a group blocks, by scheduling class.
         gangs_blocked: gangs that the maximum of a group blocks.
-        places: cache of the executors on which the requests of a class are planned, by arrival
-            number. The number before it is the state of the queue for which the entry is valid.
+        places: cache of the executor on which each request of a class is planned, by arrival
+            number, with the state of the queue (`WaitingQueue.moves`) for which it is valid.
     """
 
     on: dict[str, Content] = field(default_factory=dict)
@@ -120,38 +120,40 @@ class LastPlan:
     places: dict[SchedulingClass, tuple[int, dict[int, str]]] = field(default_factory=dict)
     _by_owner: tuple[dict[SchedulingClass, dict[str, int]], dict[str, list[str]]] | None = None
 
-    def planned(self, shape: SchedulingClass) -> dict[str, int]:
+    def planned(self, scheduling_class: SchedulingClass) -> dict[str, int]:
         """Returns how many requests of a class are planned on each executor. The executor of the
         oldest requests comes first.
         """
-        return self._sorted_out()[0].get(shape, {})
+        return self._by_class_and_gang()[0].get(scheduling_class, {})
 
     def planned_gang(self, gang_id: str) -> list[str]:
         """Returns the executors on which a gang is planned."""
-        return self._sorted_out()[1].get(gang_id, [])
+        return self._by_class_and_gang()[1].get(gang_id, [])
 
     def drop(self, executor_id: str) -> Content | None:
-        """Removes what is planned on an executor, and returns it; None: nothing was planned
-        there.
+        """Removes an executor from the plan, and returns the requests planned on it; None if there
+        were none.
         """
         # Both caches are computed from `on`.
         self.places.clear()
         self._by_owner = None
         return self.on.pop(executor_id, None)
 
-    def _sorted_out(self) -> tuple[dict[SchedulingClass, dict[str, int]], dict[str, list[str]]]:
+    def _by_class_and_gang(
+        self,
+    ) -> tuple[dict[SchedulingClass, dict[str, int]], dict[str, list[str]]]:
         """Returns the plan by scheduling class and by gang. It is cached, because thousands of
-        requests on a thousand executors may each need it.
+        requests may need it.
         """
         if self._by_owner is None:
-            shapes: dict[SchedulingClass, dict[str, int]] = {}
+            classes: dict[SchedulingClass, dict[str, int]] = {}
             gangs: dict[str, list[str]] = {}
             for name, content in self.on.items():
-                for shape, count in content.classes.items():
-                    shapes.setdefault(shape, {})[name] = count
+                for scheduling_class, count in content.classes.items():
+                    classes.setdefault(scheduling_class, {})[name] = count
                 for gang_id in content.gangs:
                     gangs.setdefault(gang_id, []).append(name)
-            self._by_owner = shapes, gangs
+            self._by_owner = classes, gangs
         return self._by_owner
 
 
@@ -161,7 +163,7 @@ class Elastic:
     Attributes:
         provisioning: the settings.
         shapes: executor shapes that can be ordered, by name.
-        capacities: what an empty executor of each shape has.
+        capacities: capacity of an empty executor of each shape.
         backoffs: back-off of each shape.
         plan: the last plan.
         number: number of the last executor that was ordered.
@@ -217,7 +219,7 @@ class Elastic:
         """Returns True if an executor of some shape could serve the request when empty.
 
         Args:
-            request: what is requested.
+            request: the request.
             labels: False: required labels are ignored.
         """
         fit = Fit(request)
@@ -229,8 +231,8 @@ class Elastic:
     def obstacle(self, name: str, fit: Fit, *, labels: bool = True) -> Obstacle | None:
         """Returns why an executor of a shape could not serve a request even when empty.
 
-        The cpus and NUMA nodes are assumed to equal those of the executor that registered last with
-        this shape. They are not checked if no executor of the shape has registered.
+        It is assumed to have the same cpus and NUMA nodes as the executor of this shape that
+        registered last. If none has registered, cpus and NUMA nodes are not checked.
 
         Args:
             name: the name of the shape.
@@ -269,7 +271,7 @@ def host_of(shape: ExecutorShape) -> Host:
 
 
 def capacity_of(shape: ExecutorShape) -> Capacity:
-    """Returns what an empty executor of a shape has, in columns of the capacity index.
+    """Returns the capacity of an empty executor of a shape, in columns of the capacity index.
 
     The best-effort cpu is the same as in `host_of`.
     """

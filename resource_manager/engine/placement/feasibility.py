@@ -25,9 +25,7 @@ from resource_manager.engine.placement.reserved import Reservation, Reservations
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 HOSTS_CHECKED_MAX = 64
-"""How many hosts are checked for suitable cpus and NUMA nodes, at most, to explain why a request
-waits.
-"""
+"""Most hosts whose cpus and NUMA nodes are checked to explain why one request waits."""
 
 
 class Feasibility(StrEnum):
@@ -40,7 +38,7 @@ class Feasibility(StrEnum):
 
 
 INFEASIBLE = frozenset({Feasibility.LABELS, Feasibility.NEVER})
-"""Verdicts for which a request is rejected, unless it has `allow_pending`."""
+"""Results with which a request is rejected, unless it has `allow_pending`."""
 
 
 def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
@@ -95,7 +93,7 @@ def _some_host_could(
         {prefix + name: amount for name, amount in need.items()}
         for need in needs_of(scheduling_class).kinds
     ]
-    if not is_exact_somewhere(hosts, scheduling_class):
+    if not needs_topology_somewhere(hosts, scheduling_class):
         # amounts alone decide, and the index has all amounts
         return some_host_covers(hosts, labels, needs)
     fit = Fit(scheduling_class)
@@ -146,10 +144,9 @@ def _some_host(
 ) -> bool:
     """Returns True if some host can serve a request.
 
-    A host that can serve the request is in two lists. One contains the hosts with enough for a
-    need. The other contains the hosts with the labels, or those that are likely to suit. So it is
-    sufficient to read the shorter list to its end. Both lists are read in parallel, because their
-    lengths are unknown.
+    Such a host is in two lists: the hosts with enough for a need, and the hosts of `likely` (or the
+    hosts with the labels). So it is sufficient to read the shorter list to its end. Both lists are
+    read in parallel, because their lengths are unknown.
 
     Args:
         hosts: all hosts.
@@ -177,11 +174,11 @@ def free_sums(hosts: Hosts, scheduling_class: SchedulingClass) -> Amounts:
         return index.sums
     carriers = [index.position[name] for name in hosts.indexes.carriers(scheduling_class.labels)]
     pooled, separate = needs_of(scheduling_class).amounts
-    asked = pooled.keys() | separate.keys()
+    names = pooled.keys() | separate.keys()
     return {
         name: sum(index.columns[name][0][at] for at in carriers)
         # Columns that no host has are left out; they count as 0.
-        for name in asked & index.columns.keys()
+        for name in names & index.columns.keys()
     }
 
 
@@ -193,37 +190,38 @@ def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
     sufficient, because the result is used only to explain why a request waits.
     """
     needs: list[Need] = [*needs_of(scheduling_class).kinds]
-    if not is_exact_somewhere(hosts, scheduling_class):
+    if not needs_topology_somewhere(hosts, scheduling_class):
         return some_host_covers(hosts, scheduling_class.labels, needs)
     index = hosts.indexes.of(scheduling_class.labels)
-    asked = 0
+    checked = 0
     for at in index.covering(needs):
         host = hosts[index.ids[at]]
         if index is hosts.indexes.main and not host.carries(scheduling_class.labels):
             continue
         if CPUS.obstacle(scheduling_class, HostView.now(host)) is None:
             return True
-        asked += 1
-        if asked == HOSTS_CHECKED_MAX:
+        checked += 1
+        if checked == HOSTS_CHECKED_MAX:
             return False
     return False
 
 
-def is_exact_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
-    """Returns True if, for some hosts, amounts alone do not decide whether a request fits."""
+def needs_topology_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
+    """Returns True if there may be hosts on which amounts alone cannot decide whether a request
+    fits.
+    """
     return scheduling_class.topology_constrained or bool(hosts.indexes.aligning)
 
 
 def large_and_unsuited(
     hosts: Hosts, scheduling_class: SchedulingClass
 ) -> tuple[Host, HostRefusal] | None:
-    """Returns a host that is large enough when empty, but whose cpus or NUMA nodes do not suit. The
-    second value says why they do not suit.
+    """Returns a host that is large enough when empty, but whose cpus or NUMA nodes do not suit, and
+    the reason why.
 
-    The first such host is returned. Hosts that report their cpus come before those that do not.
-    At most `HOSTS_CHECKED_MAX` hosts are compared.
+    Hosts that report their cpus are checked first. At most `HOSTS_CHECKED_MAX` hosts are compared.
     """
-    if not is_exact_somewhere(hosts, scheduling_class):
+    if not needs_topology_somewhere(hosts, scheduling_class):
         return None
     amounts = [
         {KNOWN + name: amount for name, amount in need.items()}
@@ -261,7 +259,8 @@ def largest_on_one(hosts: Hosts, amounts: Amounts) -> dict[str, int]:
 def blocking_reservations(
     hosts: Hosts, reservations: Reservations, scheduling_class: SchedulingClass
 ) -> Iterator[Reservation]:
-    """Yields the reservations without which a request would fit somewhere.
+    """Yields each reservation on whose hosts a request would fit if only this reservation did not
+    exist.
 
     Args:
         hosts: all hosts.

@@ -68,11 +68,11 @@ class Available(Constraint):
             case Blocker.LOST:
                 return "is lost"
             case Blocker.UNCONFIRMED:
-                return "has not registered with this incarnation of the RM yet"
+                return "has not registered since this resource manager started"
             case Blocker.DRAINING:
                 return f"is draining: {at.host.executor.drain_reason or 'no reason given'}"
             case _:
-                return f"reports, but cannot be dialled: {at.host.reach.cause}"
+                return f"reports, but commands do not reach it: {at.host.reach.cause}"
 
 
 class CarriesLabels(Constraint):
@@ -155,7 +155,7 @@ class EnoughFree(Constraint):
         free, total = at.free.get(name, 0), at.total.get(name, 0)
         numbers = [number_text(name, each) for each in (asked[name], free, total)]
         lack = f"short by {amount_text(name, asked[name] - free)}"
-        return f"{lack} (asked {numbers[0]}, free {numbers[1]}, total {numbers[2]})"
+        return f"{lack} (requested {numbers[0]}, free {numbers[1]}, total {numbers[2]})"
 
     def remedies(
         self, request: ResourceRequest, at: HostView, settings: EngineSettings
@@ -168,7 +168,7 @@ class EnoughFree(Constraint):
         # If the host may have no more slots, no smaller amount helps.
         if at.spare_slots() < 1:
             return
-        # Lower every amount to what is free, then try cpu amounts for which suitable cpus are free.
+        # Lower each amount to the free amount, then try cpu amounts for which the cpus suit.
         asked = host.booking_for(request)
         left = dict(asked)
         for name in shortfall(asked, spare):
@@ -263,8 +263,8 @@ class NotReserved(Constraint):
             return NO_OBSTACLE
         if not asked or at.slots_left < 1 or not fits(asked, at.free):
             return NO_OBSTACLE
-        # It is unknown which cpus the owner of the reservation will need. So no other request for
-        # particular cpus is placed there.
+        # Which cpus the owner of the reservation will need is unknown. So no other request for
+        # particular cpus is placed on the host.
         is_blocked = host.needs_topology(request) or (
             at.spare_slots() < 1 or not fits(asked, at.spare())
         )
@@ -288,7 +288,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     DEVICES,
     CPUS,
 )
-"""All constraints. Those that are costly come last."""
+"""All constraints. Costly constraints come last."""
 
 
 _OF_KIND = tuple(
@@ -315,7 +315,7 @@ class Verdict:
 
     Attributes:
         at: the host as it was checked.
-        asked: the amounts that the request would book there, by dimension.
+        asked: the amounts that the request would book on the host, by dimension.
         obstacles: the reasons why the request does not fit; empty: it fits.
     """
 

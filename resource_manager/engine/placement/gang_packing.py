@@ -20,9 +20,9 @@ class Matching:
     """Places as many members as possible on hosts that have a fixed number of places each.
 
     Each member takes a free place. If a member finds no free place, the algorithm searches for an
-    augmenting path: a chain of members in which each one moves to another host, and the last one
-    moves to a free place (H. W. Kuhn, "The Hungarian method for the assignment problem", 1955). If
-    no augmenting path exists, no matching has more members.
+    augmenting path: a chain of members, in which each member moves to the place of the next member,
+    and the last member moves to a free place (H. W. Kuhn, "The Hungarian method for the assignment
+    problem", 1955). If no augmenting path exists, no matching has more members.
 
     Example: A fits only on host 1. B fits on hosts 1 and 2, and is on host 1. A takes the place of
     B, and B moves to host 2.
@@ -38,8 +38,9 @@ class Matching:
         Args:
             placer: the placer that books members tentatively.
             members: the members; those that fit on the fewest hosts come first.
-            one_each: True: a host takes one member. False: a host takes as many members as fit. All
-                members then have the same size; only their labels and barred hosts may differ.
+            one_each: True: a host takes one member. False: a host takes as many members as fit. In
+                this case all members must have the same size, but their labels and barred hosts may
+                differ.
         """
         self._placer = placer
         self._members = members
@@ -54,7 +55,7 @@ class Matching:
         """Returns hosts for as many members as possible. If `partly` is False, it returns hosts for
         all members or for none.
         """
-        # Unless `partly` is set, the search ends at the first member without a place.
+        # Without `partly`, the search ends at the first member that gets no place.
         found = all(
             self._place(at) or self._place_instead(at) or partly
             for at, members in enumerate(self._members)
@@ -83,8 +84,8 @@ class Matching:
         return True
 
     def _place_instead(self, start: int) -> bool:
-        """Places a member by moving others along an augmenting path. Returns False if there is
-        none.
+        """Places a member by moving others along an augmenting path. Returns False if no such path
+        exists.
         """
         # `room` must count the capacity from the start of the search
         self._placer.roll_back(self._start)
@@ -95,7 +96,7 @@ class Matching:
         for at in to_try:
             if self._place(at):
                 moved = at
-                # Walks back along the path: each member takes the place of the next one.
+                # Goes back along the path: each member takes the place of the next member.
                 while moved != start:
                     before, host_id = parent[moved]
                     self._on[host_id][moved] -= 1
@@ -184,7 +185,7 @@ class Packing:
             if host_id is None:
                 choices.pop()
                 continue
-            # Booked before the next member is tried, so that this member sees what is left.
+            # Booked at once, so that the next member sees the remaining capacity.
             marks.append(placer.mark())
             placer.take(members[len(chosen)], host_id, 1)
             chosen.append(host_id)
@@ -198,16 +199,16 @@ class Packing:
         """Yields the hosts to try for a member. `before` is the host of the previous member."""
         members = self._members[at]
         hosts = self._able[members]
-        # Equal members may only go to this host or later ones, because their order makes no
-        # difference.
+        # The order of equal members makes no difference, so this one goes to the host of the
+        # previous member or to a later host.
         if at and self._members[at - 1] is members:
             hosts = hosts[hosts.index(before) :]
         tried = set[object]()
         for host_id in hosts:
             if not self._step():
                 return
-            # Two hosts have the same state if the same members could go there and the same capacity
-            # is left.
+            # Two hosts have the same state if the same members fit there and the same capacity is
+            # left.
             state = self._served_by[host_id], self._placer.state(host_id)
             if state not in tried and self._placer.room(members, host_id, 1):
                 tried.add(state)
@@ -220,7 +221,7 @@ class Packing:
 
     def _is_possible(self) -> bool:
         """Finds the hosts that have room for each member. Returns False if a member fits on no
-        host, if all members together need more than is free, or if the steps are used up.
+        host, if all members together need more than the free capacity, or if the steps are used up.
         """
         placer = self._placer
         # The sums are compared first, because this is cheap and often shows that the members do not
@@ -252,8 +253,8 @@ class Packing:
         needed = Counter[str]()
         for each in self._members if hosts else ():
             needs = [needs_of(each.wanted).amounts[separate] for separate in kinds]
-            # If hosts with both kinds of memory pools occur, the smaller need counts. So the check
-            # never rejects members that would fit.
+            # If there are hosts of both kinds (one memory pool, or separate pools), the smaller
+            # need counts, so that the check never rejects members that would fit.
             for name in set(needs[0]).intersection(*needs[1:]):
                 needed[name] += min(need[name] for need in needs)
         return bool(hosts) and all(

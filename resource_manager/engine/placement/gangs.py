@@ -2,14 +2,20 @@
 
 - SAME_EXECUTOR: searches for one host with enough capacity for all members together.
 - SPREAD: uses a bipartite matching of members and hosts, which is exact.
-- ANYWHERE: equal members are placed like single requests, or by a matching if their labels differ.
-  Both ways are exact. Other members are placed one after the other, the largest first (best fit
-  decreasing). If this fails, an exact search tries all arrangements, up to `STEPS_MAX` steps. It
-  tries two orders in which the members on a host get their cpus: largest first and smallest first.
+- ANYWHERE: equal members are placed like requests outside a gang, or by a matching if their labels
+  differ. Both ways are exact. Other members are placed one after the other, the largest first (best
+  fit decreasing). If this fails, an exact search tries all arrangements, up to `STEPS_MAX` steps.
+  If members need dedicated cpus or NUMA nodes, it tries two orders in which the members on a host
+  get their cpus: largest first and smallest first.
 - SAME_LABEL: takes the values of the label one after the other, and places the members as for
   ANYWHERE on the hosts with this value. A value is tried only if its hosts have room for as many
   copies of the smallest member as the gang has members. With the strategy "pack", the value with
   the least room comes first; with "spread" or "balanced", the value with the most.
+
+Example (ANYWHERE): hosts a and b have 10 free cpus each. A gang has two members of 4 cpus and four
+members of 3 cpus. Largest first puts both large members on a (2 cpus left) and three small members
+on b (1 cpu left), so the last small member does not fit. The exact search puts one large and two
+small members on each host.
 
 The result of a failed search is cached for all equal gangs, until a host that could serve a member
 gets more room.
@@ -45,8 +51,8 @@ from resource_manager.engine.queue.gangs import (
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 STEPS_MAX = 1_500
-"""The largest number of steps of all exact searches for one gang. They take 10 to 20 ms. The limit
-exists because a decision must be short.
+"""The largest number of steps of all exact searches for one gang. They take 10 to 20 ms, and a
+decision must be short.
 """
 
 MORE_HOSTS_CHECKED_MAX = 128
@@ -61,7 +67,7 @@ class GangSearch:
 
     Attributes:
         members: the members to place, equal ones together.
-        wanted: how many members there are.
+        wanted: number of members to place.
         steps_left: number of steps that exact searches may still make.
         cut_off: True if the searches used up their steps, so that it is unknown whether the members
             fit.
@@ -84,7 +90,7 @@ class GangSearch:
             where: how the members are placed relative to each other.
             requests: the requests of the members.
             prefix: `KNOWN` or `ONLINE`: members are placed as if all hosts were empty, with the
-                index columns that have this prefix. Empty: members are placed on what is free now.
+                index columns that have this prefix. Empty: members are placed on free capacity.
             barred: hosts that must not be chosen, one set for each request. Empty: each request has
                 its own set (`MemberRequest.elsewhere`).
             may_build: see `TentativePlacer`.
@@ -108,8 +114,8 @@ class GangSearch:
         hosts exist, or the search was cut off.
 
         Args:
-            among: hosts of which every possible result contains at least one, as far as the caller
-                knows; None: the caller does not know such hosts.
+            among: hosts of which every possible result must contain at least one; None: the caller
+                knows no such hosts.
         """
         try:
             match self._where.placement:
@@ -174,16 +180,15 @@ class GangSearch:
 
     def _together(self, *, partly: bool) -> list[Share]:
         members = self.members
-        # Equal members with different labels compete for hosts. The first suitable host may then be
-        # the wrong one, so a matching is used.
+        # Members of equal size with different labels compete for hosts. The first suitable host of
+        # a member may be the only host of another member, so a matching is used.
         alike = len({(each.wanted.profile, each.wanted.cpus) for each in members}) == 1
         if alike and len(members) > 1:
             order = self._least_choice_first()
             return Matching(self._placer, order, one_each=False).run(partly=partly)
-        # To place the largest members first is cheap, and usually succeeds.
+        # Placing the largest members first is cheap, and usually succeeds.
         found = self._fill(self._largest_first(), partly=partly)
-        # For members that are equal in everything, this result is exact, so no other search finds
-        # more.
+        # If all members are equal, this result is exact, so no other search finds more.
         if len(members) == 1 or count_of(found) == self.wanted:
             return found
         self._placer.roll_back()
@@ -197,7 +202,7 @@ class GangSearch:
             self._placer.roll_back()
         if not partly:
             return []
-        # No arrangement has room for all members. Of two partial ones, the one with more members is
+        # No arrangement has room for all members. The better of two partial arrangements is
         # returned.
         other = self._fill(self._largest_first()[::-1], partly=True)
         return max(found, other, key=count_of)
@@ -209,7 +214,7 @@ class GangSearch:
         shares: list[Share] = []
         for members in order:
             left = members.count
-            # One call may place fewer slots than fit, such as one slot per host, so it is repeated.
+            # One call may place fewer slots than fit, so it is repeated.
             while left and (runs := self._placer.place(members.wanted, left)):
                 shares += [Share(members.number, host_id, count) for host_id, count in runs]
                 left -= sum(count for _, count in runs)
@@ -262,8 +267,8 @@ class GangSearch:
         yield from sorted(promising, key=lambda each: (sign * room[each], each))
 
     def _whole(self) -> Members | None:
-        """Returns the needs of all members together, as those of one member; None: no host can have
-        all the labels.
+        """Returns all members together as one large member; None: no host can have all the
+        labels.
         """
         labels: dict[str, str] = {}
         for name, value in (label for each in self.members for label in each.wanted.labels):
@@ -280,8 +285,8 @@ class GangSearch:
         return Members(-1, whole, 1, barred)
 
     def _orders(self) -> list[list[Members]]:
-        """Returns the orders in which members get cpus on a host. Largest first usually works. A
-        few combinations fit only with the smallest first.
+        """Returns the orders to try in which members get cpus on a host. Largest first usually
+        works, but a few combinations fit only with the smallest first.
         """
         order = self._largest_first()
         return [order, order[::-1]] if self._placer.topology else [order]
@@ -329,8 +334,8 @@ def search_would_fail(hosts: Hosts, kind: GangKind) -> bool:
 def find_together(
     hosts: Hosts, waiting: WaitingGang, requests: tuple[MemberRequest, ...]
 ) -> list[Share] | None:
-    """Returns hosts for all members of a pending gang, given what the pass has placed so far; None:
-    none were found. Does not take the capacity.
+    """Returns hosts for all members of a pending gang with the capacity that the pass has left;
+    None: no hosts were found. It does not take the capacity.
 
     Args:
         hosts: all hosts; the indexes must be up to date, except for changes by the current pass.
@@ -339,7 +344,7 @@ def find_together(
             of members are there.
     """
     kind, grown = waiting.kind, None
-    # If hosts are excluded because of older slots, a failure is not valid for equal gangs.
+    # A failed search that excluded hosts with older slots says nothing about equal gangs.
     if requests == kind.member_requests:
         grown = _grown_since(hosts, kind.failed_search)
     elif waiting.failed_search is not None and waiting.failed_search[0] == requests:
@@ -364,8 +369,8 @@ def count_of(shares: Iterable[Share]) -> int:
 
 
 def whole_needs(members: Sequence[Members]) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the least that one host must have for all members together: first for a host with one
-    memory pool, then for a host with a separate pool for each memory part.
+    """Returns the index columns that one host needs for all members together: first for a host with
+    one memory pool, then for a host with a separate pool for each memory part.
     """
     pooled, separate = Counter[str](), Counter[str]()
     for each in members:
@@ -387,8 +392,8 @@ def _now(hosts: Hosts) -> FailedSearch:
 
 
 def _grown_since(hosts: Hosts, failed: FailedSearch | None) -> list[str] | None:
-    """Returns the hosts that got more room since a search failed; None: no search failed, the log
-    was reset since then, or the hosts are too many.
+    """Returns the hosts that got more room since a search failed; None: no search has failed, the
+    log was reset since then, or there are too many such hosts.
     """
     main = hosts.indexes.main
     if failed is None or failed.version != main.version:
@@ -400,8 +405,8 @@ def _grown_since(hosts: Hosts, failed: FailedSearch | None) -> list[str] | None:
 
 
 def _helps(hosts: Hosts, kind: GangKind, grown: Sequence[str]) -> bool:
-    """Returns True if one of these hosts may have room for a member. If all members must be on one
-    host, it must have room for all of them.
+    """Returns True if one of these hosts may have room for a member, or for all members if they
+    must be on one host.
     """
     if not grown:
         return False

@@ -1,4 +1,4 @@
-"""Keeps which hosts have GPUs, and how many GPUs and how much cpu and memory these hosts have."""
+"""Keeps the set of hosts with GPUs, and the sums of their GPUs, cpu and memory."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Keeps all hosts, and the indexes in which placement finds hosts with room: one capacity index
 (`index.py`) of all hosts, and one for each of some label selectors.
 
-Each index is a tree of maxima (`index.py` names the algorithm). The numbers in it are copied from
-the ledgers of the hosts. To build an index for a selector, every host is read, and job masters may
-use any number of selectors. So at most `label_indexes_max` selectors have an index. For any other
-selector, the index of all hosts is searched, and the search itself checks the labels.
+Each index is a tree of maxima (`index.py`). Its numbers are copied from the ledgers of the hosts.
+Building an index for a selector reads every host, and job masters may use any number of selectors.
+So at most `label_indexes_max` selectors have an index. For any other selector, the index of all
+hosts is searched, and the search itself checks the labels.
 
 Example: `a` and `b` carry the label zone=x, `c` carries zone=y. They have 4, 8 and 16 cpus free.
 
@@ -35,7 +35,8 @@ BUILT_AT_ONCE = 4
 
 _VERSION_STEP = 1 << 40
 """The first versions of two indexes differ by this number. A class stores the version of the index
-that it searched. So it notices when that index was dropped and another one was built.
+in which its last search was made. The difference shows that this index was dropped and another
+index was built.
 """
 
 
@@ -72,14 +73,14 @@ class Indexes:
         self._kind_of: dict[str, CpuKind] = {}
 
     def of(self, labels: Labels) -> CapacityIndex:
-        """Returns the index of the hosts with these labels, or the index of all hosts if there is
-        none.
+        """Returns the index of the hosts with these labels. If there is no such index, returns the
+        index of all hosts.
         """
         return self.selected.get(labels, self.main)
 
     def get_or_build(self, labels: Labels, hosts: Iterable[Host]) -> CapacityIndex:
-        """Returns the same index as `of`, but first builds one for the labels if the limits allow
-        it.
+        """Returns the same index as `of`, but first builds an index for the labels if the limits
+        allow it.
 
         Args:
             labels: the labels of the selector.
@@ -102,8 +103,8 @@ class Indexes:
         return index
 
     def with_prefix(self, prefix: str) -> Indexes:
-        """Returns a copy that has only the index of all hosts, and in it only the columns with a
-        prefix; see `CapacityIndex.with_prefix`.
+        """Returns a copy that has only the index of all hosts. This index has only the columns with
+        a prefix; see `CapacityIndex.with_prefix`.
         """
         seen = copy(self)
         seen.main, seen.selected, seen._may_build = self.main.with_prefix(prefix), {}, 0
@@ -134,8 +135,7 @@ class Indexes:
             relabelled = self._label(host)
             self._sort_by_cpus(host)
             rose = self.main.put(host.host_id, vector)
-            # A change of labels changes no column, but classes that searched before must check this
-            # host again.
+            # New labels change no column, but classes that did not fit must check this host again.
             if relabelled and not rose:
                 self.main.log_growth(host.host_id)
             if relabelled or rose:
@@ -163,7 +163,7 @@ class Indexes:
     def lower(
         self, host: Host, booked: Amounts, count: int, besides: CapacityIndex | None = None
     ) -> None:
-        """Subtracts booked slots from the free amounts of a host, in every index except one.
+        """Subtracts booked slots from the free amounts of a host, in every index except `besides`.
 
         Args:
             host: the host.
@@ -185,8 +185,8 @@ class Indexes:
         for index in (self.main, *self.selected.values()):
             if index.knows(host.host_id):
                 at = index.position[host.host_id]
-                # Skips hosts that are in use or were opened earlier in this pass, so that none is
-                # listed twice.
+                # Hosts that are in use, or were opened earlier in this pass, must not be listed
+                # again.
                 if index.value(host.host_id, EMPTY):
                     index.open(at)
 
@@ -222,8 +222,8 @@ class Indexes:
     def _derive(self, index: CapacityIndex, host: Host, at: int) -> None:
         columns = index.columns
         slots = columns[SLOTS][0][at]
-        # If some host has a limit of slots, a pass counts this column down on all hosts. On hosts
-        # without a limit, this is undone here.
+        # If a host has a limit of slots, a pass counts this column down on all hosts. This is
+        # undone here on hosts without a limit.
         if slots != UNLIMITED and not host.executor.registration.slots_max:
             slots = UNLIMITED
             index.write(at, SLOTS, slots)
@@ -236,9 +236,7 @@ class Indexes:
                     index.write(at, name, score)
 
     def log_growth(self, host: Host, queue: WaitingQueue) -> None:
-        """Makes all pending requests check this host again, although its free amounts did not
-        grow.
-        """
+        """Makes all pending requests check this host again, although no free amount has grown."""
         self.main.log_growth(host.host_id)
         self._unblock_in_main(queue)
         queue.non_batchables.grew(host.host_id, host.labels)
@@ -354,8 +352,8 @@ class Hosts(dict[str, Host]):
         """Updates the indexes from the hosts that were touched, and unblocks requests that may fit
         now.
         """
-        # `touched` may contain only hosts that were removed. The indexes must be refreshed then,
-        # too, because a removal requires that their trees are rebuilt.
+        # Even if `touched` has only hosts that were removed, the indexes must be refreshed, because
+        # their trees must be rebuilt.
         touched = [self[name] for name in sorted(self.touched) if name in self]
         self.touched.clear()
         self.indexes.refresh(touched, queue)
@@ -364,7 +362,7 @@ class Hosts(dict[str, Host]):
         """Deletes a host."""
         del self[host.host_id]
         self.indexes.remove(host)
-        self.touch(host)  # `refresh` has to rebuild the indexes
+        self.touch(host)  # `refresh` must rebuild the indexes
         # Cached results about empty hosts may depend on this host. The new version makes them
         # invalid.
         self.version += 1
@@ -380,8 +378,8 @@ class Hosts(dict[str, Host]):
     def restore_report_numbers(self, report_numbers: ReportNumbers) -> None:
         """Sets report numbers that were read before the state was reloaded from the database.
 
-        So a registration that was superseded before the reload is still rejected. Otherwise a late
-        copy of it would count as a new registration, and delete slots that were made since then.
+        With these numbers, a late copy of an older registration is still rejected. Otherwise it
+        would count as a new registration, and slots that were placed since then would be deleted.
         """
         for name, (instance_id, report_number) in report_numbers.items():
             host = self.get(name)

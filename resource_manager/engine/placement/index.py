@@ -7,16 +7,17 @@ maximum is large enough in every needed column.
 
 Example: a request needs 4 cpus and 8 GiB on a cluster of 1,024 hosts, which are 32 nodes of 32
 hosts. A node with the maxima (6 cpus, 4 GiB) is skipped with all its hosts. A node with the maxima
-(6 cpus, 16 GiB) is searched. It may have no host with room: one host may have (6, 4) and another
-one (2, 16). So no host is missed. If hosts with adjacent ids are similar, the cost depends on the
-depth of the tree and not on the number of hosts.
+(6 cpus, 16 GiB) is searched, but it may have no host with room: one host may have (6, 4), and
+another host (2, 16). So a search may read a node without result, but it never misses a host with
+room. If hosts with adjacent ids are similar, the cost depends on the depth of the tree and not on
+the number of hosts.
 
 - A write to a leaf updates the nodes above it, up to the first node whose maximum stays the same.
 - After hosts were added or removed, the tree is rebuilt once, before the next search (`freshen`).
 - A placement pass lowers many leaves in place and does not update the nodes above them. `took`
   records these leaves, and `settle` repairs the nodes at the end of the pass. Until then some
-  maxima are too high, so a search may visit nodes without finding a host, but it misses no host. It
-  repairs each node of the lowest level that it searched without finding a host.
+  maxima are too high, so a search may read more nodes without result. It repairs each node of the
+  lowest level in which it found no host.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _BITS = 5
 _FAN_OUT = 1 << _BITS
 
 WHEN_EMPTY = (KNOWN, ONLINE)
-"""Prefixes of columns that contain what a host would have without slots."""
+"""Prefixes of columns that contain the capacity of a host without slots."""
 
 GROWTH_LOG_MAX = 4_096
 """Largest length of the growth log. When the log is full it is cleared, and blocked classes search
@@ -60,8 +61,8 @@ class CapacityIndex:
         position: position of each host.
         columns: the tree of each column.
         sums: the sum of each column over all hosts.
-        grown: log of the positions where a free amount rose. A class that found no room needs to
-            check only these again.
+        grown: log of the positions where a free amount rose. A class that found no room checks only
+            these positions again.
         version: changes when old positions, or old lengths of the log, are no longer valid.
         taken: positions of hosts that were lowered in place since the last `settle`.
         opened: positions of empty hosts that got slots in this pass, in the order in which they got
@@ -130,7 +131,7 @@ class CapacityIndex:
             if value != before:
                 self.sums[name] += value - before
                 _write(column, position, value)
-                # A rise of what the host has when empty does not add free capacity.
+                # A larger capacity when empty is no free capacity.
                 rose = rose or (value > before and not name.startswith(WHEN_EMPTY))
         if rose:
             self.log_growth(host_id)
@@ -147,8 +148,8 @@ class CapacityIndex:
         self.grown.append(self.position[host_id])
 
     def write(self, position: int, name: str, value: int) -> None:
-        """Sets one number without logging growth. The caller must not raise it above the value that
-        it had when it was last logged.
+        """Sets one number without logging growth. The caller must not raise the number above its
+        value at the last logged change.
 
         Args:
             position: the host.
@@ -170,8 +171,8 @@ class CapacityIndex:
             name: the column.
             before: the number to restore.
         """
-        # Only `open` records this column. The latest entry is undone first, so this host was opened
-        # last.
+        # Only `open` records this column. Entries are undone in reverse order, so this host was
+        # opened last.
         if name == EMPTY:
             self.opened.pop()
         column = self.columns[name]
@@ -209,7 +210,7 @@ class CapacityIndex:
                 _mend(columns, level, node)
         self.taken = set()
         self._unrepaired.clear()
-        # The mark is set only here. During the pass, searches find these hosts in `opened`, and
+        # `IN_USE` is set only here. During the pass, searches find these hosts in `opened`, and
         # must not find them a second time.
         for position in self.opened:
             self.write(position, IN_USE, 1)
@@ -224,8 +225,8 @@ class CapacityIndex:
         seen.ids, seen.position = self.ids, self.position
         for name, column in self.columns.items():
             if name.startswith(prefix):
-                # Shared, because the cost of a copy would be linear in the number of hosts.
-                # Tentative ledgers roll their changes back.
+                # Shared, because copying would cost time linear in the number of hosts. Tentative
+                # ledgers roll their changes back.
                 seen.columns[name[len(prefix) :]] = column
                 seen.sums[name[len(prefix) :]] = self.sums[name]
         return seen
@@ -256,7 +257,7 @@ class CapacityIndex:
         for name in sorted(self.columns.keys() | names):
             old = self.columns[name][0] if name in self.columns else none
             leaves = list(map([*old, 0].__getitem__, origins))
-            # Applied last, so that a host that was removed and added again gets its new numbers.
+            # Applied last, so that a host that was removed and then added gets its new numbers.
             for host_id, vector in self._vectors.items():
                 leaves[self.position[host_id]] = vector.get(name, 0)
             self.columns[name] = _build_column(leaves)
@@ -377,7 +378,7 @@ class CapacityIndex:
             elif found:
                 yield found
             elif level == 0 and node in self._unrepaired:
-                # The maximum of this node was too high. After the repair, no other search visits it
+                # The maximum of this node was too high. After the repair, no other search reads it
                 # without need.
                 self._unrepaired.remove(node)
                 _mend(self._free_columns(), 1, node)
@@ -386,9 +387,9 @@ class CapacityIndex:
         self, columns: list[tuple[Column, int]], score: Column
     ) -> Iterator[tuple[int, int]]:
         height = len(score) - 1
-        # This is best-first search: a node's score is at least the score of every host below it. So
-        # the first leaf that is popped from the heap is the best one. `first` orders equal scores
-        # by position.
+        # Best-first search: a node's score is at least the score of every host below it. So the
+        # first leaf that is popped from the heap is the best host. `first` orders equal scores by
+        # position.
         heap = [
             (-score[height][node], node << (_BITS * height), height)
             for node in _survivors(columns, height, 0, len(score[height]))

@@ -62,14 +62,14 @@ class EnforcesLimits(Constraint):
     def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
         """See `Constraint`."""
         name = obstacle.dimension
-        return f"cannot enforce the limit of {name} ({name}: {NONE}, and {KERNEL} is required)"
+        return f"cannot enforce the limit of {name} ({name}: {NONE}, but {KERNEL} is required)"
 
     def remedies(
         self, request: ResourceRequest, at: HostView, settings: EngineSettings
     ) -> Iterator[Remedy]:
         """See `Constraint`."""
         names = " and ".join(name for name in _required(request) if name not in _enforced(at.host))
-        yield Remedy(MILLION, f"if {names} need not be enforced", relaxed=("isolation",))
+        yield Remedy(MILLION, f"without enforced limits of {names}", relaxed=("isolation",))
 
 
 ISOLATION = EnforcesLimits()

@@ -1,11 +1,12 @@
-"""Records in the capacity indexes what a placement pass takes, or what a tentative search takes.
+"""Records in the capacity indexes the capacity that a placement pass or a tentative search takes.
 
 During a pass, free capacity only decreases. Leaves of an index are lowered in place. Its maxima,
-its sums and its derived columns may be too high until `settle`. A search may then visit hosts
-without room, but it never misses a host with room.
+its sums and its derived columns may be too high until `settle`. In the meantime a search may check
+hosts without room, but it never misses a host with room.
 
 A tentative ledger also keeps a journal, so that everything since a mark can be rolled back. It
-starts with what is free now, also in the middle of a pass, or with what the hosts have when empty.
+starts with the free capacity, which a pass may have lowered already, or with the capacity of empty
+hosts.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Ledger:
 
         Args:
             hosts: all hosts.
-            prefix: `KNOWN` or `ONLINE`: takes from what hosts have when empty, in the columns with
-                this prefix. Empty: takes from what is free now.
+            prefix: `KNOWN` or `ONLINE`: takes from the capacity of empty hosts, in the columns with
+                this prefix. Empty: takes from the free capacity.
             topology: True if slots get cpus as well as amounts.
         """
         self.indexes = hosts.indexes.with_prefix(prefix) if prefix else hosts.indexes
@@ -77,14 +78,14 @@ class Ledger:
         return self._in_use + len(self.indexes.main.opened)
 
     def proportions(self, index: CapacityIndex) -> Proportions:
-        """Returns the weighed free capacity of the hosts in an index."""
+        """Returns the weighted free capacity of the hosts in an index."""
         found = self._proportions.get(index)
         if found is None:
             found = self._proportions[index] = Proportions(index, self._hosts.indexes.main)
         return found
 
     def took(self, bookings: Bookings, taken: Iterable[Taken]) -> None:
-        """Records slots for which the caller has lowered the leaves of the class's own index, and
+        """Records slots for which the caller has lowered the leaves in the index of the class, and
         lowers the leaves of the other indexes.
         """
         index, journal = bookings.index, self._journal
@@ -95,8 +96,8 @@ class Ledger:
             # If there are no indexes of selectors, no other index has these hosts.
             if not self.indexes.selected:
                 return
-        # A host may occur several times in `taken`. The other indexes are lowered once for all of
-        # them.
+        # A host may occur several times in `taken`, but the other indexes are lowered once for each
+        # host.
         counts = Counter[int]()
         for position, count in taken:
             counts[position] += count
@@ -140,8 +141,8 @@ class Ledger:
                         index.write(index.position[host.host_id], name, 0)
 
     def follow(self, hosts: Iterable[Host]) -> None:
-        """Reads again what is free on hosts that were booked during the pass: for slots whose cpus
-        were chosen, for a gang, or for a slot that grows.
+        """Reads the free capacity of hosts again, after they were booked during the pass: for slots
+        whose cpus were chosen, for a gang, or for a slot that grows.
         """
         for host in hosts:
             self._note(host)
@@ -164,7 +165,7 @@ class Ledger:
         return len(self._journal), self.cpus.mark()
 
     def roll_back(self, mark: Mark) -> None:
-        """Gives back what was taken since a mark."""
+        """Gives back the capacity taken since a mark."""
         amounts, cpus = mark
         journal = self._journal or []
         while len(journal) > amounts:
@@ -178,8 +179,8 @@ class Ledger:
     def drop(self) -> None:
         """Gives back everything, and ends the ledger. The ledger must be tentative."""
         self.roll_back((0, 0))
-        # The roll-back adds amounts to the sums that were lowered in place but never subtracted
-        # from the sums. This subtracts them.
+        # `roll_back` adds each amount to the sums again. Amounts that were lowered in place were
+        # never subtracted from the sums, so this subtracts them.
         for proportions in self._proportions.values():
             proportions.settle()
         for index in self.indexes.all().values():
@@ -203,7 +204,7 @@ class Bookings:
         index: the index.
         everywhere: the booking, if it is the same on all hosts; None: it differs between hosts.
         empty: by position: 1 if the host has no slots.
-        free: the weighed free capacity of hosts, by position; see `Proportions`.
+        free: the weighted free capacity of hosts, by position; see `Proportions`.
     """
 
     def __init__(

@@ -1,10 +1,14 @@
 """Finds hosts for slots of a scheduling class, and takes the capacity. A `Placer` is one placement
-pass. It computes numbers of slots per host, and makes no object for each slot.
+pass. It computes the number of slots per host, and makes no object for each slot.
 
 For each class it tries the levels of candidates in order (`policies.py`). If amounts decide, a
 division gives the number of slots that fit on a host, and one subtraction per index column takes
-them. Otherwise it checks the cpus and NUMA nodes of each candidate (`search.py`). The caller then
-books the slots and calls `follow` with their hosts.
+their capacity. Otherwise it checks the cpus and NUMA nodes of each candidate (`search.py`). The
+caller then books the slots and calls `follow` with their hosts.
+
+Example (strategy "pack"): 5 slots of 2 cpus are placed. Hosts a and b are in use and have 5 and 3
+cpus free, and c is empty and has 8. First a gets 2 slots and b gets 1. Then neither has 2 cpus
+free, so c gets the other 2 slots. The result is [("a", 2), ("b", 1), ("c", 2)].
 """
 
 from __future__ import annotations
@@ -27,12 +31,12 @@ from resource_manager.engine.placement.stranding import Ranking
 from resource_manager.engine.queue.scheduling_classes import NOT_SEARCHED, SchedulingClass
 
 LISTED_MAX = 256
-"""If at most this many hosts carry the required labels, each of them is checked, and the index is
-not searched.
+"""If at most this many hosts carry the required labels, each host is checked, and the index is not
+searched.
 """
 
 Run = tuple[str, int]
-"""The id of an executor, and how many slots are placed there."""
+"""The id of an executor, and the number of slots placed there."""
 
 
 class Placer:
@@ -52,16 +56,16 @@ class Placer:
         self._closed: set[str] = set()  # hosts that get no more slots in this pass
         most = hosts.settings.hosts_asked_max
         self._check_budget = CheckBudget(most, most // 2)
-        # When the refusals of a host are deleted, the host stays in `refusing`. It is removed here,
-        # because each class checks all entries.
+        # A host whose refusals were deleted stays in `refusing` until here. Each class checks all
+        # entries, so entries without refusals would cost time.
         for name in list(hosts.refusing):
             if name not in hosts or not hosts[name].refusals:
                 del hosts.refusing[name]
 
     def has_room(self, scheduling_class: SchedulingClass) -> bool:
         """Returns True if at least one slot of a class can be placed."""
-        # Most unblocked classes still fit nowhere. This check finds them, and is cheaper than a
-        # search.
+        # Most unblocked classes still fit nowhere. This check finds most of these classes, and is
+        # cheaper than a search.
         if scheduling_class not in self._found and scheduling_class.searched != NOT_SEARCHED:
             index = self._index_of(scheduling_class)
             if index not in self._growth:
@@ -93,8 +97,8 @@ class Placer:
             elsewhere: hosts that must not be chosen.
 
         Returns:
-            Hosts with the number of slots on each. There may be fewer than `count` slots for two
-            reasons: no more fit, or these slots must be booked before it is known what else fits.
+            Hosts with the number of slots on each. There are fewer than `count` slots if no more
+            fit, or if these slots must be booked before the placer can know whether more fit.
         """
         found = self._candidates(scheduling_class)
         index = found.scope.index
@@ -106,19 +110,19 @@ class Placer:
                 runs.append((index.ids[position], share))
                 count -= share
             # A later level suits less well, so it gets only slots that fit on no earlier level. If
-            # devices are chosen, it is known only after the booking of these slots what still fits.
+            # devices are chosen, these slots must be booked before the next level can be tried.
             if not count or (taken and found.one_host_at_a_time(level)):
                 break
         return runs
 
-    def asked(self, scheduling_class: SchedulingClass) -> int:
+    def hosts_checked(self, scheduling_class: SchedulingClass) -> int:
         """Returns on how many hosts this pass has checked cpus and NUMA nodes for a class."""
         found = self._found.get(scheduling_class)
-        return sum(search.asked for search in found.begun()) if found is not None else 0
+        return sum(search.hosts_checked for search in found.begun()) if found is not None else 0
 
     def cut_off(self, scheduling_class: SchedulingClass) -> bool:
         """Returns True if the search for a class was cut off because too many hosts did not suit.
-        It is then unknown whether one of the other hosts has room.
+        Then one of the other hosts may have room.
         """
         found = self._found.get(scheduling_class)
         # Levels that demand preferred policies do not count: the last level searches the same hosts
@@ -128,8 +132,8 @@ class Placer:
         )
 
     def follow(self, hosts: Iterable[Host]) -> None:
-        """Reads again what is free on these hosts. The caller must call this after it has booked a
-        gang, a slot that grows, or slots whose cpus and NUMA nodes were chosen.
+        """Reads the free capacity of these hosts again. The caller must call this after it has
+        booked a gang, a slot that grows, or slots whose cpus and NUMA nodes were chosen.
         """
         self._ledger.follow(hosts)
 
@@ -181,8 +185,8 @@ class Placer:
             barred: hosts that must not be chosen.
         """
         listed = None
-        # A few hosts with the labels are checked directly. A search of the index would visit every
-        # host with room.
+        # A few hosts with the labels are checked directly, because a search of the index would
+        # read every host with room.
         if labels and self._indexes.carrier_count(labels) <= LISTED_MAX:
             position, carriers = index.position, self._indexes.carriers(labels)
             listed = sorted([position[name] for name in carriers if name in position])
@@ -247,7 +251,7 @@ class Placer:
         empty_at, free_of = bookings.empty, bookings.free
         searches = found.searches(level)
         while count and (ranked := self._by_affinity(searches, bookings, besides)):
-            # Hosts are ranked again only after each host of this ranking got a part.
+            # Hosts are ranked again only after each host of this ranking has got a part.
             for _, position in ranked:
                 booking = bookings.everywhere or bookings.at(position)
                 columns = booking.columns
@@ -262,8 +266,8 @@ class Placer:
                             share = fit
                 for leaves, amount, _ in columns:
                     leaves[position] -= amount * share
-                # The next access computes it again from the leaves, so that rounding errors do not
-                # add up. The order of hosts must not depend on which indexes exist.
+                # The next access computes this value again from the leaves, so that rounding errors
+                # do not add up. The order of hosts must not depend on which indexes exist.
                 free_of.pop(position, None)
                 # The sums of the index are corrected once, when the pass ends.
                 booking.owed += share
@@ -286,8 +290,6 @@ class Placer:
         most = self._hosts.settings.pack_candidates
         used, *others = searches
         ranked = _affinities(used, most, bookings, besides)
-        # Empty hosts are compared only if few hosts in use have room, so that they stay empty
-        # longer.
         for empty in others if len(ranked) < most else ():
             compared = empty_compared(most, self._ledger.hosts_in_use)
             if len(ranked) < compared:
@@ -298,12 +300,13 @@ class Placer:
     def _pack_each(
         self, found: Candidates, level: int, count: int, besides: set[int]
     ) -> list[Taken]:
-        """Places as many slots as fit on the best of the compared hosts, then on the next one, and
+        """Places as many slots as fit on the best of the compared hosts, then on the next best, and
         so on.
         """
         taken: list[Taken] = []
         while count and (best := self._best_fit(found, level, besides)) is not None:
-            # Its free cpus are known again only after the caller has booked these slots.
+            # The host gets no more slots until the caller has booked these, because the caller's
+            # booking chooses the cpus.
             besides.add(best)
             share = found.scope.room(best, count)
             self._ledger.take(found.scope.bookings, best, share)
@@ -314,16 +317,16 @@ class Placer:
     def _least_stranding(
         self, found: Candidates, level: int, count: int, besides: set[int]
     ) -> list[Taken]:
-        """Repeatedly places slots on the host where they strand least GPU capacity. If devices are
-        chosen, it stops after the first host.
+        """Repeatedly places slots on the host where they strand the least GPU capacity. If devices
+        are chosen, it stops after the first host.
         """
         taken: list[Taken] = []
         scope = found.scope
         ranking = found.ranking(level, self._indexes.gpu_hosts, self._ledger.changed)
         while count:
             best = ranking.best(besides)
-            # The ranking has a limited number of hosts. If none of them has room, any other host is
-            # used.
+            # The ranking has a limited number of hosts. If none of them has room, any other host
+            # with room is used.
             if best is None and (window := found.window(level, 1, besides)):
                 best = window[0]
             if best is None:
@@ -337,9 +340,9 @@ class Placer:
         return taken
 
     def _best_fit(self, found: Candidates, level: int, besides: set[int]) -> int | None:
-        """Returns the host that meets most preferred policies. Among equal hosts it is the one with
-        least free cpu, so that hosts with much free cpu remain for large requests. A host in use
-        comes before an empty one.
+        """Returns the host that meets the most preferred policies. On a tie, it is the host with
+        the least free cpu, so that hosts with much free cpu remain for large requests. A host in
+        use comes before an empty host.
         """
         window = found.window(level, self._hosts.settings.pack_candidates, besides)
         return min(window, key=found.rank, default=None)
@@ -350,8 +353,8 @@ class Placer:
         """Takes one slot at a time, on the host with the highest score."""
         bookings = found.scope.bookings
         index = bookings.index
-        # Merges two sources, each in order of score: hosts without a slot from this call, and hosts
-        # whose score has changed because they got one.
+        # Merges two sources, each in order of score: hosts that got no slot in this call, and hosts
+        # that got slots, which has changed their scores.
         best = (at for search in found.searches(level) for at in search.best_first(column))
         ahead = (at for at in best if at not in besides)
         taken: list[Taken] = []
@@ -359,7 +362,7 @@ class Placer:
         position = next(ahead, None)
         while len(taken) < count and (again or position is not None):
             score = index.columns[column][0]
-            # Among equal scores the lower position comes first, as in the index.
+            # At equal scores the lower position comes first, as in the index.
             if position is not None and (not again or (-score[position], position) < again[0]):
                 chosen, position = position, next(ahead, None)
             else:
@@ -454,12 +457,12 @@ class Candidates:
 
     def finish(self) -> None:
         """Stores with the class where its searches stopped."""
-        # It is certain that no host has room only if every level was searched to its end.
+        # Only if every level was searched to its end, it is certain that no host has room.
         index, full = self.scope.index, len(self._searches) == len(self.levels)
         for search in self.begun():
             ended = search.finish()
-            # A level with a limit of unmet policies leaves out hosts. The last level searches them,
-            # because it accepts any host.
+            # A level with a limit of unmet policies leaves out hosts, but the last level accepts
+            # any host.
             full = full and (ended or search.tier.unmet_max is not None)
         self.scope.scheduling_class.searched = (
             (index.version, len(index.grown)) if full else NOT_SEARCHED
@@ -477,7 +480,7 @@ def _affinities(
     # Hosts in `besides` are removed at the end, so as many more hosts are ranked.
     candidates, free_of, wanted = search.candidates, bookings.free, most + len(besides)
     everywhere = bookings.everywhere.columns if bookings.everywhere is not None else None
-    # Full hosts are dropped from the candidates, so the first `len(ranked)` ones are already
+    # Full hosts are dropped from the candidates, so the first `len(ranked)` candidates are already
     # ranked.
     while len(ranked) < wanted and (len(ranked) < len(candidates) or search.further()):
         # Iterates over a slice, because the loop removes candidates.
@@ -491,7 +494,7 @@ def _affinities(
                 affinity += free * affinity_of_one
             else:
                 # Negative, so that sorting puts the best host first. The divisor is 1 for a host
-                # without weighed free capacity.
+                # without weighted free capacity.
                 ranked.append((-affinity // (free_of[position] or 1), position))
     if besides:
         return [each for each in ranked if each[1] not in besides][:most]

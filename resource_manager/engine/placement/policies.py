@@ -4,29 +4,29 @@ is best.
 Hosts are divided into tiers by columns of the capacity index. Hosts in the tiers of one level are
 compared with each other. The next level is tried if no host of the earlier levels has room.
 
-- For a class where amounts decide, the hosts without GPUs come first, then the hosts with GPUs.
-  Hosts that align every slot to NUMA nodes come last, because other slots need them more.
+- For a class where amounts decide, hosts without GPUs come first, then hosts with GPUs. Hosts that
+  align every slot to NUMA nodes come last, because other slots need them more.
 - For a class with devices, all hosts with room are ordered by the GPU capacity that a slot would
   strand there (`stranding.py`).
-- For a topology-constrained class, the hosts that can meet all its preferred policies come first,
-  then the hosts that miss one policy, and so on. So a preference ranks all hosts, not only the
-  first ones with room.
+- For a topology-constrained class, hosts that can meet all its preferred policies come first, then
+  hosts that miss one policy, and so on. So a preference orders all hosts, and not only the first
+  hosts with room.
 
 Example: a request prefers "SpreadByPCPUs". 1,000 hosts demand whole cores, and one host does not.
-The first level needs the column `pin.cores`. Only the one host has this column, so it is found at
-once.
+The first level needs the column `pin.cores`. Only that one host has this column, so the index finds
+the host at once.
 
 The strategy compares the hosts of one level, and the host id breaks ties. All numbers are integers,
 so that the result is the same on every machine.
 
-- "pack": hosts in use come before empty ones. Of the first hosts with room, it takes the one whose
-  free resources have the most similar proportions to the needs of the slot (`Proportions`). So the
-  remaining resources stay in proportion, and less is stranded. Example: a slot that needs much
-  memory goes to a host with much free memory and little free cpu.
-- "spread": of all hosts, it takes the one whose scarcest dimension has the largest free part.
-- "balanced": of all hosts, it takes the one where the slot makes the free parts of cpu and memory
-  most equal. For a slot that needs more cpu than memory, compared with an average host, this is the
-  host with the largest surplus of cpu.
+- "pack": hosts in use come before empty hosts. Of the first hosts with room, it takes the host
+  whose free resources have the most similar proportions to the needs of the slot (`Proportions`).
+  So the remaining resources stay in proportion, and less capacity is stranded. Example: a slot that
+  needs much memory goes to a host with much free memory and little free cpu.
+- "spread": it takes the host whose scarcest dimension has the largest free part.
+- "balanced": it takes the host where the slot makes the free parts of cpu and memory most equal.
+  For a slot that needs more cpu than memory, compared with an average host, this is the host with
+  the largest surplus of cpu.
 
 For "spread" and "balanced" the score is a column of the index (`hosts/scores.py`), so the index
 finds the best host without comparing all hosts. The affinity of "pack" depends on the slot as well,
@@ -61,8 +61,8 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 HOSTS_PER_EMPTY_ONE = 64
 """For each group of this many hosts in use, "pack" compares one more empty host.
 
-A host becomes full in all dimensions only if slots of different proportions are placed on it. If
-only one host with much room were compared, such a mix would be left to chance: 100,000 slots of
+A host becomes full in all dimensions only if it has slots of different proportions. If only one
+host with much room were compared, such a mix would be left to chance: 100,000 slots of
 `bench.engine` would need 5 % more hosts.
 """
 
@@ -72,12 +72,12 @@ slots with different needs share a host, and use different dimensions of it.
 """
 
 _AVERAGE_HOST = 1 << 36
-"""Weight of the whole amount that an average host has of one dimension."""
+"""Weight of the total amount of one dimension on an average host."""
 
 _AFFINITY_SCALE = 29
 _FREE_SCALE = 16
-"""The number of low bits that are dropped from the most used numbers. Most factors then have less
-than 30 bits, which Python multiplies faster. Larger factors give correct results, too.
+"""The number of low bits that are dropped from the most used numbers. Then most factors have less
+than 30 bits, and Python multiplies such numbers faster. Larger factors give correct results, too.
 """
 
 
@@ -85,7 +85,7 @@ class Policy(NamedTuple):
     """A placement strategy.
 
     Attributes:
-        use_first: hosts in use come before empty ones.
+        use_first: hosts in use come before empty hosts.
         column: returns the index column that orders the hosts. Its arguments are the needs of the
             slot and the sums of the index of all hosts. None: hosts are ordered by affinity
             (`Proportions`).
@@ -96,8 +96,8 @@ class Policy(NamedTuple):
 
 
 def _larger_surplus(need: Need, cluster: Amounts) -> str:
-    """Returns the column for cpu or the one for memory, depending on which of the two the slot
-    needs more of, compared with an average host.
+    """Returns the column of the dimension, cpu or memory, of which the slot needs more, compared
+    with an average host.
     """
     cpu, memory = need.get(CPU_MILLI, 0), sum(need.get(name, 0) for name in MEMORY)
     has_memory = sum(cluster.get(KNOWN + name, 0) for name in MEMORY)
@@ -114,7 +114,7 @@ POLICIES: dict[Strategy, Policy] = {
 
 
 def empty_compared(most: int, hosts_in_use: int) -> int:
-    """Returns how many hosts "pack" compares if some of them must be empty, at most `most`."""
+    """Returns how many hosts "pack" compares if some of them are empty, at most `most`."""
     return min(most, 1 + hosts_in_use // HOSTS_PER_EMPTY_ONE)
 
 
@@ -124,21 +124,21 @@ class Booking:
 
     amounts: Amounts
     columns: list[tuple[list[int], int, int]]  # leaves, amount, affinity of one free unit
-    names: list[str]  # names of these columns
-    at_once: int  # slots that are placed on one host before the next host is tried
-    owed: int = 0  # placed slots that are not subtracted from the sums of the index yet
+    names: list[str]  # names of `columns`
+    at_once: int  # most slots that are placed on one host before the next host is tried
+    owed: int = 0  # placed slots that were not yet subtracted from the sums of the index
 
 
-class _WeighedFree(dict[int, int]):
-    """Weighed free capacity of hosts by position, computed on first access."""
+class _WeightedFree(dict[int, int]):
+    """Weighted free capacity of hosts by position, computed on first access."""
 
     def __init__(self, columns: Iterable[tuple[list[int], int]]) -> None:
         super().__init__()
         self._columns = list(columns)
 
     def __missing__(self, position: int) -> int:
-        weighed = sum([leaves[position] * weight for leaves, weight in self._columns])
-        free = self[position] = weighed >> _FREE_SCALE
+        weighted = sum([leaves[position] * weight for leaves, weight in self._columns])
+        free = self[position] = weighted >> _FREE_SCALE
         return free
 
 
@@ -148,20 +148,20 @@ class Proportions:
         sum over dimensions of (need * free) / sum over dimensions of free
 
     This is the dot product of R. Grandl et al., "Multi-resource packing for cluster schedulers"
-    (Tetris, SIGCOMM 2014). It is divided by the total free capacity, so that an empty host is not
-    better only because it is empty. If a host has a rare resource free, slots that do not need this
+    (Tetris, SIGCOMM 2014), divided by the total free capacity, so that an empty host is not better
+    only because it is empty. If a host has a rare resource free, slots that do not need this
     resource use the host last.
 
     Weights make dimensions comparable: an average host has the same weight in each of them.
 
     Example, in parts of an average host: a slot needs 0.1 of the cpu and 0.3 of the memory. A host
-    with 0.8 and 0.4 free has the affinity (0.08 + 0.12) / 1.2 = 0.17. One with 0.4 and 0.8 free
+    with 0.8 and 0.4 free has the affinity (0.08 + 0.12) / 1.2 = 0.17. A host with 0.4 and 0.8 free
     has (0.04 + 0.24) / 1.2 = 0.23, so it is better.
 
     Attributes:
         index: the index of the hosts.
         weights: the weight of one unit of each dimension. It depends on the total of all hosts.
-        free: the weighed free capacity of hosts, by position. Code that lowers a leaf of the index
+        free: the weighted free capacity of hosts, by position. Code that lowers a leaf of the index
             must remove the host's entry.
     """
 
@@ -178,7 +178,7 @@ class Proportions:
             for name, total in whole.sums.items()
             if name.startswith(KNOWN) and is_amount(name[len(KNOWN) :]) and total
         }
-        self.free = _WeighedFree(
+        self.free = _WeightedFree(
             (index.columns[name][0], weight)
             for name, weight in self.weights.items()
             if name in index.columns
@@ -186,10 +186,10 @@ class Proportions:
         # If no host has a limit of slots, passes need not read or lower the column of slots.
         self._unlimited = index.sums.get(KNOWN + SLOTS) == UNLIMITED * len(index)
         self._bookings: dict[int, Booking] = {}  # by identity of the object with the amounts
-        self._keys: list[Amounts] = []  # kept, so that no identity is reused
+        self._keys: list[Amounts] = []  # keeps these objects alive, so that no identity is reused
 
     def booking(self, amounts: Amounts) -> Booking:
-        """Returns the booking for some amounts. The index must have a column for each of them."""
+        """Returns the booking for some amounts. The index must have a column for each dimension."""
         booking = self._bookings.get(id(amounts))
         if booking is None:
             booking = self._bookings[id(amounts)] = self._resolve(in_grains(amounts))
@@ -200,17 +200,16 @@ class Proportions:
         columns, weights = self.index.columns, self.weights
         taken, names, largest = [], list(amounts), 1
         for name, amount in amounts.items():
-            weighed = amount * weights.get(name, 0)
+            weighted = amount * weights.get(name, 0)
             taken.append(
-                (columns[name][0], amount, weighed * weights.get(name, 0) >> _AFFINITY_SCALE)
+                (columns[name][0], amount, weighted * weights.get(name, 0) >> _AFFINITY_SCALE)
             )
-            largest = max(largest, weighed)
-        # A slot that books no amounts needs this column, or a host would take any number of such
-        # slots.
+            largest = max(largest, weighted)
+        # Without the column of slots, a host would take any number of slots that book no amounts.
         if not self._unlimited or not taken:
             taken.append((columns[SLOTS][0], 1, 0))
             names.append(SLOTS)
-        # The number of slots that fit on an average host by the slot's largest dimension, divided
+        # The number of slots that fit on an average host, by the slot's largest dimension, divided
         # by `PART_AT_ONCE` and rounded up.
         at_once = -(-(_AVERAGE_HOST // largest) // PART_AT_ONCE)
         return Booking(amounts, taken, names, max(1, at_once))
@@ -233,10 +232,11 @@ class Tier(NamedTuple):
     Attributes:
         columns: index columns with the least value that the hosts must have, in addition to the
             needs of the class.
-        in_use: True: only hosts with slots; False: only empty ones; None: both.
+        in_use: True: only hosts with slots; False: only empty hosts; None: both.
         unmet_max: the number of preferred policies that a host may miss; None: any number.
         aligning: True: only hosts that align every slot to NUMA nodes.
-        ranked: True: the host where a slot strands least GPU capacity comes first (`stranding.py`).
+        ranked: True: the host where a slot strands the least GPU capacity comes first
+            (`stranding.py`).
     """
 
     columns: tuple[tuple[str, int], ...] = ()
@@ -257,9 +257,9 @@ def levels(
 
     Args:
         scheduling_class: the class.
-        use_first: hosts in use come before empty ones.
-        aligning: some hosts align every slot to NUMA nodes.
-        gpus: some hosts have GPUs.
+        use_first: True: hosts in use come before empty hosts.
+        aligning: True if some hosts align every slot to NUMA nodes.
+        gpus: True if some hosts have GPUs.
     """
     if scheduling_class.topology_constrained:
         needs = needs_of(scheduling_class)
@@ -280,8 +280,8 @@ def _by_preferences(
     indexed = [need for need in needs if need]  # preferences that the index has columns for
     found: list[Level] = []
     for missed in range(len(needs)):
-        # A search of the index can demand only preferences that have columns. Each combination of
-        # met preferences is one tier. Other preferences are checked together with a host's cpus.
+        # A search of the index can demand only preferences with columns. Each combination of met
+        # preferences is one tier. Other preferences are checked together with a host's cpus.
         some = combinations(indexed, max(0, len(indexed) - missed))
         most = missed + never_met
         found.append(tuple(Tier(tuple(chain(*each)), unmet_max=most) for each in some))

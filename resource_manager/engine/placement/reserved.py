@@ -1,5 +1,4 @@
 """The ledger of reservations: how much capacity is reserved, on which hosts, and for which owner.
-
 `scheduling/reservations.py` decides when a reservation is made and when it ends.
 """
 
@@ -22,7 +21,7 @@ class ReservationOwner:
     Attributes:
         number: its arrival number, which identifies it.
         job_id: the id of its job.
-        allocation_id: its allocation id; of a gang, that of the first member.
+        allocation_id: its allocation id; for a gang, the id of the first member.
         waiter: the key of its starvation clock.
         gang_id: the id of the gang; empty: the owner is not a gang.
         slot: the slot that must grow; None: the owner is not a resize.
@@ -57,10 +56,10 @@ class Reservation:
 
     Attributes:
         owner: the request, gang or slot that the capacity is reserved for.
-        requests: what the owner requests; empty for a resize.
+        requests: the owner's requests; empty for a resize.
         shares: by host, how many members of each request the host would get; empty for a resize.
         hosts: the reserved capacity, by host.
-        starved_since: start of the owner's starvation clock.
+        starved_since: last placement of the owner's waiter, else the start of its starvation clock.
         since_time_ms: when the reservation was made (wall clock).
         until_ms: when the reservation expires, if the slots that must end have not ended by then
             (monotonic clock).
@@ -87,7 +86,7 @@ class Reservation:
 
 @dataclass(slots=True)
 class Reservations:
-    """All reservations, and what the search for further reservations has found.
+    """All reservations, and the state of the search for further reservations.
 
     Attributes:
         by_number: all reservations by the owner's arrival number, the oldest reservation first.
@@ -96,11 +95,12 @@ class Reservations:
         unexamined: starved waiters that were not examined yet, the longest starved last. The list
             is filled again when it is empty.
         claimed: hosts that no further reservation may use until `unexamined` is filled again.
-        searched: waiters for which a search found no hosts without reservations. The value contains
-            the hosts that would suit if other reservations ended; empty: none would.
+        searched: waiters for which a search found no unreserved hosts. The value has the hosts that
+            would suit if other reservations ended; empty: no host would suit.
         searched_as_of: the version of the cluster for which `searched` is valid, and the time until
             which it is valid.
-        next_since: the start of the oldest starvation clock that had not expired at the last check.
+        next_since: the start of the oldest starvation clock that had not run long enough at the
+            last check.
         due_ms: when starved waiters are examined next; earlier if more waiters become starved.
         stuck: True if another check may make a reservation although nothing has changed: some
             waiters were not examined yet, or a time limit may expire.
@@ -129,8 +129,7 @@ class Reservations:
     def remove(self, ended: Reservation) -> None:
         """Removes a reservation. Its hosts may now suit waiters for which no hosts were found."""
         del self.by_number[ended.owner.number]
-        # Keeps only waiters that no host would suit. For all others, a new search may find hosts
-        # now.
+        # Keeps only waiters that no host would suit. For the others, a new search may find hosts.
         self.searched = {each: found for each, found in self.searched.items() if not found}
         # The next check begins again with the longest starved waiter, and is due at once.
         self.unexamined.clear()

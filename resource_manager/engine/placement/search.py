@@ -1,10 +1,10 @@
 """Finds hosts that can serve one scheduling class, in one placement pass.
 
-A search visits the hosts of one tier (`policies.py`) in order of id. The capacity index skips hosts
-that lack an amount. For topology-constrained classes and aligning hosts, the search also checks the
-cpus and NUMA nodes of each remaining host. The class stores the position where the search stopped
-(`Cursor`). The next pass continues there, and checks again only those earlier hosts that got more
-room.
+A search goes through the hosts of one tier (`policies.py`) in order of id. The capacity index skips
+hosts that lack an amount. For topology-constrained classes and aligning hosts, the search also
+checks the cpus and NUMA nodes of each remaining host. The class stores the position where the
+search stopped (`Cursor`). The next pass continues there, and checks earlier hosts again only if
+they got more room.
 
 Example: a pass fills the hosts at positions 3 and 7 with slots of a class, and no other host before
 position 8 has room. The next pass starts at position 8. When a slot on the host at position 3 ends,
@@ -35,17 +35,17 @@ OPENED_AT_ONCE = 32
 """At most this many hosts that got their first slots in this pass become candidates at once."""
 
 OPENED_UNCHECKED = 4
-"""If at most this many of them become candidates at once, they are not checked first, because the
-ranking checks them anyway.
+"""If at most this many such hosts become candidates at once, their amounts are not checked first,
+because the ranking checks them anyway.
 """
 
 
 @dataclass(slots=True)
 class CheckBudget:
-    """How many more checks of cpus and NUMA nodes may fail in one pass.
+    """Limits the failed checks of cpus and NUMA nodes in one pass.
 
     Attributes:
-        left: for all searches together.
+        left: number of checks that may still fail, in all searches together.
         kept: the part of `left` that only tiers without a limit of unmet preferences may use.
     """
 
@@ -65,7 +65,7 @@ class Scope:
         ledger: the capacity that the pass has taken, including cpus and NUMA nodes.
         labels: required labels that the search must check, because the index also has hosts without
             them.
-        listed: positions of the hosts with these labels, if they are few; None: the index is
+        listed: positions of the hosts with these labels, if there are few; None: the index is
             searched.
         barred: positions of hosts that must not be chosen.
         closed: ids of hosts that must not be chosen. The caller may add more during the searches.
@@ -96,8 +96,8 @@ class Scope:
         return self.hosts[self.index.ids[position]]
 
     def need(self, host: Host) -> Need:
-        """Returns what one slot needs on a host, in index columns; empty: the host cannot have such
-        a slot.
+        """Returns the needs of one slot on a host, in index columns; empty: the host cannot have
+        such a slot.
         """
         wanted = self.scheduling_class
         if wanted.profile is not None:
@@ -119,19 +119,20 @@ class Search:
         topology: True if amounts alone do not decide in this tier, so that cpus and NUMA nodes are
             checked.
         candidates: positions of hosts that had room when they were found.
-        asked: number of hosts whose cpus and NUMA nodes were checked.
-        cut_off: the search ended early, because too many of these checks failed.
+        hosts_checked: number of hosts whose cpus and NUMA nodes were checked.
+        cut_off: True if the search ended early, because too many checks failed.
     """
 
     def __init__(self, scope: Scope, tier: Tier) -> None:
         self.tier = tier
         self.topology = tier.aligning or scope.scheduling_class.topology_constrained
         self.candidates: list[int] = []
-        self.asked = 0
+        self.hosts_checked = 0
         self.cut_off = False
         self._scope = scope
         self._needs: list[Need] = []
-        # The columns exclude reserved amounts, but it is unknown which cpus the owner needs.
+        # The columns leave out reserved amounts. Which cpus the owner needs is unknown, so a search
+        # that checks cpus avoids reserved hosts.
         self._avoids_reserved = self.topology and scope.avoids_reserved
         columns = scope.index.columns
         # Aligning hosts have a separate level, in which cpus are checked.
@@ -144,7 +145,7 @@ class Search:
         self._read = 0  # entries of `index.opened` that were read
         # the index was searched to its end; only hosts of `index.opened` may follow
         self._ended = False
-        self._frontier = 0  # the next position to visit
+        self._frontier = 0  # the next position to check
         self._again: list[int] = []  # positions before `_frontier` to check again
         self._found: Iterator[list[int]] | None = None  # None: the search has not begun
 
@@ -171,7 +172,6 @@ class Search:
         """Adds the next hosts to the candidates. Returns False if there are no more hosts, or if
         too many checks have failed.
         """
-        # The index was searched to its end, and all hosts that the pass opened were read.
         if self._ended and self._read == len(self._scope.index.opened):
             return False
         while not self.cut_off and (block := self._next_block()) is not None:
@@ -233,7 +233,7 @@ class Search:
             able = scope.index.covering_among(scope.listed, self._needs)
             best = iter(sorted(able, key=lambda at: (-value(ids[at], column), at)))
         for at in best:
-            # It failed a check before this position was passed, and has not grown since.
+            # This host failed its check in an earlier pass, and has not got more room since.
             if self.topology and at < self._frontier and at not in unknown:
                 continue
             if self._admits(at) and (not self.topology or self._check_cpus(at)):
@@ -257,7 +257,8 @@ class Search:
         else:
             able = iter(scope.index.covering_among(scope.listed, self._needs))
         for at in able:
-            # It failed a check before this position was passed, and has not grown since.
+            # Leaves out hosts that failed their check in an earlier pass, and have not got more
+            # room since.
             if not self.topology or at >= self._frontier or at in unknown:
                 yield at
 
@@ -284,7 +285,7 @@ class Search:
         unread = index.opened[self._read :] if self.tier.in_use else ()
         left = frozenset((*self._again, *self._skipped, *self.candidates, *unread))
         ended = self._frontier >= len(index) and not left
-        if left and not self.topology:  # to find these hosts again costs less than to store them
+        if left and not self.topology:  # finding these hosts again costs less than storing them
             self._frontier, left = min(self._frontier, *left), frozenset()
         self._scope.scheduling_class.cursors[self.tier] = Cursor(
             index.version, len(index.grown), self._frontier, left
@@ -292,7 +293,7 @@ class Search:
         return ended
 
     def _begin(self) -> None:
-        """Reads from the stored cursor where to continue, and which earlier hosts to check
+        """Reads the stored cursor: the position where to continue, and the earlier hosts to check
         again.
         """
         if self._found is not None:
@@ -303,17 +304,17 @@ class Search:
         version, log_length = wanted.searched
         cursor = wanted.cursors.get(self.tier)
         grown: list[int] = []
-        # The last search found no host with room, so only hosts that got more room since then are
-        # checked.
         if version == index.version:
+            # The last search found no host with room, so only hosts that got more room since then
+            # are checked.
             self._frontier, grown = len(index), index.grown[log_length:]
         elif cursor is not None and cursor.version == index.version:
-            # Otherwise the search continues where it stopped in this tier.
+            # The search continues where it stopped in this tier.
             self._frontier = cursor.frontier
             grown = [*cursor.again, *index.grown[cursor.log_length :]]
-        # If many hosts got more room, a search of the tree from the first of them is cheaper than
-        # single checks. This is not so if each check computes cpus: then no host may be checked
-        # without need.
+        # If many hosts got more room, a search of the tree from the first of these hosts is cheaper
+        # than checking each of them. But if a check computes cpus, no host may be checked without
+        # need.
         if len(grown) > GROWN_CHECKED_ONE_BY_ONE and not self.topology:
             self._frontier = min(self._frontier, *grown)
         else:
@@ -341,14 +342,14 @@ class Search:
             if self._covers(at):
                 return [at]
         for block in self._found or ():
-            # The index yields positions in order, so all earlier hosts have been visited.
+            # The index yields positions in order, so all earlier hosts have been checked.
             self._frontier = block[-1] + 1
             return block
         self._frontier, self._ended = len(self._scope.index), True
         return self._next_opened()
 
     def _next_opened(self) -> list[int] | None:
-        """Returns the next hosts that were empty when the pass began and are in use now; None:
+        """Returns the next hosts that were empty when the pass began and now have slots; None:
         there are no more.
         """
         index = self._scope.index
@@ -372,7 +373,9 @@ class Search:
         return any(self._scope.index.covers(position, need) for need in self._needs)
 
     def _admits(self, position: int) -> bool:
-        """Returns True if the labels, bars and alignment of a host allow that it is chosen."""
+        """Returns True if a host has the labels, is not barred, reserved or aligning where that
+        matters, and so may be chosen.
+        """
         if self._aligning is not None and self._aligning[position]:
             return False
         scope = self._scope
@@ -386,12 +389,12 @@ class Search:
 
     def _check_cpus(self, position: int) -> bool:
         """Returns True if the cpus and NUMA nodes of a host suit. Counts failed checks."""
-        self.asked += 1
+        self.hosts_checked += 1
         if self.has_room(position):
             return True
         budget = self._scope.check_budget
         budget.left -= 1
-        # Tiers that demand preferences leave a part of the budget to the tier that accepts any
+        # Tiers that demand preferences leave a part of the budget for the tier that accepts any
         # host.
         self.cut_off = budget.left <= (0 if self.tier.unmet_max is None else budget.kept)
         return False
@@ -400,9 +403,9 @@ class Search:
 class Growth:
     """The hosts of an index that got more room, shared by the classes of one pass.
 
-    If an earlier pass found no room for a class, and it fits on none of these hosts, the class
-    stays blocked without a search. With many classes, this is true for most unblocked ones. A
-    search would cost ten times as much.
+    If an earlier pass found no room for a class, and the class fits on none of these hosts, it
+    stays blocked without a search. With many classes, this is the case for most unblocked classes.
+    A search would cost ten times as much.
     """
 
     def __init__(self, index: CapacityIndex) -> None:
@@ -415,14 +418,15 @@ class Growth:
         """
         index = self._index
         version, log_length = scheduling_class.searched
-        # Positions have changed, or the last search did not visit all hosts.
+        # Positions have changed, or the last search did not check all hosts.
         if version != index.version:
             return False
         positions, most = self._since.get(log_length) or self._grown_since(log_length)
         if len(positions) > GROWN_CHECKED_ONE_BY_ONE:
             return False
         for need in needs_of(scheduling_class).kinds:
-            # If the maxima over all these hosts are too small, no host needs to be checked alone.
+            # If a maximum over all these hosts is too small, the hosts need not be checked one by
+            # one.
             for name, amount in need.items():
                 if most[name] < amount:
                     break
@@ -434,8 +438,8 @@ class Growth:
         return True
 
     def _grown_since(self, log_length: int) -> tuple[list[int], _Most]:
-        """Returns the positions that were logged after a length of the log, and the maximum of each
-        column over them. Both are cached.
+        """Returns the positions that were logged after the first `log_length` entries, and the
+        maximum of each column over these positions. Both are cached.
         """
         positions = list(set(self._index.grown[log_length:]))
         found = self._since[log_length] = positions, _Most(self._index, positions)

@@ -2,9 +2,9 @@
 
 The sellable GPU capacity of a host has two limits. One is the value of the free parts of its GPUs
 (`devices/part_values.py`). The other is its free cpu and memory, because a GPU without cpu and
-memory serves no request. How much cpu and memory a GPU needs is estimated by the average of all
+memory serves no request. The cpu and memory that a GPU needs are estimated by the average of all
 hosts with GPUs. Requests may need less, so only a part of the average (`PARTS`) is demanded for
-each GPU. The stranded capacity of a slot is the sellable capacity before the slot, minus the
+each GPU. The capacity that a slot strands is the sellable capacity before the slot minus the
 sellable capacity after it.
 
 Example: an average host has 12 cpus for each GPU. Host A has 2 GPUs and 8 cpus free, host B has 2
@@ -45,7 +45,7 @@ numbers are added. The numbers were chosen by replaying the requests of a produc
 _CACHED_MAX: Final = 1 << 17
 
 RANKED_MAX: Final = 4_096
-"""At most this many hosts with room are compared, the first ones by id."""
+"""At most this many hosts with room are compared, in order of id."""
 
 Needs = tuple[int, int, tuple[int, ...]]
 """The needs of a slot on a host: cpu in thousandths, memory in grains, and parts of GPUs in
@@ -71,14 +71,14 @@ class Stranding:
         self._needs: dict[object, Needs] = {}
 
     def first(self, position: int) -> int:
-        """Returns how much one more slot would strand on a host, even if the host has no room for
-        it.
+        """Returns the capacity that one more slot would strand on a host, whether or not it has
+        room for the slot.
         """
         return _first(*self._free(position), self._needs_at(position), self._sums)
 
     def losses(self, position: int) -> Iterator[int]:
-        """Yields how much one more slot would strand on a host, then the next slot, and so on
-        without end.
+        """Yields the capacity that one more slot would strand on a host, then the next slot, and so
+        on without end.
         """
         return _losses(*self._free(position), self._needs_at(position), self._sums)
 
@@ -197,7 +197,7 @@ def _first(parts: tuple[int, ...], cpu_milli: int, memory: int, needs: Needs, su
 def _losses(
     parts: tuple[int, ...], cpu_milli: int, memory: int, needs: Needs, sums: Sums
 ) -> Iterator[int]:
-    """Yields how much each of an endless sequence of slots strands.
+    """Yields the capacity that each slot of an endless sequence strands.
 
     Args:
         parts: the free part of each GPU, in hundredths.
@@ -237,14 +237,14 @@ def _sold(parts: list[int], cpu_milli: int, memory: int, sums: Sums) -> int:
 
 
 def _take(left: list[int], parts: tuple[int, ...]) -> None:
-    """Takes parts from different GPUs, each from the GPU that loses least value."""
+    """Takes parts from different GPUs, each from the GPU that loses the least value."""
     taken: set[int] = set()
     for part in parts:
         others = [at for at in range(len(left)) if at not in taken]
         if not others:
             return
         # A request for memory alone may fit on a GPU whose compute is completely taken. The free
-        # part then becomes 0. This function does not decide whether a host has room.
+        # part then becomes 0. (This function does not decide whether a host has room.)
         enough = [at for at in others if left[at] >= part]
         best = min(enough, key=partial(_loss_at, left, part)) if enough else max(others)
         left[best] = max(left[best] - part, 0)
@@ -256,7 +256,7 @@ def _loss_at(left: Sequence[int], part: int, at: int) -> int:
 
 
 def _part(request: DeviceRequest, host: Host) -> int:
-    """Returns what a request needs of each GPU, in hundredths."""
+    """Returns the part of each GPU that a request needs, in hundredths."""
     amounts = dict(request.amounts)
     parts = [amount for name, amount in amounts.items() if name != GPU_MEMORY]
     if GPU_MEMORY in amounts and host.cpus is not None:

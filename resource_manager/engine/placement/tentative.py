@@ -31,10 +31,10 @@ from resource_manager.engine.queue.gangs import MemberRequest
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 HOSTS_AT_ONCE = 8
-"""Number of hosts that get slots together if hosts need not be compared."""
+"""Number of hosts that one search returns together if hosts need not be compared."""
 
 OF_ONE_SLOT = (PIN_CORES, PIN_NODE_CPUS, NODE_CPU_MILLI)
-"""Columns in which several members together need no more than one member needs: each member may use
+"""Columns in which several members together need no more than one member: each member may use
 another NUMA node, or other cpus of the same cores.
 """
 
@@ -66,8 +66,8 @@ class Members:
 
 
 def least_needs(members: Sequence[Members]) -> list[Need]:
-    """Returns the least that a host must have to serve some member, one entry for each kind of
-    memory pools.
+    """Returns the index columns that a host needs to serve any of the members: for a host with one
+    memory pool, and for a host with separate pools, if they differ.
     """
     pooled = _least([needs_of(each.wanted).pooled for each in members])
     separate = _least([needs_of(each.wanted).separate for each in members])
@@ -84,8 +84,7 @@ class TentativePlacer(Placer):
     the indexes.
 
     Attributes:
-        topology: True if amounts alone do not decide, so that slots get cpus and NUMA nodes as
-            well.
+        topology: True if amounts alone do not decide, so that slots also get cpus and NUMA nodes.
     """
 
     _avoids_reserved = False  # the free amounts in the index already exclude reserved capacity
@@ -117,8 +116,8 @@ class TentativePlacer(Placer):
         }
         self._barred = {each.wanted: each.barred for each in members}
         self._scopes: dict[SchedulingClass, Scope] = {}
-        # The number of failed checks has no limit here, because a gang must not seem impossible
-        # only because the checks ran out.
+        # The number of failed checks is not limited, because a gang must not seem infeasible only
+        # because the checks ran out.
         self._check_budget = CheckBudget(_UNLIMITED, 0)
         self._as_if_empty = bool(prefix)
         if self._as_if_empty:
@@ -126,13 +125,13 @@ class TentativePlacer(Placer):
             self._policy = POLICIES["pack"]._replace(use_first=False)
 
     def hosts(self, members: Members) -> Iterator[str]:
-        """Yields the hosts that have room for one of the members, the best of the compared ones
-        first. Skips hosts that are closed during the iteration.
+        """Yields the hosts that have room for one of the members, the best of the compared hosts
+        first. It skips hosts that are closed during the iteration.
         """
-        # A search on one host passes members that represent the whole gang. These are not known at
-        # the start.
+        # A search for one host passes members that represent the whole gang, which `__init__` does
+        # not know.
         self._barred[members.wanted] = members.barred
-        # This call gets a new search, because `_ranked` removes the candidates that it yields.
+        # Each call gets a new search, because `_ranked` removes the candidates that it yields.
         found = self._begin(members.wanted)
         index, yielded = found.scope.index, set[int]()
         for level in range(len(found.levels)):
@@ -161,7 +160,7 @@ class TentativePlacer(Placer):
         return count
 
     def admits(self, members: Members, host_id: str) -> bool:
-        """Returns True if the labels of a host allow the members, and the host is not barred for
+        """Returns True if a host has the labels that the members require, and is not barred for
         them.
         """
         scope = self._scope(members.wanted)
@@ -203,7 +202,7 @@ class TentativePlacer(Placer):
         of smallest members that fit there. Only amounts are compared.
         """
         index, needs = self.index, least_needs(members)
-        # Each member may use another device, so what one device has left limits no number.
+        # Each member may use another device, so the free capacity of one device limits no number.
         counted = [
             {name: amount for name, amount in need.items() if not name.startswith(MOST_LEFT)}
             for need in needs
@@ -265,7 +264,7 @@ class TentativePlacer(Placer):
                 best = [at for _, at in self._by_affinity(searches, scope.bookings, ())]
             if not best:
                 return
-            # The next ranking then has only hosts that were not yielded yet.
+            # So the next ranking has only hosts that were not yielded yet.
             for search in searches:
                 search.drop(best)
             yield from best
@@ -284,8 +283,8 @@ class TentativePlacer(Placer):
         if scope is None:
             own, index = scheduling_class.labels, self._indexes.main
             labels = own if not self._within else tuple(sorted({*own, *self._within}))
-            # The index with the most labels is best. If an index has only a part of the labels, the
-            # search must still check all labels.
+            # The index of all labels is best. If there is only an index of some of them, the search
+            # must still check all labels.
             for implied in (labels, self._within, own) if labels else ():
                 if (selected := self._indexes.of(implied)) is not self._indexes.main:
                     index, labels = selected, () if implied == labels else labels

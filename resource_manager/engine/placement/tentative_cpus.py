@@ -1,8 +1,8 @@
-"""Gives cpus and NUMA nodes to slots tentatively, to find out what fits.
+"""Gives cpus and NUMA nodes to slots tentatively, to find out whether they fit.
 
-Slots get cpus in copies of the hosts' cpu ledgers, in the order in which they are taken. If the
-caller later books them in this order, they get the same cpus. The hosts' own ledgers do not change.
-The caller itself must check amounts and numbers of slots.
+Slots get cpus in copies of the hosts' cpu ledgers, in the order of the calls of `take`. If the
+caller later books the slots in this order, they get the same cpus. The hosts' ledgers do not
+change. The caller must check amounts and the number of slots.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class TentativeCpus:
 
     def __init__(self, start_of: StartOf = as_they_are) -> None:
         self._start_of = start_of
-        self._changed: dict[str, CpuLedger | None] = {}  # by host; None: nothing is taken there
+        self._changed: dict[str, CpuLedger | None] = {}  # by host; None: no cpus are taken there
         self._journal: list[tuple[str, CpuLedger | None]] = []
-        # number of slots that were tried, and how many of them fit
+        # number of slots that were tried, and number of slots that fit
         self._known: dict[object, tuple[int, int]] = {}
 
     def mark(self) -> int:
@@ -50,31 +50,30 @@ class TentativeCpus:
         return len(self._journal)
 
     def roll_back(self, mark: int = 0) -> None:
-        """Gives back what was taken since a mark."""
+        """Gives back the cpus taken since a mark."""
         while len(self._journal) > mark:
             host_id, before = self._journal.pop()
             self._changed[host_id] = before
 
     def fit(self, request: ResourceRequest, host: Host, most: int) -> int:
-        """Returns for how many slots a host's cpus and NUMA nodes suffice, at most `most`."""
+        """Returns for how many slots a host's cpus and NUMA nodes are enough, at most `most`."""
         if not most or not host.needs_topology(request):
             return most
         changed = self._changed.get(host.host_id)
-        # If nothing was taken from the host, the host itself caches the result for its present
-        # state.
+        # If no cpus were taken from the host, the host caches the result for its present state.
         if host.cpus is None or (changed is None and self._start_of is as_they_are):
             return len(host.assign_many(request, most))
-        asked = cpu_request_of(request, host.booking_for(request))
+        wanted = cpu_request_of(request, host.booking_for(request))
         if changed is not None:
-            return _count(changed, asked, most)
+            return _count(changed, wanted, most)
         # Hosts of a kind are equal when empty, so one computation serves all of them.
         alike = self._start_of is as_if_empty
-        key = host.cpu_kind if alike else host.host_id, asked
+        key = host.cpu_kind if alike else host.host_id, wanted
         known, fitting = self._known.get(key, (0, 0))
         # If the last try fitted all its slots, more may fit. Otherwise a larger try finds no more.
         if known < most and known == fitting:
             start = self._start_of(host)
-            fitting = _count(start, asked, most) if start is not None else 0
+            fitting = _count(start, wanted, most) if start is not None else 0
             self._known[key] = most, fitting
         return min(most, fitting)
 
@@ -96,7 +95,7 @@ class TentativeCpus:
             self.roll_back(mark)
 
     def unmet(self, request: ResourceRequest, host: Host) -> int:
-        """Returns how many preferred policies a slot would miss on a host that has room for it."""
+        """Returns how many preferred policies a slot would miss on a host that has room."""
         changed = self._changed.get(host.host_id)
         if changed is None:
             return host.unmet(request)
@@ -104,7 +103,7 @@ class TentativeCpus:
         return len(found.notes) if isinstance(found, CpuAssignment) else 0
 
     def take(self, request: ResourceRequest, host: Host, count: int) -> None:
-        """Gives cpus on a host to a number of slots.
+        """Gives cpus on a host to some slots.
 
         Args:
             request: the request of the slots.
@@ -119,15 +118,15 @@ class TentativeCpus:
         start = before if before is not None else self._start_of(host)
         if start is None:
             return
-        # A copy is changed, so that a roll-back can restore `before`.
-        ledger, asked = start.scratch(), cpu_request_of(request, host.booking_for(request))
+        # A copy is changed, so that `roll_back` can restore `before`.
+        ledger, wanted = start.scratch(), cpu_request_of(request, host.booking_for(request))
         given = CpuAssignment(request.cpus[0].qos) if request.cpus is not None else None
         for _ in range(count):
             if host.needs_topology(request):
-                found = assign(ledger, asked)
+                found = assign(ledger, wanted)
                 if not isinstance(found, CpuAssignment):
                     raise InvariantBroken(
-                        f"{host.host_id} was given {request.key}, which does not fit: {found.text}"
+                        f"{request.key} does not fit on {host.host_id}: {found.text}"
                     )
                 given = found
             # Slots are only added to the copy, so their number is a unique key.
@@ -136,6 +135,6 @@ class TentativeCpus:
         self._changed[host.host_id] = ledger
 
 
-def _count(ledger: CpuLedger, asked: CpuRequest, most: int) -> int:
-    found = assign_many(ledger, repeat(asked, most))
+def _count(ledger: CpuLedger, wanted: CpuRequest, most: int) -> int:
+    found = assign_many(ledger, repeat(wanted, most))
     return sum(isinstance(each, CpuAssignment) for each in found)

@@ -7,17 +7,16 @@ greedy algorithm for set cover (V. Chvatal, 1979).
 
 The worth of a request is the cost of its amounts, each at the lowest price of any offer. If one
 offer is the cheapest in every dimension, this is the value of the request in the linear relaxation.
-The most valuable requests are put into an executor first, because it is hardest to find room for
-them.
+The most valuable requests are put into an executor first, because room for them is hardest to find.
 
-Example: an executor with 4 cpus and 8 GiB costs 2, one with 8 cpus and 32 GiB costs 5. The lowest
-prices are 0.5 per cpu and 0.16 per GiB. Six requests of 1 cpu and 4 GiB are worth 1.1 each. The
-small executor has room for two of them, worth 2.3 for a cost of 2. The large one has room for all
-six, worth 6.8 for a cost of 5. So the large one is requested.
+Example: a small executor has 4 cpus and 8 GiB and costs 2. A large executor has 8 cpus and 32 GiB
+and costs 5. The lowest prices are 0.5 per cpu and 0.16 per GiB. Six requests of 1 cpu and 4 GiB are
+worth 1.1 each. The small executor has room for two requests, worth 2.3 for a cost of 2. The large
+executor has room for all six, worth 6.8 for a cost of 5. So the large executor is requested.
 
 The executors that were chosen last are usually the least full. So some of them are replaced by the
 cheapest executors for the same requests (`exact.py`). For a backlog of a few requests, this finds
-the cheapest set for all of them.
+the cheapest set for the whole backlog.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ from resource_manager.engine.planning.packing import Counts, Entry, fill
 from resource_manager.engine.planning.steps import Steps
 
 _PARTS = 16
-"""After the content of all offers was computed, it is computed again as soon as 1 / `_PARTS` of the
-remaining requests are served.
+"""The contents of all offers are computed again whenever 1 / `_PARTS` of the remaining requests
+have been served.
 """
 
 _FEW = 256
-"""For at most this many requests, the search runs several times: once for each offer, with this
-offer preferred. Executors of the preferred offer are requested first. The best result is used (see
-`_rank`).
+"""For at most this many requests, the search runs several times: once without a preferred offer,
+and once for each offer as the preferred offer. Executors of the preferred offer are requested
+first. The best result is used (see `_rank`).
 """
 
 _KINDS_PER_STEP = 512
@@ -59,7 +58,8 @@ def cover(counts: Mapping[int, int], offers: Sequence[Offer], allowance: Allowan
     Args:
         counts: number of requests of each kind.
         offers: the executors that can be requested.
-        allowance: how many executors of each offer may be requested. It is not changed.
+        allowance: how many executors of each offer may be requested. The function does not change
+            it.
 
     Returns:
         The executors, and the requests that they do not serve: requests that fit on no offer, and
@@ -83,8 +83,8 @@ def cover(counts: Mapping[int, int], offers: Sequence[Offer], allowance: Allowan
 
 
 def _rank(made: Cover, worth: Counts, offers: Sequence[Offer]) -> tuple[int, int, int]:
-    """Sort key of covers: the worth of the requests that are left, then the cost, then the number
-    of executors.
+    """Returns the sort key of a cover: the worth of the requests that are left, then the cost, then
+    the number of executors.
     """
     return (
         sum(worth[kind] * count for kind, count in made.left.items()),
@@ -109,7 +109,8 @@ def _worth(counts: Mapping[int, int], offers: Sequence[Offer]) -> Steps[Counts]:
 
 class _Greedy:
     """Repeatedly requests the executor with the highest worth per cost, until all requests are
-    served or none fits. If an offer is preferred, its executors are requested first.
+    served or no remaining request fits. If an offer is preferred, its executors are requested
+    first.
     """
 
     def __init__(
@@ -136,8 +137,8 @@ class _Greedy:
         renew_at = self._left
         while self._left:
             if self._left <= renew_at:
-                # To compute a content costs a pass over all entries, so it is done only after 1 in
-                # `_PARTS` was served.
+                # To compute a content costs a pass over all entries. So this is done only after 1
+                # in `_PARTS` requests has been served.
                 renew_at = self._left - 1 - self._left // _PARTS
                 self._entries = [entry for entry in self._entries if entry[1]]
                 self._fills.clear()
@@ -188,9 +189,9 @@ class _Greedy:
 def _last_at_least_cost(made: Cover, offers: Sequence[Offer], allowance: Allowance) -> Steps[None]:
     """Replaces the executors that were chosen last by the cheapest set for their requests.
 
-    The new executors also serve the requests that are left. If none are left, executors are
-    replaced only if the new ones cost less, or if they cost the same and are fewer. It replaces as
-    many executors as the exact search can handle.
+    The new executors also serve the requests that are left. If no requests are left, executors are
+    replaced only if the new executors cost less, or if they cost the same and are fewer. The number
+    of replaced executors is as large as the exact search can handle.
     """
     counts, cost, number = dict(made.left), 0, 0
     kept = [Purchase(each.offer, each.content, each.copies) for each in made.purchases]

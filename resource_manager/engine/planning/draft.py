@@ -47,7 +47,7 @@ class Draft:
         hosts: bins with the free capacity of registered executors, by name.
         opened: new executors, as (supply, bin).
         offers: the executors that may be requested, one offer for each supply.
-        allowance: how many of each offer may still be requested.
+        allowance: how many executors of each offer may still be requested.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Draft:
         self.allowance = Allowance([each.most for each in supplies], list(limits.values()))
 
     def bins(self) -> list[Bin]:
-        """Returns all bins; registered executors first, new ones last."""
+        """Returns all bins: registered executors first, new executors last."""
         new = [each for _, each in self.opened]
         return [*self.hosts.values(), *self.pending.values(), *new]
 
     def supplies_with(self, label: tuple[str, str]) -> list[int]:
-        """Returns the supplies that carry a label."""
+        """Returns the positions of the supplies that carry a label."""
         name, value = label
         return [at for at, each in enumerate(self._capacities) if each.labels.get(name) == value]
 
@@ -101,7 +101,7 @@ class Draft:
             into: the bin.
             kind: the kind of requests.
             most: the largest number of requests.
-            mark: the attempt that the addition belongs to; None: it cannot be undone.
+            mark: the attempt to which the addition belongs; None: the addition cannot be undone.
         """
         count = into.fit(kind, most)
         if count:
@@ -160,7 +160,8 @@ class Draft:
 
     def undo(self, mark: Mark) -> None:
         """Undoes everything that was requested or put into bins since a mark."""
-        # From bins that existed at the mark, later additions are removed. Later bins are deleted.
+        # Removes the additions from bins that existed at the mark. Deletes bins that were opened
+        # later.
         for into, kind, count in mark.added:
             into.add(kind, -count)
         mark.added.clear()

@@ -1,19 +1,19 @@
 """Finds the cheapest executors for a few requests, by dynamic programming with branch and bound.
 
 A state is the number of requests of each kind that are not served yet. At most `STATES_MAX` states
-are visited. The offers are considered one after the other. From every state that was reached so
-far, the search adds one executor of the offer. It tries each full content: a content to which no
-remaining request could be added. Then it adds a second executor of the offer, and so on, until no
-state is reached at a lower cost. A state is dropped if even fractions of executors for the
-remaining requests would cost too much.
+are visited. The search uses the offers one after the other. From every state that it has reached,
+it adds one executor of the offer. It tries each full content: a content to which no remaining
+request could be added. Then it adds a second executor of the offer, and so on, until it reaches no
+state at a lower cost. A state is dropped if even fractions of executors for the remaining requests
+would cost too much.
 
 Example: three requests of 2 cpus are left, so the state is (3). An offer with 4 cpus costs 3. Its
-full content is 2 requests, so one executor leads from (3) to (1) at cost 3. A second one leads from
-(1) to (0) at cost 6. An offer with 2 cpus costs 1: it leads from (3) to (2), (1) and (0) at costs
-1, 2 and 3. So three executors of this offer are the result.
+full content is 2 requests, so one executor leads from (3) to (1) at cost 3. A second executor leads
+from (1) to (0) at cost 6. Another offer with 2 cpus costs 1. Its executors lead from (3) to (2),
+(1) and (0) at costs 1, 2 and 3. So three executors of this offer are the result.
 
-Without limits, the result is the cheapest one. With limits it may not be: of two paths to a state
-only the cheaper one is kept, even if it uses more of a limit.
+Without limits, the search finds the cheapest set. With limits, a cheaper set may exist: of two
+paths to a state, the search keeps only the cheaper path, even if it uses more of a limit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from resource_manager.engine.planning.packing import Need
 from resource_manager.engine.planning.steps import Steps
 
 STATES_MAX = 256
-"""The largest number of states of one search. If there may be more, no exact search is made."""
+"""The largest number of states of one search. If there could be more states, no exact search is
+made.
+"""
 
 _VISITS_MAX = 8_000
-"""The search is given up after this many contents were tried."""
+"""The search is given up after it has tried this many contents."""
 
 _Content = tuple[int, ...]
 """Number of requests of each kind."""
@@ -54,8 +56,8 @@ def least_cost(
     allowance: Allowance,
     price: tuple[int, int],
 ) -> Steps[list[Purchase] | None]:
-    """Finds the executors with the least cost that serve all of a few requests. Among sets of equal
-    cost it takes the one with the fewest executors.
+    """Finds the cheapest executors that serve all of a few requests. If several sets have this
+    cost, the set with the fewest executors is taken.
 
     Args:
         counts: number of requests of each kind.
@@ -69,7 +71,7 @@ def least_cost(
     kinds = list(counts)
     usable = [at for at, offer in enumerate(offers) if allowance.copies(at, offer)]
     bound = _Bound(kinds, [offers[at] for at in usable])
-    # At first all requests are left. The search ends at the state without requests.
+    # The first state has all requests. The search ends at the state without requests.
     best = {tuple(counts.values()): _Node(0, 0, allowance.limits)}
     end: _Node | None = None
     visits = 0
@@ -77,11 +79,12 @@ def least_cost(
         offer, visits_before = offers[at], visits
         needs = [offer.needs[kind] for kind in kinds]
         contents: dict[_Content, list[_Content]] = {}
-        # Adds executors of this offer one after another, as long as a cheaper state is reached.
+        # Adds executors of this offer one after another, as long as a state is reached at a lower
+        # cost.
         reached = best
         for _ in range(allowance.most[at]):
-            # Only states that the last step reached are continued. Others were tried with this
-            # offer before.
+            # Continues only from states that the last step reached. From other states, this offer
+            # has been tried already.
             before, reached = list(reached.items()), {}
             for left, node in before:
                 limits = [a - b for a, b in zip(node.limits, offer.counted, strict=True)]
@@ -95,8 +98,8 @@ def least_cost(
                     visits += 1
                     state = tuple([a - b for a, b in zip(left, content, strict=True)])
                     known = best.get(state)
-                    # Dropped if a path of at most this cost is known, or if even fractions of
-                    # executors for the rest cost too much.
+                    # The state is dropped if a path of at most this cost is known, or if even
+                    # fractions of executors for the remaining requests cost too much.
                     if (known is not None and known[:2] <= (cost, number)) or (
                         cost + bound.of(state),
                         number,
@@ -152,12 +155,13 @@ def _contents(
     for dimension, amount in need:
         most = min(most, room[dimension] // amount)
     last = kind == len(left) - 1
-    # No kind follows the last one, so only the largest number of its requests is useful.
+    # No kind follows the last kind, so only the largest number of its requests is useful.
     for count in range(most, most - 1 if last else -1, -1):
         for dimension, amount in need:
             room[dimension] -= amount * count
         for rest in [()] if last else _contents(needs, left, room, kind + 1):
-            # While this generator is paused here, `room` does not include what later kinds take.
+            # While this generator is paused here, the amounts of later kinds are already subtracted
+            # from `room`.
             if count == most or any(room[each] < amount for each, amount in need):
                 yield (count, *rest)
         for dimension, amount in need:

@@ -1,7 +1,11 @@
-"""Decides whether a gang could ever be placed as a whole, on known executors or on new ones.
+"""Decides whether a gang could ever be placed as a whole, on known or new executors.
 
-It runs the search that places gangs, and the planner, as if all executors were empty. If the search
-is cut off, the gang counts as possible, so that it waits and is not rejected by mistake.
+The check runs the search that places gangs, and the planner, as if all executors were empty. If the
+search is cut off, the gang counts as possible. So it waits, and is not rejected by mistake.
+
+Example: a gang has 3 members of 8 cpus, and the placement "spread". Two known executors have 16
+cpus each, so the gang never fits on known executors. If a provider can start executors with 8 cpus,
+the gang is possible: two members fit on known executors and one on a new executor.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ from resource_manager.engine.planning.topology import counted, empty_like, toget
 from resource_manager.engine.queue.gangs import MemberRequest, Where
 
 KINDS_MIN = 8
-"""With fewer kinds of members, the search for all of them is as cheap as one for equal members."""
+"""With fewer kinds of members, the search for all members is as cheap as a search for equal
+members.
+"""
 
 
 def gang_feasibility(
@@ -44,16 +50,17 @@ def gang_feasibility(
     Args:
         hosts: all known executors.
         elastic: the executors that can be requested.
-        provisions: ids of executors that were requested from providers. They may be given back
-            before the gang is placed.
+        provisions: ids of executors that were requested from providers. The resource manager may
+            give these executors back before the gang is placed.
         where: how members are placed relative to each other.
         members: the requests of the members.
     """
     provided = bool(elastic.provisioning)
     if not hosts and not provided:
         return Feasibility.POSSIBLE
-    # With many kinds of members, first checks a gang of as many equal members that are as large as
-    # any of them. It needs one search and not one for each kind, and nearly always fits.
+    # With many kinds of members, first searches for the same number of equal members, each as large
+    # as the largest member in every dimension. This search is cheaper, because it has only one
+    # kind, and such members nearly always fit.
     alike = None if hosts.indexes.aligning else as_the_largest(members)
     if alike is not None and seek(hosts, where, [alike], prefix=ONLINE) is not None:
         return Feasibility.POSSIBLE
@@ -69,9 +76,13 @@ def gang_feasibility(
 
 
 def as_the_largest(members: Sequence[MemberRequest]) -> MemberRequest | None:
-    """Returns equal members that need, of each resource, as much as the member that needs most of
-    it. If these fit together, the members do. None: there are few kinds, or more than amounts
-    matters for a member.
+    """Returns equal members that are as large as the largest member in every dimension. If the
+    equal members fit together, the real members fit, too.
+
+    Example: 4 members of 1 cpu and 8 GiB, and 4 members of 2 cpus and 4 GiB. The result is 8
+    members of 2 cpus and 8 GiB.
+
+    None: there are few kinds, or a member has needs other than amounts.
     """
     labels, profiles = members[0].labels, [each.profile for each in members if each.profile]
     if len(members) < KINDS_MIN or len(profiles) < len(members):
@@ -82,7 +93,7 @@ def as_the_largest(members: Sequence[MemberRequest]) -> MemberRequest | None:
         return None
     extended = Counter[str]()
     for each in profiles:
-        extended |= Counter(dict(each.extended))  # the larger amount of each
+        extended |= Counter(dict(each.extended))  # keeps the larger amount of each resource
     largest = ResourceProfile(
         cpu_milli=max(each.cpu_milli for each in profiles),
         task_heap_memory_bytes=max(each.task_heap_memory_bytes for each in profiles),
@@ -113,8 +124,8 @@ def _could_be_provided(
     where: Where,
     members: Sequence[MemberRequest],
 ) -> bool:
-    """Returns True if all members fit on new executors together with executors that stay, when all
-    of these are empty.
+    """Returns True if all members fit on new executors together with executors that stay. All
+    executors count as empty.
     """
     gang = GangDemand(
         {kind: each.count for kind, each in enumerate(members)}, where.placement, where.label
@@ -122,7 +133,7 @@ def _could_be_provided(
     constrained: dict[int, ResourceRequest] = {
         kind: each
         for kind, each in enumerate(members)
-        # If known executors align every slot to NUMA nodes, new ones may do so, too.
+        # If known executors align every slot to NUMA nodes, new executors may do so, too.
         if each.topology_constrained or hosts.indexes.aligning
     }
     demands = [demand_of(each) for each in members]
@@ -144,7 +155,8 @@ def _could_be_provided(
         gangs=[gang],
         limits=_room_below_maximum(hosts, elastic, provisions),
     )
-    if make_plan(backlog).gangs:  # this is usually true, and saves planning on many known executors
+    # New executors are usually sufficient. Then no plan with many known executors is needed.
+    if make_plan(backlog).gangs:
         return True
     staying = _staying(hosts, provisions, gang, demands, constrained)
     return bool(staying) and bool(make_plan(replace(backlog, hosts=staying)).gangs)
@@ -160,8 +172,7 @@ def _room_below_maximum(
         for name, host in (hosts.items() if limits else ())
         if host.online and name not in provisions
     )
-    # Executors that no provider started are not limited by the maximum, so it may already be
-    # exceeded.
+    # The maximum does not limit executors that no provider started. So they may already exceed it.
     return {name: max(0, most - there.get(name, 0)) for name, most in limits.items()}
 
 
@@ -172,11 +183,12 @@ def _staying(
     demands: Sequence[Demand],
     constrained: Mapping[int, ResourceRequest],
 ) -> dict[str, Capacity]:
-    """Returns the executors that stay and could serve a member when empty.
+    """Returns the executors that stay and that could serve a member if they were empty.
 
-    For each kind of members, as many executors are sufficient as the gang has members, unless all
-    members must share the value of a label. If all members must be on one executor, none are
-    returned, because the caller has already searched these.
+    For each kind of members, it is sufficient to return as many executors as the gang has members.
+    But if all members must share the value of a label, all such executors are returned. If all
+    members must be on one executor, none is returned, because the caller has already searched the
+    known executors.
     """
     if gang.placement is GangPlacement.SAME_EXECUTOR:
         return {}

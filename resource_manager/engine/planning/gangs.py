@@ -1,9 +1,13 @@
 """Plans gangs: all members of a gang are planned, or none.
 
 Gangs are planned one after another, on registered executors, pending executors, executors that were
-chosen for earlier gangs, and new executors. Each gang gets the capacity that earlier ones have
-left. If the previous plan has places for some members, they are kept if the other members can still
-be placed.
+chosen for earlier gangs, and new executors. Each gang gets the capacity that earlier gangs have
+left. If the previous plan has places for some members, the plan keeps these places if it finds
+places for the other members.
+
+Example: a gang has 3 members of 4 cpus. One registered executor has 4 free cpus, and an offer has 8
+cpus. So one member is planned on the registered executor, and two on one new executor. If no
+executor may be requested, no member is planned, and the 4 free cpus stay for the next gang.
 """
 
 from __future__ import annotations
@@ -40,8 +44,8 @@ class GangPlanner:
         self._kept: dict[int, Mark] = {}  # by `id` of the gang
 
     def keep(self, gangs: Sequence[GangDemand], kept: Mapping[str, Counts]) -> None:
-        """Puts the members of all gangs on the executors where the previous plan put them. So no
-        gang takes capacity that was planned for another gang.
+        """Puts the members of all gangs on the pending executors where the previous plan put them.
+        So no gang takes capacity that was planned for another gang.
         """
         for gang in gangs:
             mark = self._draft.mark()
@@ -55,7 +59,7 @@ class GangPlanner:
                 self._kept[id(gang)] = mark
 
     def plan(self, gang: GangDemand) -> Steps[bool]:
-        """Plans a gang. If not all members fit, it changes nothing and returns False."""
+        """Plans a gang. If not all members fit, the method changes nothing and returns False."""
         if (kept := self._kept.pop(id(gang), None)) is not None:
             if (yield from self._complete(gang, kept)):
                 return True
@@ -95,13 +99,13 @@ class GangPlanner:
         return found is not None
 
     def _with_one_value(self, gang: GangDemand) -> Steps[bool]:
-        """Chooses the value of the label for which new executors cost least. Among equal ones it
-        takes the value that uses pending executors least, because other requests are planned on
-        these; then the first value.
+        """Plans the gang with the value of the label for which new executors cost least. If several
+        values cost the same, the method takes the value that uses pending executors least, because
+        other requests are planned there. If several values still remain, it takes the first value.
         """
         draft = self._draft
         pending = set(draft.pending.values())
-        # Each value is tried and undone. Then the best one is planned again.
+        # Each value is tried and undone. Then the gang is planned again with the best value.
         best: tuple[int, int, str] | None = None
         for value in draft.values_of(gang.label):
             mark = yield from self._attempt(gang, gang.members, value=value)
@@ -124,7 +128,7 @@ class GangPlanner:
         value: str | None = None,
         bins: Sequence[Bin] | None = None,
     ) -> Steps[Mark | None]:
-        """Plans members of a gang: first in bins, then the remaining ones on new executors.
+        """Plans members of a gang: first in bins, then the remaining members on new executors.
 
         Args:
             gang: the gang.
@@ -133,7 +137,7 @@ class GangPlanner:
             bins: the bins to use; None: all bins.
 
         Returns:
-            A mark to undo the attempt; None if not all members fit. Then nothing has changed.
+            A mark to undo the attempt; None if not all members fit (then nothing has changed).
         """
         draft = self._draft
         bins = draft.bins() if bins is None else bins
@@ -142,7 +146,7 @@ class GangPlanner:
             bins = [each for each in bins if each.capacity.labels.get(gang.label) == value]
             supplies = draft.supplies_with((gang.label, value))
         mark = draft.mark()
-        # The largest members come first, because room for small ones is easier to find later.
+        # The largest members come first, because room for small members is easier to find later.
         left = dict(sorted(members.items(), key=lambda each: (-self._size(each[0]), each[0])))
         match gang.placement:
             case GangPlacement.SAME_EXECUTOR:
@@ -153,7 +157,8 @@ class GangPlanner:
                 rest = yield from draft.fill(bins, left.items(), mark)
                 allowed = draft.allowance.only(supplies)
                 found = yield from cover(dict(rest), draft.offers, allowed)
-                # Requested even if it is incomplete, because `undo` below removes it again.
+                # The cover is requested even if it is incomplete, because `undo` below removes it
+                # again.
                 yield from draft.request(found)
                 done = not (found.left or found.never)
         yield len(bins)
@@ -203,12 +208,14 @@ class GangPlanner:
         return sorted(supplies, key=lambda at: self._draft.offers[at].cost)
 
     def _size(self, kind: int) -> int:
-        # This order is only rough, because numbers of different dimensions are compared directly.
+        # The order by size is only rough, because it compares numbers of different dimensions.
         return max(self._demands[kind].pooled.values(), default=0)
 
 
 def _add_all(into: Bin, members: Counts) -> bool:
-    """Puts all members into a bin. If they do not fit, it changes nothing and returns False."""
+    """Puts all members into a bin. If they do not fit, the function changes nothing and returns
+    False.
+    """
     added: list[Entry] = []
     for kind, count in members.items():
         if into.fit(kind, count) < count:

@@ -18,11 +18,11 @@ class Offer:
     """One kind of executor that may be requested.
 
     Attributes:
-        total: its capacity by dimension.
-        needs: the amounts that one request of each kind takes there; None: it can never be served
-            there.
-        cost: its cost, in millionths.
-        counted: the amount that it counts against each limit.
+        total: capacity of one executor, by dimension.
+        needs: the amounts that one request of each kind takes on such an executor; None: such an
+            executor can never serve the request.
+        cost: cost of one executor, in millionths.
+        counted: the amount that one executor counts against each limit.
     """
 
     total: Sequence[int]
@@ -44,7 +44,7 @@ class Offer:
 def prices(offers: Sequence[Offer]) -> list[int]:
     """Returns the lowest price of any offer for one unit of each dimension."""
     return [
-        # Rounded down, so that a cost that is computed from prices is never above the true cost.
+        # Rounded down. So a cost that is computed from prices is never above the true cost.
         min(
             [each.cost * PRICE_UNIT // total for each in offers if (total := each.total[at])],
             default=0,

@@ -1,7 +1,11 @@
 """Converts requests and executors to vectors for bin packing.
 
-Equal requests form one kind, and only their number is kept. A bin is one executor: a pending one, a
-registered one, or one that could be requested.
+Equal requests form one kind, and only their number is kept. A bin is one executor. The executor is
+pending, or registered, or could be requested.
+
+Example: the dimensions are slots, cpu and memory (units of 64 KiB). A request of 2 cpus and 1 GiB
+is the vector (1, 2,000, 16,384). A bin with (10, 8,000, 49,152) has room for three such requests,
+because the memory is sufficient for only three.
 """
 
 from __future__ import annotations
@@ -31,18 +35,18 @@ _SCANNED_WHOLE = 256
 """If there are at most this many entries, all of them are tried for every bin."""
 
 _MISSES = 8
-"""If there are more entries: after this many consecutive entries did not fit, only every second
-entry is tried. After as many further ones did not fit, only every fourth is tried, and so on. After
-an entry fits, all entries are tried again.
+"""If there are more entries, some are skipped. When this many consecutive entries have not fitted,
+only every second entry is tried. When this many more entries have not fitted, only every fourth
+entry is tried, and so on. After an entry fits, the next entries are all tried again.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The needs of each one of several equal requests, in columns of the capacity index.
+    """The needs of one request of a kind, in columns of the capacity index.
 
-    Memory is in units of 64 KiB. A request that gets the default slot has `DEFAULT_SLOTS` instead
-    of amounts and `SLOTS`.
+    Memory is in units of 64 KiB. A request for a default slot has the column `DEFAULT_SLOTS`
+    instead of amounts and `SLOTS`.
 
     Attributes:
         pooled: needs on an executor with one memory pool.
@@ -60,10 +64,11 @@ class Bin:
     """An executor in a plan.
 
     Attributes:
-        capacity: the total capacity of the executor; if it is registered, its free capacity.
+        capacity: the total capacity of the executor. If the executor is registered, this is its
+            free capacity.
         left: the remaining amounts, by dimension.
-        needs: the amounts that one request of each kind takes here; None: it can never be served
-            here.
+        needs: the amounts that one request of each kind takes here; None: this executor can never
+            serve the request.
         content: the number of requests of each kind that the plan puts here.
     """
 
@@ -97,8 +102,8 @@ class Space:
         names = dict.fromkeys(
             name for each in capacities for name in (*each.amounts, *each.default)
         )
-        # Default slots are not a dimension, because they are converted to the amounts that one
-        # takes on each executor.
+        # Default slots are not a dimension. For each executor, they are converted to the amounts of
+        # its default slot.
         names.pop(DEFAULT_SLOTS, None)
         # `SLOTS` is dimension 0. `_NOWHERE` needs more of it than any executor has.
         self._dimensions = {name: at for at, name in enumerate({SLOTS: None, **names})}
@@ -118,10 +123,11 @@ class Space:
         return [amounts.get(name, 0) for name in self._dimensions]
 
     def needs(self, capacity: Capacity) -> Sequence[Need | None]:
-        """Returns the amounts that one request of each kind takes there; None: it can never be
-        served there.
+        """Returns the amounts that one request of each kind takes on an executor; None: the
+        executor can never serve the request.
 
-        The list has an item for every kind, so capacities with the same needs share one list.
+        The list has an item for every kind. To save memory, capacities with the same needs share
+        one list.
         """
         carried = capacity.labels
         foreign = {
@@ -129,7 +135,7 @@ class Space:
             for labels in self._selectors
             if any(carried.get(name) != value for name, value in labels)
         }
-        # Each executor defines what its default slot takes.
+        # Each executor defines the amounts of its default slot.
         default = None
         if capacity.default and self._defaults:
             default = self._need({**capacity.default, SLOTS: 1})
@@ -168,12 +174,13 @@ def fill(
 ) -> tuple[list[Entry], int]:
     """Puts requests into one bin in the order of the entries, as many as fit (first fit).
 
-    If there are very many entries, not all are tried. After many consecutive entries that did not
-    fit, more and more are skipped. A skipped entry might have fitted. It stays for another bin.
+    If there are very many entries, some are skipped (`_MISSES`). A skipped entry might have fitted,
+    but it stays for another bin.
 
     Args:
-        left: the remaining amounts of the bin. The function subtracts what it takes.
-        needs: the amounts that one request of each kind takes there.
+        left: the remaining amounts of the bin. The function subtracts the amounts of the requests
+            that it puts into the bin.
+        needs: the amounts that one request of each kind takes in this bin.
         entries: the requests. Entries with count 0 are skipped.
 
     Returns:
@@ -192,8 +199,8 @@ def fill(
             continue
         tried += 1
         need = needs[kind] or _NOWHERE
-        # Lowers `count` to the number that fits in every dimension. `else` runs if this is at least
-        # 1.
+        # Lowers `count` to the number of requests that fits in every dimension. `else` runs if at
+        # least one request fits.
         for dimension, amount in need:
             if left[dimension] < amount * count:
                 count = left[dimension] // amount
@@ -203,7 +210,7 @@ def fill(
             for dimension, amount in need:
                 left[dimension] -= amount * count
             taken.append((here, count))
-            # The entries after one that fits are likely to fit as well, so all are tried again.
+            # If one entry fits, the next entries probably fit, too. So none is skipped.
             misses, step = 0, 1
             continue
         misses += 1

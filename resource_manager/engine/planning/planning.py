@@ -2,8 +2,14 @@
 
 Input and output are numbers, and equal input gives equal output. Requests that the previous plan
 put on a pending executor stay there. Gangs are planned first, because they need most. New executors
-are chosen for the remaining requests (`cover.py`). If limits allow too few new executors,
-everything is planned again in order of arrival, so that the oldest requests are served.
+are chosen for the remaining requests (`cover.py`). If limits allow too few new executors, all
+requests are planned again in order of arrival, so that the oldest requests are served.
+
+Example: the queue has 10 requests of 2 cpus. One pending executor has 8 cpus, so 4 requests are
+planned on it. 6 requests remain. There are two offers: executors with 16 cpus at cost 16, and
+executors with 4 cpus at cost 4. Three executors with 4 cpus cost least (12), so the plan requests
+them. If only 8 more cpus are allowed, the plan requests two of them. The last 2 requests stay
+without a plan.
 """
 
 from __future__ import annotations
@@ -21,13 +27,13 @@ from resource_manager.engine.planning.packing import Bin, Counts, Demand, Entry
 from resource_manager.engine.planning.steps import Steps, finish
 
 _ATTEMPTS_MAX = 8
-"""At most this many times, executors are chosen again because limits do not allow enough of
-them.
+"""If limits do not allow enough executors, executors are chosen again for fewer requests. This is
+done at most this many times.
 """
 
 _LEFT_PART = 20
-"""A choice of executors is accepted if it leaves at most one request for each group of this many
-requests that it serves. The remaining requests are tried again before later ones.
+"""A choice of executors is accepted if it leaves at most one request for every 20 requests that it
+serves. The remaining requests are planned before later requests.
 """
 
 
@@ -36,7 +42,7 @@ class Backlog:
     """The input of a plan.
 
     Attributes:
-        demands: the needs of a request of each kind.
+        demands: the needs of one request of each kind.
         queue: queued requests, as (kind, number) in order of arrival.
         supplies: executors that may be requested.
         pending: executors that were requested and have not registered, oldest first, by name.
@@ -90,17 +96,17 @@ def make_plan(backlog: Backlog) -> Plan:
 
 def plan_in_steps(backlog: Backlog) -> Steps[Plan]:
     """Makes a plan for a backlog in slices; see `steps.py`."""
-    # Also pauses before the start, because the start takes as long as a whole slice. The caller may
-    # also just have needed as long to make the backlog.
+    # Pauses before the start, because the start takes as long as a whole slice. The caller may have
+    # just used another slice to make the backlog.
     yield 2 * len(backlog.demands)
     planning = _Planning(backlog)
     yield 2 * len(backlog.demands)
-    # Without pending executors and gangs there is nothing to keep.
+    # Without pending executors and gangs, the previous plan has nothing that this plan could keep.
     if backlog.pending or backlog.gangs:
         plan = yield from planning.keeping()
         if plan is not None:
             return plan
-        # A new draft is needed, because the attempt has changed the old one.
+        # A new draft is needed, because the failed attempt has changed the old draft.
         planning = _Planning(backlog)
         yield 2 * len(backlog.demands)
     return (yield from planning.from_scratch())
@@ -123,8 +129,8 @@ class _Planning:
         self._left: Counts = {}
 
     def keeping(self) -> Steps[Plan | None]:
-        """Plans without moving requests that the previous plan has placed. Returns None if limits
-        then leave out a request.
+        """Makes a plan in which requests stay where the previous plan put them. Returns None if
+        limits then exclude a request.
         """
         self._gangs.keep(self._backlog.gangs, self._backlog.kept)
         for number in range(len(self._backlog.gangs)):
@@ -132,8 +138,7 @@ class _Planning:
         rest = yield from self._keep()
         rest = yield from self._draft.fill(self._open_bins(), rest)
         found = yield from cover(_counts(rest), self._draft.offers, self._draft.allowance)
-        # `never` considers only offers that are still allowed. Without limits, other offers might
-        # serve these requests.
+        # `never` includes requests that fit only on offers that limits exclude.
         if found.left or self._could_be_served(found.never):
             return None
         yield from self._draft.request(found)
@@ -141,7 +146,7 @@ class _Planning:
         return self._plan()
 
     def from_scratch(self) -> Steps[Plan]:
-        """Plans everything in order of arrival."""
+        """Plans all requests and gangs in order of arrival."""
         draft, queue, rest, at = self._draft, self._backlog.queue, list[Entry](), 0
         for number, gang in enumerate(self._backlog.gangs):
             # Each gang is planned at its place in the queue, so that earlier requests are planned
@@ -157,8 +162,8 @@ class _Planning:
         return self._plan()
 
     def _keep(self) -> Steps[list[Entry]]:
-        """Puts requests on the executors where the previous plan put them, and returns the others.
-        Among equal requests, the oldest ones keep their places.
+        """Puts requests on the executors where the previous plan put them, and returns the other
+        requests. Of equal requests, the oldest keep their places.
         """
         wanted = _counts(self._backlog.queue)
         for name, content in self._backlog.kept.items():
@@ -168,7 +173,7 @@ class _Planning:
                         wanted[kind] -= self._draft.add(into, kind, most)
                 yield len(content)
         rest = []
-        # Iterates from the end, because among equal requests the latest ones have no place.
+        # Iterates from the end: of equal requests, the latest have no place.
         for kind, count in reversed(self._backlog.queue):
             here = min(count, wanted[kind])
             wanted[kind] -= here
@@ -181,8 +186,8 @@ class _Planning:
             self._planned.append(number)
 
     def _request_for(self, queue: list[Entry]) -> Steps[None]:
-        """Requests executors for the oldest requests, as far as limits allow, then for later ones
-        with the remaining limits.
+        """Requests executors for the oldest requests, as far as limits allow. Then it requests
+        executors for later requests, as far as the remaining limits allow.
         """
         draft = self._draft
         while queue:
@@ -236,7 +241,7 @@ def _first(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
         if kind in worth:
             fit = min(count, value // worth[kind]) if worth[kind] else count
             value -= worth[kind] * fit
-            # At least one request, because the next attempt would be useless otherwise.
+            # At least one request, because otherwise the next attempt would be useless.
             first.append((kind, fit if first else max(1, fit)))
             if fit < count:
                 break
@@ -244,8 +249,8 @@ def _first(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
 
 
 def _without(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
-    """Returns the requests that a cover does not serve, except those that fit on no offer. Of each
-    kind, the oldest requests are served.
+    """Returns the requests that a cover does not serve, without requests that fit on no offer. Of
+    each kind, the oldest requests count as served.
     """
     served = dict(cover.served)
     rest = []

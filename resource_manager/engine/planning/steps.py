@@ -1,8 +1,9 @@
 """Defines long computations that can be paused: generators that report how much work they have
 done.
 
-A generator yields the approximate number of comparisons of requests with executors since its last
-yield, and returns its result at the end. The caller may pause after any yield and continue later.
+A generator yields how many comparisons of requests with executors it has made since its last yield
+(approximately). It returns its result at the end. The caller may pause after any yield and continue
+later.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@ do not show this.
 
 A plan has one extra dimension for each such kind of requests: the number of requests of this kind
 that fit on an executor. If the executor is registered, the number is computed from its cpus and
-NUMA nodes. Otherwise it is computed from those of the executor that registered last with the same
-shape. If no executor of the shape has registered, only amounts are compared.
+NUMA nodes. Otherwise the number is computed from another executor of the same shape, the one that
+registered last. If no executor of the shape has registered, only amounts are compared.
 
 Example: an executor has enough cpu for four requests of two whole cores each, but enough free whole
-cores only for three. So it has 3 in the dimension of this kind, and each request takes 1 of it.
+cores for only three. So it has 3 in the dimension of this kind, and each request takes 1.
 
-Different kinds compete for the same cores. This is considered on registered executors, and for the
-members of a gang that must be on one executor. On pending executors it is ignored: requests that do
-not fit together are planned again after the registration.
+Different kinds compete for the same cores. The plan considers this on registered executors, and for
+the members of a gang that must be on one executor. On pending executors the plan ignores it.
+Requests that do not fit together there are planned again after the registration.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COUNTED = "counted/"
 """Prefix of the dimensions of kinds."""
 
 _TRIED_MAX = 64
-"""If at least this many requests of a kind fit, they are not counted, and only amounts are
+"""If at least this many requests of a kind fit, their number is not counted, and only amounts are
 compared.
 """
 
@@ -56,7 +56,7 @@ def empty_like(host: Host, operator: HostPolicy = NOTHING_SET) -> Host:
 
 
 def counted(demand: Demand, kind: int) -> Demand:
-    """Returns a demand that also needs 1 of the dimension of its kind."""
+    """Returns the demand with an additional need: 1 in the dimension of its kind."""
     one = {_COUNTED + str(kind): 1}
     return replace(demand, pooled={**demand.pooled, **one}, separate={**demand.separate, **one})
 
@@ -72,13 +72,13 @@ def with_counts(
     kinds: Mapping[int, ResourceRequest],
     together: Iterable[Mapping[int, int]] = (),
 ) -> Capacity:
-    """Adds the extra dimensions to a capacity: how many requests of each kind its cpus and NUMA
-    nodes suit.
+    """Adds the extra dimensions to a capacity: for how many requests of each kind its cpus and NUMA
+    nodes suffice.
 
     Args:
         capacity: the capacity of the executor, in columns of the capacity index.
-        host: the executor itself, or a similar one; None: none is known.
-        kinds: the kinds that are counted.
+        host: the executor itself, or a similar executor; None: no such executor is known.
+        kinds: the kinds that have an extra dimension.
         together: groups of kinds that compete for the same cores, with the number of requests of
             each kind. No kind is in two groups.
     """
@@ -103,7 +103,7 @@ def _fit(host: Host | None, request: ResourceRequest) -> int:
         # The cpus are unknown or do not matter, so only amounts are compared.
         return UNBOUNDED
     found = len(host.assign_many(request, _TRIED_MAX))
-    # To count further is not useful, because amounts are then likely to be the limit.
+    # Counting further is not useful, because then the amounts are probably the limit.
     return found if found < _TRIED_MAX else UNBOUNDED
 
 

@@ -81,7 +81,7 @@ class MemberRequest:
 
     @property
     def topology_constrained(self) -> bool:
-        """True if amounts alone do not decide on any host whether a member fits."""
+        """True if amounts alone cannot decide whether a member fits on a host."""
         return is_topology_constrained(self.profile, self.cpus)
 
 
@@ -332,7 +332,7 @@ def member_requests_of(members: Iterable[Request]) -> tuple[MemberRequest, ...]:
     return tuple(
         sorted(
             member_requests_for(each.spec for each in members),
-            # Profiles and policies cannot be compared, so they are sorted by their texts.
+            # Profiles and policies have no order, so they are sorted by their texts.
             key=lambda member: (repr(member.profile), member.labels, repr(member.cpus)),
         )
     )

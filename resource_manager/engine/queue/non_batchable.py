@@ -1,8 +1,9 @@
 """Keeps non-batchable items: gangs and resizes of slots, which are tried one at a time.
 
 Each item belongs to a job and has an arrival number, like a request. An item that does not fit is
-blocked until a host that could serve it has more room. The next pass tries it again. Within a pass,
-items are sorted by the order of their jobs in the fairness tree, then by arrival (`ItemOrder`).
+blocked until a host that could serve it has more room. Then the next pass tries it again. Within a
+pass, items are sorted by the order of their jobs in the fairness tree, then by arrival
+(`ItemOrder`).
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ class NonBatchables:
         return bool(self._for_next_pass or self.in_pass)
 
     def is_required(self, labels: Labels) -> bool:
-        """True if an item requires executors with these labels."""
+        """Returns True if an item requires executors with these labels."""
         return labels in self._required
 
     def add(self, item: NonBatchable) -> None:
@@ -277,9 +278,9 @@ class NonBatchables:
         self.block(item)
 
     def unblock_by_quota(self, group_id: str) -> None:
-        """Unblocks all items that the quota of a group blocked. They are not unblocked in parts,
-        because an item that is blocked again would be added to the remaining ones, and the caller
-        would never finish.
+        """Unblocks all items that the quota of a group blocked. All are unblocked in one call: in
+        parts, an item that is blocked again would join the remaining items, and the caller would
+        never finish.
         """
         for number in self._quota_blocked.pop(group_id, {}):
             del self._blocked_by[number]
@@ -291,9 +292,7 @@ class NonBatchables:
         return list(self._quota_blocked)
 
     def grew(self, host_id: str, labels: Mapping[str, str]) -> None:
-        """Unblocks the items that an executor may serve, because it has more room or other
-        labels.
-        """
+        """Unblocks the items that an executor may now serve: it has more room, or other labels."""
         if unblocked_here := self._on_host.pop(host_id, None):
             self._for_next_pass.update(unblocked_here)
         if not self._anywhere:
@@ -356,14 +355,18 @@ class NonBatchables:
         for number in self._all:
             where = [number in self.in_pass, number in self._for_next_pass, number in blocked]
             if where.count(True) != 1:
-                found.append(f"item {number} is in the pass, kept for the next, blocked: {where}")
+                found.append(
+                    f"item {number} is in the pass, in the next pass, blocked: {where};"
+                    " expected one"
+                )
         known = len(self.in_pass) + len(self._for_next_pass) + sum(map(len, groups))
         if known != len(self._all):
             found.append(
-                f"{known} items must be tried or are blocked, {len(self._all)} are pending"
+                f"the lists of the queue have {known} items, but {len(self._all)} are pending"
             )
         if not self._blocked_by.keys() <= self._all.keys():
-            found.append(f"quotas block {len(self._blocked_by)} items, of which some do not exist")
+            unknown = sorted(self._blocked_by.keys() - self._all.keys())
+            found.append(f"quotas block the items {unknown}, which do not exist")
         return found
 
     def _blocked_items(self) -> Iterator[dict[int, None]]:

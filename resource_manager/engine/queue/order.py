@@ -89,8 +89,8 @@ class ClassPass:
 
 
 TOGETHER_MAX = 1_024
-"""The largest number of requests that are placed at once. A limit is needed because each request is
-looked up before it is known how many fit.
+"""The largest number of requests that are placed at once. The limit keeps lookups few: all these
+requests are looked up before the search shows how many of them fit.
 """
 
 _ALL_JOBS = ""
@@ -117,14 +117,12 @@ class ServiceOrder:
         self._paused: list[str] = []
 
     def active(self) -> dict[str, ActiveQueues]:
-        """Returns the active queues by job. Without fairness, all queues are under an empty
-        name.
-        """
+        """Returns the active queues by job id. Without fairness, all queues have the key ""."""
         return dict(self._by_job)
 
     def active_queues_of(self, job_id: str) -> ActiveQueues:
-        """Returns the collection of the job's active queues. Makes it if it does not exist. Without
-        fairness, all jobs share one collection.
+        """Returns the collection of the job's active queues, which is made if it does not exist.
+        Without fairness, all jobs share one collection.
         """
         owner = job_id if self._tree is not None else _ALL_JOBS
         among = self._by_job.get(owner)
@@ -194,8 +192,8 @@ class ServiceOrder:
         job = self._tree.jobs[job_queue.job_id]
         length = run_length(self._tree, job, cost)
         if self.non_batchables.in_pass and self.non_batchables.until(job_queue.job_id) is None:
-            # The next item belongs to another job. The tree does not count items as active, so its
-            # run length ignores this job. The run is made short, so that the item is soon served.
+            # The next item belongs to another job, and the tree's run length does not consider
+            # items. The run is made short, so that the item is soon served.
             length = min(length, max(1, job.running // RUN_PART))
         return length
 

@@ -1,11 +1,12 @@
 """Keeps all pending requests and items, and decides which one is tried next.
 
 Equal requests form a *scheduling class*. The requests of one job in a class form a *job queue*.
-Classes are tried in *passes*. A pass searches once for a host with room for each class. It may span
-several decisions. If no host has room for a class, the class is blocked until a host with its
+Classes are tried in *passes*. A pass searches once for a host with room for each class, and may
+span several decisions. If no host has room for a class, the class is blocked until a host with its
 labels has more room. Among the classes with room, `order.py` chooses the job queue that is served
-next. A job queue is inactive while its class is blocked or a quota blocks it. The other queues of
-the job are still served. Gangs and resizes (`non_batchable.py`) are tried in the same passes.
+next. A job queue is inactive while its class is blocked or a quota blocks the queue. The other
+queues of the job are still served. Gangs and resizes (`non_batchable.py`) are tried in the same
+passes.
 
 Example: one host has 3 free cpus, and two jobs with equal weight have run nothing yet.
 
@@ -102,7 +103,7 @@ class WaitingQueue:
     # Pending requests.
 
     def is_required(self, labels: Labels) -> bool:
-        """True if a pending request requires hosts with these labels."""
+        """Returns True if a pending request requires hosts with these labels."""
         return self._known.is_required(labels) or self.non_batchables.is_required(labels)
 
     def classes(self) -> list[SchedulingClass]:
@@ -150,12 +151,12 @@ class WaitingQueue:
         self._add(request.spec, request.job_id, request.arrival_number, 1)
 
     def add_run(self, spec: RequestSpec, job_id: str, number: int, count: int) -> None:
-        """Adds `count` equal requests, with consecutive arrival numbers from `number` on.
+        """Adds `count` equal requests with consecutive arrival numbers.
 
         Args:
             spec: the spec of each request.
             job_id: the id of their job.
-            number: arrival number of the first one.
+            number: arrival number of the first request.
             count: number of requests.
         """
         self._add(spec, job_id, number, count)
@@ -189,7 +190,7 @@ class WaitingQueue:
         Args:
             spec: the spec of each request.
             job_id: the id of their job.
-            number: arrival number of the first one.
+            number: arrival number of the first request.
             count: number of consecutive arrival numbers.
         """
         job_queue = self.queue_of(spec, job_id)
@@ -409,8 +410,8 @@ class WaitingQueue:
         if job_queue.position != INACTIVE:
             job_queue.active_queues.advance(job_queue, number)
         elif job_queue not in scheduling_class.inactive and not job_queue.blocked_by:
-            # Hosts have room for the class. It was blocked only because quotas blocked all its
-            # queues.
+            # If only quotas have blocked the class, it is tried again, because the quota of this
+            # job may admit the request.
             if scheduling_class in self._fitting_blocked:
                 self._reconsider(scheduling_class)
             # The queue becomes active even if no host has room. The cycle deactivates it when it

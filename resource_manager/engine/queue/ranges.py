@@ -175,7 +175,9 @@ class Part:
             else:
                 ended = self.how_ended(index)
                 if ended is None:
-                    raise InvariantBroken(f"member {self.id_of(index)} is in no state")
+                    raise InvariantBroken(
+                        f"member {self.id_of(index)} is neither waiting, materialized nor ended"
+                    )
                 state, until = ended[0][0], ended[1]
             yield state, (index, until)
             index = until
@@ -204,7 +206,7 @@ class RangeLedger:
 
     def parts(self, after_arrival: int = 0) -> Iterator[Part]:
         """Yields the parts that have members after an arrival number, in order of arrival."""
-        # A part that begins before this number may have members after it.
+        # The last part that begins before this number may have members after the number.
         at = max(0, bisect_right(self._starts, after_arrival) - 1)
         for part in self._parts[at:]:
             if part.last_arrival > after_arrival:
@@ -230,7 +232,7 @@ class RangeLedger:
         # Parts are added in order of arrival, but their indexes may be in any order.
         insort(self._by_range[range_id], part, key=_first_index)
         if self._starts and part.row.arrival_number < self._starts[-1]:
-            raise InvariantBroken(f"part {part.id_of(part.first)} came out of order")
+            raise InvariantBroken(f"part {part.id_of(part.first)} was added out of order")
         self._parts.append(part)
         self._starts.append(part.row.arrival_number)
         self.by_job.setdefault(part.row.job_id, []).append(part)
@@ -341,7 +343,7 @@ class RangeLedger:
         return self.members.get(part.arrival_of(index)) or part.member(index)
 
     def materialize(self, part: Part, request: Request) -> None:
-        """Changes a waiting member into a request like any other."""
+        """Records that a waiting member now has a `Request`."""
         index = part.index_of(request.arrival_number)
         part.waiting.remove(index)
         part.materialized.add(index)

@@ -20,7 +20,7 @@ class RejectionClock:
             the resource manager started.
         everything: True if every pending request and gang must be checked.
         scheduling_classes: classes to check if `everything` is False. The value is the arrival
-            number of the first request to check, because earlier ones were checked before.
+            number of the first request to check; earlier requests were already checked.
         gangs: ids of the gangs to check if `everything` is False.
     """
 

@@ -41,9 +41,10 @@ IDLE_CLASSES_MAX = 1_024
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """Where the search for a class stopped in one tier of its index. No host before position
-    `frontier` fits, except perhaps the hosts at the positions `again`. The cursor is valid for the
-    index with this `version`, at the time when its growth log had `log_length` entries.
+    """Where the search for a class stopped in one tier of its index.
+
+    No host before position `frontier` fits, except perhaps the hosts at the positions `again`. This
+    was true when the index had this `version`, and its growth log had `log_length` entries.
     """
 
     version: int = -1
@@ -82,8 +83,7 @@ class SchedulingClass:
             `head`.
         key: the key that all requests of the class share.
         best_effort: True if the requests book best-effort cpu.
-        topology_constrained: True if amounts alone do not decide on any host whether a request
-            fits.
+        topology_constrained: True if amounts alone cannot decide whether a request fits on a host.
     """
 
     number: int
@@ -118,8 +118,8 @@ class SchedulingClass:
     def head(self) -> int | None:
         """Returns the arrival number of the oldest request; None: there is none."""
         heads = self.heads
-        # Requests leave in any order. Outdated entries are corrected only here, when they are at
-        # the top.
+        # Requests leave in any order, so entries may be outdated. They are corrected only here,
+        # when they are at the top.
         while heads:
             number, job_queue = heads[0]
             if not job_queue.numbers:
@@ -198,9 +198,9 @@ class JobQueue:
 
     Attributes:
         numbers: the arrival numbers of the requests.
-        position: the arrival number by which the queue is ordered among the job's active queues. It
-            is the first of `numbers`, or the lower number of a request that has left. `INACTIVE`:
-            the queue is not active.
+        position: the arrival number by which the queue is ordered among the job's active queues:
+            the first of `numbers`, or the lower number of a request that has left the queue.
+            `INACTIVE`: the queue is not active.
         blocked_by: id of the group whose quota blocks the queue; empty: no quota blocks it.
         may_reject: True if some of its requests may be rejected as infeasible. False: all of them
             have `allow_pending`, so they wait until a suitable executor registers.
@@ -215,7 +215,7 @@ class JobQueue:
     may_reject: bool = False
 
     def __lt__(self, other: JobQueue) -> bool:
-        """Allows heaps to compare entries with equal numbers. At most one of these is current, so
+        """Lets heaps compare entries with equal numbers. At most one of such entries is current, so
         their order does not matter.
         """
         return False
@@ -316,7 +316,7 @@ class KnownClasses:
         self._made = 0
 
     def is_required(self, labels: Labels) -> bool:
-        """True if a class with pending requests requires these labels."""
+        """Returns True if a class with pending requests requires these labels."""
         return labels in self._required
 
     def of(self, key: SchedulingKey) -> SchedulingClass:

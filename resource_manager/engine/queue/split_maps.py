@@ -1,7 +1,7 @@
-"""Requests by name and by arrival number, each in many small dictionaries.
+"""Maps of requests, by name and by arrival number, that consist of many small dictionaries.
 
-A dictionary that grows moves all its entries, so that one insertion would take 25 ms with a million
-requests. The small dictionaries grow at different times, and each of them quickly.
+When a dictionary grows, it moves all its entries. With a million requests in one dictionary, such
+an insertion takes 25 ms. Small dictionaries grow at different times, and each grows quickly.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterator
 from resource_manager.engine.model.entities import Request
 
 _NUMBER_BITS = 12
-"""One dictionary has the requests of 2 ** 12 consecutive arrival numbers."""
+"""Each dictionary has the requests of 2 ** 12 consecutive arrival numbers."""
 
 _NAME_PARTS = 256
 """Number of dictionaries for names. It is a power of 2."""
 
 _HASH_SHIFT = 48
-"""Bits of a name's hash that do not choose its dictionary: the dictionary itself uses the lowest
-ones, which must differ between its names.
+"""The bits of a name's hash from this one on choose its dictionary. The lowest bits do not, because
+the dictionary itself uses them, and they must differ between its names.
 """
 
 
 class ByArrival:
-    """Requests by arrival number, in order. A new number must be higher than all before it."""
+    """Requests by arrival number, in order. An added request must have the highest number."""
 
     def __init__(self) -> None:
         self._parts: dict[int, dict[int, Request]] = {}

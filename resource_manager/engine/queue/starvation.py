@@ -4,10 +4,12 @@ The requests of one job in one scheduling class are served in order, so they sha
 gang and each resize has its own clock. Requests that share a clock are called a *waiter*. A clock
 starts when the first request of its waiter is queued, and stops when none is pending.
 
-A waiter is *starved* if two conditions are met. Something was placed for others since the waiter's
-own last placement. And since then, `starvation_timeout_ms` have passed or `starvation_placements`
-placements were made. If none of its requests was placed, both conditions count from the start of
-its clock.
+A waiter is *starved* if, since its own last placement (or else since the start of its clock), both
+are true: something was placed for others, and `starvation_timeout_ms` have passed or
+`starvation_placements` placements were made.
+
+Example: the timeout is 300 s. A waiter's clock starts at second 0, and one of its requests is
+placed at second 200. Others get slots all the time. The waiter is starved from second 500 on.
 
 Clocks are not stored. After a restart of the resource manager, `restart` sets their start times.
 """
@@ -46,17 +48,19 @@ class StarvationClock:
     expired: int = 0
 
 
-TAKEN_IN_MAX = 2_000
-"""One call of `starved` adds at most this many clocks to those that have run long enough."""
+NEWLY_OVER_MAX = 2_000
+"""Most clocks that one call of `starved` finds to have run long enough."""
 
 Waiter = tuple[SchedulingClass, str] | int
 """A job's requests of one class (class, job id), or the arrival number of a gang or resize."""
 
 
 class StarvationClocks:
-    """All clocks. A clock that has run long enough stays so until it stops. So `starved` compares
-    each clock only until it has run long enough. With 100,000 clocks, the cost of a call depends
-    only on the newly found ones.
+    """All clocks.
+
+    Once a clock has run long enough, `starved` does not compare it again until it stops. So with
+    100,000 clocks, the cost of a call depends only on the clocks that have run long enough since
+    the last call.
     """
 
     def __init__(self, flows: FlowTree | None) -> None:
@@ -65,7 +69,7 @@ class StarvationClocks:
         """
         self._flows = flows
         # `_over` has the clocks that have run long enough, `_running` the others. Both are in order
-        # of the start of the clocks. Every clock in `_over` is older than those in `_running`.
+        # of the start of the clocks. All clocks in `_over` are older than all in `_running`.
         self._over: dict[Waiter, StarvationClock] = {}
         self._running: dict[Waiter, StarvationClock] = {}
 
@@ -106,7 +110,9 @@ class StarvationClocks:
         self._over, self._running = {}, dict(sorted(clocks, key=lambda each: each[1].since))
 
     def is_over(self, mark: Mark, settings: Fairness) -> bool:
-        """Returns True if a waiter is starved that was last served, or began to wait, at `mark`."""
+        """Returns True if a waiter is starved whose last placement, or else whose start, was at
+        `mark`.
+        """
         now = self._now()
         placed = now.placements - mark.placements
         most = settings.starvation_placements
@@ -115,17 +121,16 @@ class StarvationClocks:
         return placed > 0 and (waited_ms >= settings.starvation_timeout_ms or 0 < most <= placed)
 
     def starved(self, settings: Fairness) -> tuple[Collection[Waiter], Mark]:
-        """Returns the waiters whose clocks have run long enough, the oldest clock first. Some of
-        them may not be starved, because one of their requests was placed since the start of the
-        clock. The second result is the start of the oldest clock that has not run long enough, or
-        the current moment if there is none.
+        """Returns the waiters whose clocks have run long enough, the oldest clock first.
 
-        One call adds at most `TAKEN_IN_MAX` clocks to the result. The next call returns further
-        ones as well.
+        Some of them may not be starved, because one of their requests was placed since the start of
+        the clock. The second result is the start of the oldest clock that has not run long enough,
+        or the current moment if there is none. If more than `NEWLY_OVER_MAX` clocks are new in the
+        result, the next call adds the others.
         """
         over = []
-        for waiter, clock in islice(self._running.items(), TAKEN_IN_MAX):
-            # Clocks are in the order of their start, so all further ones are younger.
+        for waiter, clock in islice(self._running.items(), NEWLY_OVER_MAX):
+            # Clocks are in the order of their start, so all later clocks are younger.
             if not self.is_over(clock.since, settings):
                 break
             over.append(waiter)

@@ -1,8 +1,8 @@
 """Accepts or rejects gangs: all members must be valid, and it must be possible to place the gang as
 a whole.
 
-If one member has a problem, all members are rejected. The outcomes of the other members name the
-member that caused it. If a job master sends the same gang again, nothing changes.
+If one member has a problem, all members are rejected. The outcomes of the other members name this
+member. If a job master sends the same gang again, nothing changes.
 `lifecycle/gangs.py` has an example of how a gang continues.
 """
 
@@ -59,7 +59,7 @@ def refused_members(
     # Errors in the declarations reject the whole call and not only some members.
     for gang_id, count in Counter(gang.gang_id for gang in gangs).items():
         if count > 1:
-            raise InvalidArgument("gangs", gang_id, "every gang once")
+            raise InvalidArgument("gangs", gang_id, "each gang once")
         if gang_id not in members:
             raise InvalidArgument(
                 "gangs", gang_id, "gangs that requests of the same call belong to"
@@ -89,7 +89,7 @@ def join(ledger: GangLedger, request: Request, gangs: Iterable[GangSpec], *, tim
     by_id = ledger.by_id
     gang = by_id.get(request.spec.gang_id)
     if gang is None:
-        # It always exists, because members of undeclared gangs were rejected before.
+        # The declaration exists, because members of undeclared gangs were rejected before.
         spec = next(each for each in gangs if each.gang_id == request.spec.gang_id)
         gang = Gang(spec, request.job_id, request.arrival_number, time_ms)
         by_id[gang.gang_id] = gang
@@ -178,15 +178,18 @@ def _problem(
     if requests.is_taken(name) or name in shared:
         return taken(name)
     if spec.target_address:
-        message = "a member of a gang has no target_address: a gang is offered as a whole"
+        message = (
+            f"target_address is {spec.target_address}; expected none for a gang member, because a"
+            " gang is offered as a whole"
+        )
         return _invalid(name, "target_address", spec.target_address, message)
     # Members are queued again together after a loss, so all must have the same value.
     for flag in EQUAL_IN_GANG:
         value, expected = getattr(spec, flag), getattr(first, flag)
         if value != expected:
             message = (
-                f"{flag} is {value}, and {expected} for {first.allocation_id} of the same gang;"
-                " expected the same for all of them"
+                f"{flag} is {value}, but {expected} for {first.allocation_id} of the same gang;"
+                " expected the same value for all members"
             )
             return _invalid(name, flag, str(value), message)
     return waiting_reasons.refusal(spec)

@@ -107,7 +107,7 @@ def _overlaps(spec: RangeSpec, parts: list[Part]) -> ItemOutcome:
     return ItemOutcome(
         spec.range_id,
         Reason.ALREADY_EXISTS,
-        f"range {spec.range_id} has some of the members {first} to {last} already, {known[0]} to"
-        f" {known[1]} among them; ask for the others only, or choose a new id",
+        f"range {spec.range_id} already has some of the members {first} to {last}, in the interval"
+        f" {known[0]} to {known[1]}; request only the other members, or choose a new id",
         (("first_index", str(first)), ("count", str(spec.count))),
     )

@@ -43,14 +43,14 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
         NotFound: no such job, or no such allocation of that job.
         FailedPrecondition: the job has ended; the slot is not granted, or has another generation;
             the number is not the next one; the executor is too small even when empty.
-        InvalidArgument: the size is below the minimum, slots of this QoS class cannot have it, or
-            its devices are not those of the slot, parked or not.
+        InvalidArgument: the size is below the minimum, or slots of this QoS class cannot have it,
+            or it has other devices than the slot.
     """
     request, slot = _slot_to_resize(state.requests, state.slots, state.jobs, event)
     # All checks come first, because a rejected event must not change the state.
     target = _target_of(state.settings, event, request.spec.cpu_policy)
     if event.park and not has_gpus(_requested_devices(request)):
-        raise InvalidArgument("park", True, "false: the slot has no GPU that it could give up")
+        raise InvalidArgument("park", True, "false, because the slot has no GPU to give up")
     # Repetitions are found before the number is checked, because they have the last number.
     if _is_same_call(slot, event.resize_number, target):
         return slot
@@ -61,7 +61,6 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
     _refuse_unsuited(state.resizes, host, slot, target)
     # The resize is accepted, and replaces a waiting one.
     number = slot.resize_number + 1
-    # The job master must get an event that the replaced resize will not happen (below).
     replaced = slot.wanted
     state.resizes.withdraw(host, slot)
     slot.resize_number = number
@@ -76,14 +75,14 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
                 target.wait_for_use,
                 state.numbers.next_arrival(),
             )
-    instead = f", instead of change {replaced.number} which waited" if replaced is not None else ""
+    instead = f", instead of the waiting resize {replaced.number}" if replaced is not None else ""
     # If the slot already has the size, the number is used without a resize.
-    nothing = "" if slot.wanted is not None else ": the size that it has"
+    nothing = "" if slot.wanted is not None else ", its present size"
     who = "an operator" if event.job_id is None else f"job {request.job_id}"
     state.journal.slot_event(
         "slot_resize_asked",
         slot,
-        message=f"change {number} by {who}, to {size_text(target)}{nothing}{instead}",
+        message=f"resize {number} by {who}, to {size_text(target)}{nothing}{instead}",
     )
     # The slot is marked as changed here, because `advance` may only queue the resize.
     state.changes.slot(slot)
@@ -91,11 +90,11 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
     # Another caller may wait for the replaced resize, so an event reports its end.
     if replaced is not None:
         what = (
-            f"{who} asked for change {number} instead"
+            f"{who} requested resize {number} instead"
             if slot.wanted or slot.ordered
-            else (f"withdrawn by {who}")
+            else f"withdrawn by {who}"
         )
-        message = f"change {replaced.number} to {size_text(replaced)}: {what}"
+        message = f"resize {replaced.number} to {size_text(replaced)}: {what}"
         state.journal.job_event(request, reason=Reason.RESIZE_REFUSED, message=message, slot=slot)
     return slot
 
@@ -123,8 +122,8 @@ def _slot_to_resize(
     # The slot that the caller knows may have been lost and replaced.
     if event.generation not in (0, request.generation):
         raise FailedPrecondition(
-            f"generation {event.generation} of {allocation_id} is not the current one, which is"
-            f" {request.generation}",
+            f"generation {event.generation} of {allocation_id} is outdated; the current generation"
+            f" is {request.generation}",
             reason=Reason.STALE_GENERATION,
             details={"generation": event.generation, "current": request.generation},
         )
@@ -132,8 +131,8 @@ def _slot_to_resize(
     slot = slots.of(request)
     if slot is None or request.state is not RequestState.GRANTED:
         raise FailedPrecondition(
-            f"allocation {allocation_id} is {request.state}; only a granted slot has a size that"
-            " can change: ask when it is GRANTED",
+            f"allocation {allocation_id} is {request.state}, but only a granted slot can be"
+            " resized; request the resize when it is GRANTED",
             reason=Reason.SLOT_NOT_READY,
             details={"allocation_id": allocation_id, "state": str(request.state)},
         )
@@ -207,11 +206,13 @@ def _refuse_number(slot: Slot, number: int) -> None:
         return
     last = slot.resize_number
     if number == last:
-        text = f"change {number} of slot {slot.allocation_id} was another one, or has ended"
+        text = (
+            f"resize {number} of slot {slot.allocation_id} exists with another size, or is finished"
+        )
     else:
-        text = f"change {number} of slot {slot.allocation_id} is not the next one"
+        text = f"resize {number} of slot {slot.allocation_id} is not the next one"
     raise FailedPrecondition(
-        f"{text}; the last one was {last}: look at the slot, and ask with {last + 1}",
+        f"{text}; the last number was {last}: look at the slot, and send the number {last + 1}",
         reason=Reason.STALE_RESIZE,
         details={"resize_number": last, "asked": number},
     )
@@ -220,11 +221,11 @@ def _refuse_number(slot: Slot, number: int) -> None:
 def _refuse_other_devices(
     host: Host, slot: Slot, request: Request, target: Resize, *, park: bool
 ) -> None:
-    """Checks that the new size has the devices of the slot, or parks or unparks it.
+    """Checks that the new size has the devices of the slot, or parks or unparks the slot.
 
     Raises:
-        InvalidArgument: it has others.
-        FailedPrecondition: its executor cannot park slots on its GPUs.
+        InvalidArgument: the new size has other devices.
+        FailedPrecondition: the executor cannot park slots on the slot's GPUs.
     """
     original = _requested_devices(request)
     # The newest size that was requested, because this resize replaces it.
@@ -235,8 +236,8 @@ def _refuse_other_devices(
         raise InvalidArgument(
             "profile.devices",
             _devices_text(asked),
-            f"{_devices_text(has)}: a resize cannot change the devices of a slot; release it and"
-            " request a new one",
+            f"{_devices_text(has)}: a resize cannot change the devices of a slot; release the slot"
+            " and request a new one",
         )
     _refuse_unparkable(host, slot)
 
@@ -273,8 +274,8 @@ def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resiz
     refusal = resizes.unsuited(host, slot, target)
     if refusal is not None:
         raise FailedPrecondition(
-            f"slot {slot.allocation_id} could not have that size on executor {host.host_id} even if"
-            f" it were the only one: {refusal.text}; ask for another one, or release it and request"
+            f"executor {host.host_id} cannot give slot {slot.allocation_id} that size, even without"
+            f" other slots: {refusal.text}; request another size, or release the slot and request"
             " a new one",
             reason=Reason.INFEASIBLE_NEVER,
             details={"blocker": str(refusal.blocker), **dict(refusal.numbers)},
@@ -300,8 +301,8 @@ def _refuse_too_large(host: Host, slot: Slot, target: Resize) -> None:
         amount_text(name, asked, total.get(name, 0)) for name, asked in beyond.items()
     )
     raise FailedPrecondition(
-        f"executor {host.host_id} could not host slot {slot.allocation_id} of that size even if it"
-        f" had no other ({lacks}); ask for less, or release it and request a new one",
+        f"executor {host.host_id} is too small for slot {slot.allocation_id} of that size, even"
+        f" without other slots ({lacks}); request less, or release the slot and request a new one",
         reason=Reason.INFEASIBLE_NEVER,
         details={
             detail: amount

@@ -36,7 +36,7 @@ from resource_manager.engine.state import State
 
 
 def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]:
-    """Accepts the new and valid items of a call, one by one.
+    """Accepts the items of a call that are new and valid, one by one.
 
     Returns:
         One outcome for each request, then one for each range.
@@ -76,7 +76,7 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
     refused: Mapping[str, ItemOutcome] = {}
     if event.gangs or any(spec.gang_id for spec in event.requests):
         refused = refused_members(state, job, event.gangs, event.requests)
-    # Only new gangs are queued below: known ones were queued by an earlier call.
+    # Only new gangs are queued below: known gangs were queued by an earlier call.
     gangs = [gang.gang_id for gang in event.gangs if gang.gang_id not in state.gangs.by_id]
     # Gangs are queued after the loop, when all their members are accepted.
     outcomes = [_submit(state, job, spec, event.gangs, refused) for spec in event.requests]
@@ -91,9 +91,9 @@ def _refuse_beyond_limits(
 ) -> None:
     """Raises ResourceExhausted if a call would exceed a limit.
 
-    A scheduling cycle tries each waiting class, so a job with very many would delay other jobs.
-    Each kind of member of a gang counts as one class. Requests that could be placed at once count,
-    too, because this is not known yet.
+    A scheduling cycle tries each waiting class, so a job with very many classes would delay other
+    jobs. Each kind of member of a gang counts as one class. Requests that could be placed at once
+    also count, because the search for hosts comes later.
 
     Args:
         state: the state.
@@ -106,22 +106,22 @@ def _refuse_beyond_limits(
     live, most = job.live_requests, settings.job_requests_max
     if live + new > most:
         raise ResourceExhausted(
-            f"job {job.job_id} has {live} live requests and asks for {new} more;"
-            f" one job may have {most}: cancel or release some first",
+            f"job {job.job_id} has {live} live requests and submits {new} more, but one job may"
+            f" have at most {most}; cancel or release some first",
             details={"live": live, "asked": new, "job_requests_max": most},
             retry_after_s=5.0,
         )
     live, most = state.requests.live, settings.requests_max
     if live + new > most:
         raise ResourceExhausted(
-            f"all jobs together have {live} live requests, and {new} more are asked for; {most} may"
-            " be: try again when some have ended, or raise requests_max",
+            f"all jobs together have {live} live requests, and this call submits {new} more, but"
+            f" at most {most} are allowed; try again when some have ended, or raise requests_max",
             details={"live": live, "asked": new, "requests_max": most},
             retry_after_s=5.0,
         )
     waiting = len(queue.by_job.get(job.job_id, ())) + state.gangs.by_job[job.job_id]
     most = settings.job_scheduling_classes_max
-    # Even if each item had its own class, the limit is kept, so the classes need not be counted.
+    # Even if each item were a new class, the limit would be kept, so classes need not be counted.
     if waiting + len(specs) + len(ranges) <= most:
         return
     specs = [*specs, *(each.request for each, members in ranges.items() if members)]
@@ -130,9 +130,9 @@ def _refuse_beyond_limits(
     new += len({(s.gang_id, *scheduling_key(s)) for s in specs if s.gang_id})
     if waiting + new > most:
         raise ResourceExhausted(
-            f"job {job.job_id} waits with {waiting} different profiles or labels, those of gangs"
-            f" apart, and asks with {new} more; one job may wait with {most} at once: ask for fewer"
-            " different ones, for less in one call, or again when some have been granted",
+            f"job {job.job_id} has waiting requests of {waiting} different kinds (profile, labels,"
+            f" cpu policy; counted per gang), and submits {new} more kinds, but one job may have at"
+            f" most {most}; use fewer kinds, or submit the rest when some requests are granted",
             details={"waiting": waiting, "asked": new, "job_scheduling_classes_max": most},
             retry_after_s=5.0,
         )
@@ -160,7 +160,7 @@ def _submit(
     # Members of gangs were checked with their gang.
     if not spec.gang_id:
         problem = state.waiting_reasons.refusal(spec)
-    # The id may also be that of a range member, which has no request object.
+    # The id may also belong to a range member, which has no request object.
     if problem is None and spec.allocation_id in state.ranges:
         problem = taken(spec.allocation_id)
     if problem is not None:
@@ -206,7 +206,7 @@ def cancel_requests(state: State, event: RequestsCancelled) -> list[ItemOutcome]
 
     Returns:
         One outcome for each allocation id, then one for each range. If the step becomes full, the
-        last ones are missing, and the caller must send those items again.
+        last outcomes are missing, and the caller must send their items again.
 
     Raises:
         NotFound: the job is not known.
@@ -220,7 +220,7 @@ def cancel_requests(state: State, event: RequestsCancelled) -> list[ItemOutcome]
 def release_slots(state: State, event: SlotsReleased) -> list[ItemOutcome]:
     """Releases slots. The requests of these slots end, and get no other slots.
 
-    The generation 0 means the current one.
+    Generation 0 means the request's current slot.
 
     Returns:
         One outcome for each slot, then one for each range; see `cancel_requests`.
@@ -229,7 +229,7 @@ def release_slots(state: State, event: SlotsReleased) -> list[ItemOutcome]:
         NotFound: the job is not known.
     """
     if event.job_id is not None:
-        # The job may have ended: then this call is a repetition and changes nothing.
+        # The job may have ended. The call then changes nothing, because its requests have ended.
         known_job(state.jobs, event.job_id)
     by = _Caller.of(event.job_id)
     return _give_up_all(state, by, event.slots, event.ranges, event.grace_ms)
@@ -248,7 +248,7 @@ class _Caller:
         if job_id is not None:
             # No reason is given, because the job master itself has requested the end.
             return cls(job_id, "", "")
-        return cls(None, Reason.TERMINATED, "taken back by an operator")
+        return cls(None, Reason.TERMINATED, "ended by an operator")
 
 
 def _give_up_all(
@@ -297,7 +297,7 @@ def _give_up(
             allocation_id,
             Reason.STALE_GENERATION,
             f"generation {generation} of {allocation_id} does not exist;"
-            f" the current one is {request.generation}",
+            f" the current generation is {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
     # An older generation names a slot that was lost, so there is nothing to release.
@@ -326,7 +326,7 @@ def _refuse_mix(job: Job, specs: Iterable[RequestSpec]) -> None:
             raise InvalidArgument(
                 f"profile of request {spec.allocation_id}",
                 kinds[not specified],
-                f"{kinds[specified]} like request {witness} of the same job {job.job_id}:"
-                " one job asks either with resource profiles or without, never both",
+                f"{kinds[specified]} like request {witness} of the same job {job.job_id}: either"
+                " all requests of a job have a resource profile, or none has",
                 reason=Reason.MIXED_KNOWN_AND_UNKNOWN,
             )

@@ -86,10 +86,11 @@ def _adopt(state: State, host: Host, shape: str) -> None:
 
 
 def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> str:
-    """Returns the id of the most similar pending executor whose labels this host carries; empty:
+    """Returns the id of the most similar pending executor whose labels this host carries; empty if
     there is none.
 
     The difference is the sum over all dimensions of |a - b| / max(a, b). On a tie, the oldest wins.
+    Example: 4 cpus instead of 8, and equal memory, are a difference of 0.5.
     """
     total = host.executor.registration.total
     best: tuple[float, int, str] | None = None
@@ -149,7 +150,7 @@ def _judge(
         message = (
             f"{host.host_id}: registered with {amounts_text(host.executor.registration.total)}"
         )
-        message += f" ({amounts_text(shape.total)} were promised), and {lack}"
+        message += f" (promised: {amounts_text(shape.total)}); {lack}"
         provision_moves.back_off(shape.name, message)
     elif content:
         # The shape may be ordered again. Its failures are cleared once a slot runs there.
@@ -159,8 +160,8 @@ def _judge(
 
 
 _LACKS: dict[Constraint, str] = {
-    LABELS: "without the labels of",
-    AMOUNTS: "that is too little for",
+    LABELS: "it lacks the labels of",
+    AMOUNTS: "it is too small for",
     CPUS: "its cpus and NUMA nodes do not suit",
 }
 
@@ -182,24 +183,24 @@ def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
             continue
         member = waiting.kind.member_requests[number]
         if not host.carries(member.labels):
-            yield f"without the labels of members of {gang_text(gangs, gang_id)}"
+            yield f"it lacks the labels of members of {gang_text(gangs, gang_id)}"
         need = host.booking_for(member)
         sums = together.setdefault(gang_id, {})
         for name, amount in need.items():
             sums[name] = sums.get(name, 0) + amount * count
         if trials.fit(member, host, count) < count:
             title = gang_text(gangs, gang_id)
-            yield f"its cpus and NUMA nodes do not suit what was planned of {title}"
+            yield f"its cpus and NUMA nodes do not suit the planned members of {title}"
     for gang_id, sums in together.items():
         if shortfall(sums, total):
-            yield f"that is too little for what was planned of {gang_text(gangs, gang_id)}"
+            yield f"it is too small for the planned members of {gang_text(gangs, gang_id)}"
 
 
 def _place_gangs(state: State, content: Content) -> None:
-    """Tries the planned gangs. Those that do not fit stay queued.
+    """Tries to place the planned gangs. Gangs that do not fit stay queued.
 
-    Called after single requests are placed, because a gang searches all hosts and might take the
-    room of those requests.
+    It must run after the planned requests outside gangs are placed: a gang searches all hosts, and
+    might take the room of these requests.
     """
     for gang_id in content.gangs:
         waiting = state.gangs.waiting.get(gang_id)
@@ -207,7 +208,7 @@ def _place_gangs(state: State, content: Content) -> None:
             continue
         if state.quotas.gang_block(waiting) is not None:
             continue
-        # Requests and gangs that were placed before have changed what is free.
+        # Requests and gangs that were just placed have changed the free capacity.
         state.hosts.refresh(state.queue)
         placing = Placer(state.hosts)
         state.gang_moves.try_gang(
@@ -251,8 +252,8 @@ def _first_admitted(
 ) -> Iterable[int]:
     """Returns the first arrival numbers of a scheduling class that quotas admit, up to `count`.
 
-    If any group has a maximum, up to `count` numbers of each job are returned: quotas may later
-    block some of them, and numbers of other jobs are then needed.
+    If any group has a maximum, up to `count` numbers of each job are returned: quotas may block
+    some of them later, so that requests of other jobs are placed instead.
     """
     if not any(group.maximum for group in flows.groups.values()):
         return islice(scheduling_class.numbers(), count)
@@ -280,6 +281,6 @@ def _room_for(host: Host, scheduling_class: SchedulingClass) -> int:
 
 
 def _still_holds_older_slot(slots: Slots, request: Request, host: Host) -> bool:
-    """Returns True if an older slot of the request is still being taken down on the executor."""
+    """Returns True if an older slot of the request is still being freed on the executor."""
     superseded_slots = slots.superseded.get(request.allocation_id, ())
     return any(slot.executor_id == host.host_id for slot in superseded_slots)

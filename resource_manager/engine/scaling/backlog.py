@@ -1,11 +1,11 @@
-"""Translates queued requests into the backlog of numbers that planning takes, and a plan back into
-executors to order.
+"""Translates queued requests into the numbers that planning takes, and a plan back into executors
+to order.
 
-The first `planned_requests_max` queued requests are planned. Left out are:
-- those that an executor with room refused lately, because it is tried again soon;
-- those that the maximum of a group would not admit;
-- those that no pending or orderable executor could serve. However many these are, they do not use
-  up the limit.
+The first `planned_requests_max` queued requests are planned. These requests are left out, and do
+not count toward that limit:
+- requests that an executor with room refused recently, because that executor is tried again soon;
+- requests that would exceed the maximum of a group;
+- requests that no pending or orderable executor could serve.
 """
 
 from __future__ import annotations
@@ -46,33 +46,36 @@ from resource_manager.engine.scaling.texts import cause_of
 from resource_manager.engine.state import State
 
 _Member = tuple[str, int]
-"""Equal members of a gang: the gang's id, and the index of the member request within the gang."""
+"""Equal members of a gang: the gang's id, and the index of their request in the gang's list."""
 
 _Interval = tuple[int, int, int]
-"""First arrival number, the one behind the last, and the kind of requests that arrived together."""
+"""Consecutive requests of one kind: first arrival number, last one plus 1, number of the kind."""
 
 PATIENCE = 3
 """After this many refusals in a row by one executor, a scheduling class is planned on others."""
 
 _INTERVALS_MAX = 20_000
-"""How many more intervals than needed are collected before they are sorted."""
+"""When this many more intervals than needed are collected, they are sorted and cut to the needed
+ones, so that the list stays short.
+"""
 
 _ORDERS_PER_STEP = 100
 
 _WORK_PER_CLASS = 10
 _WORK_PER_ORDER = 50
-"""What looking at a scheduling class, and ordering an executor, count in `Steps`."""
+"""The number of `Steps` that handling one scheduling class, and ordering one executor, count."""
 
 
 def plan_waiting(state: State) -> Steps[None]:
     """Plans for queued requests if anything has changed, and orders the missing executors.
 
-    The plan is made for the moment at which it was begun. What was placed or cancelled since is
-    left out when executors are ordered, and the next pass plans again.
+    A plan may take several cycles. Requests that are placed or cancelled in the meantime are left
+    out when executors are ordered, and the next pass plans again.
     """
     elastic, moves = state.elastic, state.provision_moves
     shapes = moves.requestable_shapes()
-    # The plan depends on nothing else. If these values are unchanged, a new plan would be the same.
+    # Without gangs and refusals, the plan depends on these values only. If they are unchanged, a
+    # new plan would be the same.
     now = (
         state.queue.moves + state.gangs.moves,
         state.hosts.version,
@@ -80,7 +83,7 @@ def plan_waiting(state: State) -> Steps[None]:
         tuple(shape.name for shape in shapes),
         maxima(state.flows),
     )
-    # `now` contains neither the free capacity that gangs use nor refusals that expire.
+    # A change of the free capacity that gangs use, or a refusal that expires, changes none of them.
     if now == elastic.planned_inputs and not state.gangs.waiting and not state.hosts.refusing:
         return
     builder, ordered = _BacklogBuilder(state, shapes), 0
@@ -90,15 +93,15 @@ def plan_waiting(state: State) -> Steps[None]:
         ordered = yield from builder.order(plan.new)
     else:
         elastic.plan = _empty_plan(state.gangs, state.queue)
-    # The orders of this plan raise the version themselves. They are no reason to plan again.
+    # The orders of this plan have raised the version, but are no reason to plan again.
     elastic.planned_inputs = (*now[:2], now[2] + ordered, *now[3:])
 
 
 def note_totals(moves: ProvisionMoves, ordered: Iterable[ExecutorShape]) -> None:
-    """Stores the totals of all executors after some were ordered, for the invariants.
+    """Stores the totals of all executors after an order, for the invariants.
 
-    Only dimensions of the ordered executors are stored: executors that no provider was asked for
-    may exceed the maximum in other dimensions.
+    Only dimensions of the ordered executors are stored: in other dimensions, executors that were
+    not started by a provider may exceed the maximum.
     """
     names = {name for shape in ordered for name in shape.total}
     if names and moves.settings.provisioning.total_max:
@@ -149,10 +152,10 @@ class _BacklogBuilder:
         # Kinds that need more than amounts, such as dedicated cpus.
         self._topology_constrained: dict[int, ResourceRequest] = {}
         self._gangs: list[GangDemand] = []
-        self._planned: Counter[SchedulingClass] = Counter()  # in the plan that was made
+        self._planned: Counter[SchedulingClass] = Counter()  # what `_still_queued` returned
 
     def build(self) -> Steps[Backlog]:
-        """Returns everything that a plan is made of."""
+        """Returns the input of the plan."""
         state = self._state
         # The queued requests as kinds and counts. Kinds get their numbers here.
         queued = yield from self._queued_requests()
@@ -216,8 +219,8 @@ class _BacklogBuilder:
         )
 
     def order(self, new: Sequence[New]) -> Steps[int]:
-        """Orders executors, as far as limits allow now, and notes what is planned on them; returns
-        how many.
+        """Orders executors up to the present limits, and records the requests planned on each.
+        Returns the number of executors ordered.
         """
         state = self._state
         elastic, moves = state.elastic, state.provision_moves
@@ -235,7 +238,7 @@ class _BacklogBuilder:
                 if content and allowed and more.get(shape.name):
                     provision = moves.request_executor(shape, cause_of(state.gangs, content))
                     elastic.plan.on[provision.executor_id] = content
-                    # Limits count what was ordered in this step.
+                    # The limits must count the executors that this step has ordered.
                     more[shape.name] -= 1
                     room = {name: left - shape.total.get(name, 0) for name, left in room.items()}
                     ordered[shape.name] = shape
@@ -244,10 +247,10 @@ class _BacklogBuilder:
         return elastic.number - number
 
     def _still_queued(self, counts: Counts) -> Content:
-        """Returns what is planned on one executor, without what is no longer queued.
+        """Returns the requests planned on one executor that are still queued.
 
-        To be called once for each executor: of each scheduling class, no more requests are planned
-        in all than are queued.
+        Call it once per executor: it adds up the requests that it returns, so that all executors
+        together get no more requests of a class than are queued.
         """
         content = Content()
         for kind, count in sorted(counts.items()):
@@ -291,10 +294,10 @@ class _BacklogBuilder:
     def _admitted(
         self, scheduling_classes: list[SchedulingClass]
     ) -> Steps[dict[SchedulingClass, dict[JobQueue, int]]]:
-        """Returns how many requests of each job queue quotas would admit if there were capacity for
-        all.
+        """Returns how many requests of each job queue the quotas would admit with unlimited
+        capacity.
 
-        Only scheduling classes are in the result of which some requests are not admitted.
+        Scheduling classes whose requests are all admitted are not in the result.
         """
         state = self._state
         if not maxima(state.flows):
@@ -383,8 +386,12 @@ class _BacklogBuilder:
 def _runs(
     scheduling_class: SchedulingClass, admitted: Mapping[JobQueue, int] | None, most: int
 ) -> list[Run]:
-    """Returns the arrival numbers of the first requests of a class; `admitted` limits each job
-    queue.
+    """Returns intervals of arrival numbers: the first requests of a class.
+
+    Args:
+        scheduling_class: the class.
+        admitted: most requests of each job queue; None: no limit.
+        most: enough requests; it does not limit `admitted` requests.
     """
     if admitted is not None:
         return [
@@ -411,10 +418,14 @@ def _first(intervals: list[_Interval], most: int) -> list[_Interval]:
 
 
 def _entries(queued: list[_Interval], gangs: list[int]) -> tuple[list[Entry], list[int]]:
-    """Returns pairs of kind and count in order of arrival, and where the gangs stand among them.
+    """Returns pairs (kind, count) in order of arrival, and for each gang the number of pairs that
+    arrived before it.
+
+    Example: requests 1 and 2 are of kind 0, gang 3 follows, and requests 4 and 5 are of kind 0. The
+    result is [(0, 2), (0, 2)] and [1].
 
     Args:
-        queued: arrival numbers of requests, in order.
+        queued: intervals of requests, in order.
         gangs: arrival numbers of gangs, in order.
     """
     entries: list[Entry] = []
@@ -432,8 +443,8 @@ def _entries(queued: list[_Interval], gangs: list[int]) -> tuple[list[Entry], li
 
 
 def _refused_lately(hosts: Hosts) -> set[SchedulingKey]:
-    """Returns the scheduling classes that executors with room refused and will be tried with again
-    soon.
+    """Returns the keys of the scheduling classes that an executor with room refused recently, and
+    with which that executor is tried again soon.
     """
     return {
         key

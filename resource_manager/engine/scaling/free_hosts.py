@@ -19,7 +19,7 @@ from resource_manager.engine.planning.steps import Steps
 from resource_manager.engine.planning.topology import amounts_of, with_counts
 
 _WORK_PER_HOST = 10
-"""The number of steps that reading one host counts in `Steps`."""
+"""The number of `Steps` that reading one host counts."""
 
 
 def free_hosts(
@@ -28,16 +28,16 @@ def free_hosts(
     gangs: list[GangDemand],
     constrained: Mapping[int, ResourceRequest],
 ) -> Steps[dict[str, Capacity]]:
-    """Returns the free capacity of known executors, as far as members of gangs could use it.
+    """Returns the free capacity of known executors that have room for at least one gang member.
 
-    Only executors with room for at least one member count. As many of them as there are members are
-    enough, unless the gang needs one label value: then all count.
+    For each kind of member, the number of members is enough executors. Only a gang whose members
+    need the same label value gets all executors with room.
 
     Args:
         hosts: all hosts; the indexes must be fresh.
-        demands: what requests of each kind need.
-        gangs: gangs that wait.
-        constrained: requests of the kinds for which amounts alone do not decide.
+        demands: the resources that a request of each kind needs, by kind.
+        gangs: the waiting gangs.
+        constrained: the topology-constrained requests, by kind.
 
     Returns:
         Capacity by host.
@@ -59,7 +59,7 @@ def free_hosts(
             )
             found.update(islice(with_room, most))
             yield _WORK_PER_HOST + len(found) - before
-    # What these hosts have free, for the planner.
+    # The free capacity of these hosts, as numbers for the planner.
     counted_together = [gang.members for gang in gangs]
     free: dict[str, Capacity] = {}
     for host_id in sorted(found):

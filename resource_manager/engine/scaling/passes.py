@@ -47,8 +47,8 @@ MINIMUM = "minimum"
 
 
 def provide(state: State) -> None:
-    """Runs a planning pass if one is due. Called in each cycle with executors to plan or to wait
-    for, after queued requests were tried.
+    """Runs a planning pass if one is due. The scheduling cycle calls it after its placements, if
+    there are executor shapes or provisions.
     """
     elastic = state.elastic
     if elastic.resumes:
@@ -63,7 +63,7 @@ def provide(state: State) -> None:
             elastic.steps, elastic.next_pass_ms = _pass(state), None
         if elastic.steps is not None and advance(elastic.steps, WORK_MAX):
             elastic.steps = None
-            # Only then time alone may change the result of the next pass.
+            # Otherwise the next pass would have the same result until an event changes something.
             waiting = state.queue.by_job or state.gangs.waiting
             if waiting or state.provisions or _missing(state.settings, state.provision_moves):
                 elastic.next_pass_ms = state.journal.now_ms + interval_ms
@@ -98,16 +98,16 @@ def _check_provision(state: State, provision: Provision) -> None:
     elastic = state.elastic
     shape = elastic.shapes.get(provision.shape)
     if provision.state in PENDING and shape is not None:
-        heard_ms = state.timers.listening_since_ms + shape.start_timeout_ms
+        after_stall_ms = state.timers.listening_since_ms + shape.start_timeout_ms
         # After a stall of the resource manager, the executor gets the whole timeout again, because
         # no registration could be received during the stall.
-        if state.journal.now_ms >= max(provision.deadline_at_ms or 0, heard_ms):
+        if state.journal.now_ms >= max(provision.deadline_at_ms or 0, after_stall_ms):
             seconds = shape.start_timeout_ms // 1_000
             state.provision_moves.fail(provision, f"did not register within {seconds} s")
     elif provision.state is ProvidedExecutorState.REGISTERED:
         host = state.hosts.get(provision.executor_id)
         if host is None:
-            state.provision_moves.stop(provision, "an operator had it forgotten")
+            state.provision_moves.stop(provision, "an operator deleted the executor")
         elif is_lost(host):
             # The time when it was lost is not stored, so a restart begins to count again.
             since_ms = elastic.lost_since_ms.setdefault(provision.executor_id, state.journal.now_ms)
@@ -135,7 +135,7 @@ def _judge_by_use(
     if host.reach.unreachable:
         lack = f"cannot be reached at {host.executor.registration.address}"
     elif (refused := max([r.failures for r in host.refusals.values()], default=0)) > PATIENCE:
-        lack = f"refused {refused} times what it was asked for"
+        lack = f"refused a slot {refused} times"
     if lack and host.host_id not in verdicts:
         verdicts[host.host_id] = False
         provision_moves.back_off(provision.shape, f"{host.host_id}: registered, and {lack}")
@@ -168,10 +168,8 @@ def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[
 
 
 def _request_minimum(moves: ProvisionMoves) -> None:
-    """Orders executors for the configured minimum.
-
-    For one dimension after the other, it orders the cheapest set of executors that provides the
-    missing amount.
+    """Orders executors for the configured minimum: for one dimension after the other, the cheapest
+    set of executors that provides the missing amount.
     """
     for name in sorted(_missing(moves.settings, moves)):
         # Executors that were just ordered for another dimension count here as well.
@@ -218,7 +216,7 @@ def _cheapest(
 
 
 def _give_back_surplus(state: State) -> None:
-    """Stops pending executors that no request needed in this pass and in the one before."""
+    """Stops pending executors that no request has needed in two planning passes in a row."""
     elastic = state.elastic
     before, elastic.surplus = elastic.surplus, set()
     spare = _Spare(state)
@@ -250,7 +248,7 @@ def _give_back_idle(state: State) -> None:
         if busy or host.executor.state is not ExecutorState.ACTIVE:
             provision.idle_since_ms = None
             continue
-        # If a number has changed, the host may have had slots between two passes.
+        # If one of these numbers has changed, the host may have had slots between two passes.
         mark = (host.executor.registration_number, host.executor.command_number)
         if provision.idle_since_ms is None or elastic.idle_marks.get(host.host_id) != mark:
             provision.idle_since_ms = state.journal.now_ms
@@ -267,7 +265,7 @@ def _give_back_idle(state: State) -> None:
 
 
 def _dearest_first(provisions: dict[str, Provision], elastic: Elastic) -> list[Provision]:
-    """Returns provisions by cost, most expensive first; of equal cost the newest first."""
+    """Returns provisions by cost, most expensive first. At equal cost, the newest is first."""
     shapes = elastic.shapes
 
     def rank(each: Provision) -> tuple[float, int]:
@@ -287,8 +285,7 @@ class _Spare:
     def has(self, total: Amounts) -> bool:
         """Returns True if `total` may be given back.
 
-        Only dimensions that it has are compared. A dimension that it lacks may be below the minimum
-        already.
+        Only dimensions in `total` are compared: other dimensions may be below the minimum already.
         """
         return all(
             self._rest.get(name, 0) - total[name] >= amount

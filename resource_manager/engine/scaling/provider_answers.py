@@ -15,13 +15,13 @@ from resource_manager.engine.state import State
 
 
 def provision_started(state: State, event: ProvisionStarted) -> None:
-    """Notes that the provider has started an executor. It may have registered before."""
+    """Records that the provider has started an executor."""
     provision = state.provisions.get(event.executor_id)
     if provision is None:
         return
     # If the provider returns no handle, a known one is kept.
     provision.handle = event.handle or provision.handle
-    # It may have registered, or been given up, before the provider answered.
+    # The executor may have registered, or been given up, before the provider answered.
     if provision.state is ProvidedExecutorState.ASKED:
         state.provision_moves.move(provision, ProvidedExecutorState.STARTED, event.message)
         state.provision_moves.record("provision_started", provision, event.message)
@@ -44,11 +44,11 @@ def provision_ended(state: State, event: ProvisionEnded) -> None:
     provision = state.provisions.pop(event.executor_id, None)
     if provision is None:
         return
-    message = event.message or "its provider says that nothing is left of it"
+    message = event.message or "its provider reports that nothing of it is left"
     # If it never registered, further executors of its shape may fail as well.
     if provision.state in PENDING:
         state.provision_moves.back_off(
-            provision.shape, f"{provision.executor_id}: ended before it came: {message}"
+            provision.shape, f"{provision.executor_id}: ended before it registered: {message}"
         )
     state.changes.delete_provision(provision)
     state.provision_moves.unplan(provision.executor_id)

@@ -1,4 +1,4 @@
-"""Formats what people read about plans for new executors."""
+"""Texts for people about plans for new executors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 _NAMED_MAX = 3
-"""How many different requests are spelled out."""
+"""How many different kinds of requests a text names."""
 
 
 def cause_of(gangs: GangLedger, content: Content) -> str:
@@ -24,7 +24,7 @@ def cause_of(gangs: GangLedger, content: Content) -> str:
 
 
 def counted(scheduling_classes: Mapping[SchedulingClass, int]) -> list[str]:
-    """Returns counts of requests by what they ask for: "3 requests of 1 cpu, 1Gi"."""
+    """Returns a text for each scheduling class, such as "3 requests of 1 cpu, 1Gi"."""
     return [
         f"{count} {'request' if count == 1 else 'requests'} of {class_text(scheduling_class)}"
         for scheduling_class, count in scheduling_classes.items()
@@ -32,12 +32,12 @@ def counted(scheduling_classes: Mapping[SchedulingClass, int]) -> list[str]:
 
 
 def gang_text(gangs: GangLedger, gang_id: str) -> str:
-    """Returns the id of a gang and how many members it has."""
+    """Returns the id of a gang and its number of members: "gang g1 of 4"."""
     waiting = gangs.waiting.get(gang_id)
     return f"gang {gang_id}" + (f" of {len(waiting.members)}" if waiting is not None else "")
 
 
 def class_text(scheduling_class: SchedulingClass) -> str:
-    """Returns what a request of a scheduling class asks for."""
+    """Returns the resources and labels of a scheduling class: "1 cpu, 1Gi memory, zone=a"."""
     labels = "".join(f", {name}={value}" for name, value in scheduling_class.labels)
     return profile_text(scheduling_class.profile) + labels

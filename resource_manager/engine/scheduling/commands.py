@@ -1,8 +1,7 @@
-"""Processes the answers to commands, and what is known of commands without an answer.
+"""Processes the answers to commands, and failed deliveries. `dispatch.py` sends the commands.
 
 A report may arrive before or after the answer to a command. While the command is in flight, a
-report that contains its slots confirms them. A report without them proves nothing. `dispatch.py`
-sends the commands.
+report that shows a slot of the command confirms the slot. A report without the slot proves nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from resource_manager.engine.state import State
 
 
 def command_answered(state: State, event: CommandAnswered) -> None:
-    """Processes the outcome of each item of a command, then the state that the answer reports."""
+    """Processes the outcome of each item of a command, then the report in the answer."""
     host = _host_of_command(state.hosts, event)
     if host is None or host.in_flight is None:
         return
@@ -44,29 +43,29 @@ def command_answered(state: State, event: CommandAnswered) -> None:
             refused.append((slot, outcome))
         else:
             _free_failed(state.journal, state.settings, state.timers, host, slot)
-    # The back-off of frees ends only when a command of frees succeeds for all its slots.
+    # The back-off of FreeSlots ends only when such a command succeeds for all its slots.
     if not any(outcome.reason for outcome in event.outcomes):
         host.frees_failed = 0 if command.frees else host.frees_failed
     for slot, outcome in refused:
         _refused(state, slot, outcome)
-    # Before the report: while the command is in flight, a slot that a report lacks does not count
-    # as missing (`Host.contains`).
+    # Set before the report is adopted: while a command is in flight, a slot that a report lacks
+    # does not count as missing (`Host.contains`).
     host.in_flight = None
     state.outbox[host.host_id] = None
-    taken = adopt_report(state, host, event.report, at_least_command=event.command_number)
-    if taken.base_missing:
+    result = adopt_report(state, host, event.report, at_least_command=event.command_number)
+    if result.base_missing:
         _distrust(
             state.journal,
             state.transitions,
             state.usage,
             host,
-            "it answered a command without its full state",
+            "it answered a command without a full report",
         )
         return
-    if not taken.taken:  # a newer state was processed before this answer, and contains its effects
+    if not result.adopted:  # a newer report was processed before; it contains the command's effects
         host.contained_command = max(host.contained_command, event.command_number)
         settle(state, host)
-    # After the report: a refusal stores the reported state, and ends when that state changes.
+    # After the report was adopted, because a refusal ends when a later report differs from it.
     for slot, _ in refused:
         remember_refusal(state, host, slot)
     if isinstance(command.effect, SendResize):
@@ -75,7 +74,7 @@ def command_answered(state: State, event: CommandAnswered) -> None:
 
 
 def command_refused(state: State, event: CommandRefused) -> None:
-    """Processes the refusal of a command whose numbers the executor does not accept.
+    """Processes the refusal of a whole command, because the executor does not accept its numbers.
 
     The resource manager's state of the executor may be wrong, so the executor must register again.
     After `refused_commands_max` refusals it counts as unreachable. An executor that knows a newer
@@ -88,8 +87,8 @@ def command_refused(state: State, event: CommandRefused) -> None:
     host.reach.refused += 1
     if host.reach.refused >= state.settings.refused_commands_max:
         host.reach.cause = (
-            f"{why} with {event.reason}, and {host.reach.refused - 1} before that; is it another"
-            " executor that listens at this address?"
+            f"{why} with {event.reason}, and {host.reach.refused - 1} before that; another executor"
+            " may listen at this address"
         )
         find_unreachable(state.journal, state.transitions, state.usage, host)
         return
@@ -112,20 +111,21 @@ def _distrust(
     *,
     reason: str = "",
 ) -> None:
-    # When the executor registers, it gets its orders again with new numbers.
+    # When the executor registers, it gets its orders again, in commands with new numbers.
     host.in_flight = None
     transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
-    usage.total_changed(host)  # raises `hosts.version`: reservations there are checked again
+    # This raises `hosts.version`, so that reservations on the host are checked again.
+    usage.total_changed(host)
     journal.cluster_event(
         "executor_distrusted",
         executor_id=host.host_id,
         reason=reason,
-        message=f"{why}; it has to register again",
+        message=f"{why}; it must register again",
     )
 
 
 def command_undelivered(state: State, event: CommandUndelivered) -> None:
-    """Schedules another attempt at a command whose outcome is unknown, with the same number and
+    """Schedules another delivery of a command whose outcome is unknown, with the same number and
     content.
     """
     host = _host_of_command(state.hosts, event)
@@ -147,7 +147,9 @@ def command_undelivered(state: State, event: CommandUndelivered) -> None:
 def _host_of_command(
     hosts: Hosts, event: CommandAnswered | CommandRefused | CommandUndelivered
 ) -> Host | None:
-    """Returns the host if the event is about the command in flight there; None: it is outdated."""
+    """Returns the host if the event is about the command in flight there; None if the event is
+    outdated.
+    """
     host = hosts.get(event.executor_id)
     if (
         host is None
@@ -172,8 +174,8 @@ def _free_failed(
 
 
 def _refused(state: State, slot: Slot, outcome: ItemOutcome) -> None:
-    """Deletes a slot that the executor did not allocate, and puts its request back to its old place
-    in the queue.
+    """Deletes a slot that the executor did not carve, and queues its request again at its old
+    place.
     """
     if slot.state is SlotState.ALLOCATED:
         return  # a report has shown the slot; the answer is about an older attempt

@@ -4,8 +4,8 @@
         quota     may its group have more?
         fit       is there a host with room for its scheduling class?
         rank      which of these hosts is best?
-        assign    book a slot there, with exact cpus and NUMA nodes
-    then reserve for the starved, order new executors for what is left, send commands
+        assign    book a slot there, with cpus and NUMA nodes if the request names them
+    then reserve for starved requests, order executors for requests that fit nowhere, send commands
 
 Equal requests share the stages: in a pass, fit is checked once for each scheduling class, and then
 several requests of a job are placed at a time. If no host has room for a class, the class is
@@ -46,14 +46,13 @@ room costs at least `ROOM_COST`. At most half of the moves may unblock queues th
 """
 
 TRIES_MAX = 300
-"""Most failed tries of one cycle. A try fails if a gang, a resize, or a request whose class had
-room at the last check does not fit. Each takes some 40 us, more than a check of a class.
+"""Most failed tries of one cycle. A try fails if a gang or a resize does not fit, or if a request
+does not fit although its class had room at the last check. A try takes about 40 us, which is more
+than a check of a class.
 """
 
 PLACED_MAX = 300
-"""Most requests that one cycle places. The last gang may exceed it, because a gang is placed as a
-whole.
-"""
+"""Most requests that one cycle places. A gang is placed as a whole, so it may exceed the limit."""
 
 FIRST_COST = 8
 """Extra cost, in placed requests, of the first request of a class in a cycle, of each gang and of
@@ -66,8 +65,10 @@ CPUS_COST = 6
 ROOM_COST = 20
 """Least cost, in moves, of finding a host with room for a class."""
 
-LOOKED_AT_AGAIN_MAX = 16
-"""Up to this many classes with room are all checked again when room for one becomes scarce."""
+CHECKED_AGAIN_MAX = 16
+"""If at most this many classes have room, all of them are checked again when one has little room
+left.
+"""
 
 STEPS_PER_TRY = 8
 """This many steps of an exact search for a gang cost as much as one failed try."""
@@ -76,10 +77,8 @@ ATTEMPTS: dict[Kind, Callable[[State, Placer, NonBatchable], bool]] = {
     Kind.GANG: lambda state, placer, item: state.gang_moves.try_gang(placer, item),
     Kind.RESIZE: lambda state, placer, item: state.resizes.try_growth(placer, item),
 }
-"""The function that tries a gang, and the one that tries a resize. It returns True if the item is
-no longer pending, and False if it does not fit.
-
-A function that books capacity calls `Placer.follow` with these hosts.
+"""The functions that try a gang and a resize. A function returns True if the item is no longer
+pending, and False if it does not fit. If it books capacity, it calls `Placer.follow`.
 """
 
 
@@ -89,28 +88,29 @@ def decide(state: State) -> None:
     # Requests of ended jobs leave the queue first, so that none of them is placed.
     if state.endings:
         continue_ending(state)
-    # Before `place_waiting`, which would place other requests on executors that were ordered for
-    # these.
+    # Before `place_waiting`, which would place other requests on these new executors.
     if state.elastic.arrived:
         hand_over(state)
-    # Owners of reservations come first: capacity that is free now may be what they wait for.
+    # Owners of reservations come first: `place_waiting` might give their capacity to others.
     if state.reservations.by_number:
         serve_owners(state)
     place_waiting(state)
-    # An ended reservation sets capacity free for others, so place once more.
+    # When a reservation ends, others may use its capacity, so place once more.
     while state.reservations.by_number and end_served(state):
         place_waiting(state)
     if state.queue.starvation:
         reserve_for_starved(state)
-    # After all placements: executors are ordered only for requests that no host has room for.
+    # After all placements, because executors are ordered only for requests that fit on no host.
     if state.settings.provisioning.shapes or state.provisions:
         provide(state)
-    # Last, so that one command has all slots that an executor gets in this cycle.
+    # After all placements, so that one command has all slots that an executor gets in this cycle.
     dispatch(state)
-    # While the first pass goes on, the next cycle may still place the new requests.
+    # If this cycle has not ended the pass that it began with, the next cycle may still place the
+    # new requests.
     if not state.queue.in_pass or state.queue.passes > passes:
         _record_newcomers(state)
-    # Placements have changed usage. Usage that a restart could not derive is stored in this batch.
+    # Placements have changed usage. Some changes could not be derived after a restart, so they are
+    # stored in this batch.
     state.usage_checkpoints.keep_urgent()
     state.considered_arrival = state.numbers.arrival
 
@@ -128,7 +128,7 @@ def place_waiting(state: State) -> None:
 class _Budget:
     """The work that one cycle may still do."""
 
-    looks: int  # checks that find no room for a class
+    checks: int  # checks that find no room for a class
     tries: int  # see `TRIES_MAX`
     moves: int  # see `MOVES_MAX`
     placements: int  # see `PLACED_MAX`
@@ -157,32 +157,32 @@ class _Placement:
             queue.non_batchables.order()
         goes_on = queue.in_pass or queue.begin_pass()
         while goes_on:
-            self._look_for_room()
+            self._check_fit()
             self._serve_in_order()
             # A quota that admits no class of this pass may admit a class of the next pass.
             queue.order.resume_paused()
             goes_on = queue.begin_pass()
         self._placer.finish()
-        # Put back only after the loop, which would otherwise try them again without end.
+        # Put back only after the loop, because the loop would try them again and again.
         for scheduling_class in self._unknown:
             queue.continue_with(scheduling_class)
         for request in self._set_aside:
             queue.take_back(request)
 
-    def _look_for_room(self) -> None:
+    def _check_fit(self) -> None:
         """Stage "fit": checks for each class of the pass whether a host has room."""
         queue, placer, budget = self._queue, self._placer, self._budget
-        while budget.looks and budget.moves > 0 and (found := queue.next_class()) is not None:
+        while budget.checks and budget.moves > 0 and (found := queue.next_class()) is not None:
             if placer.has_room(found):
                 budget.moves -= max(ROOM_COST, queue.has_room(found, budget.moves))
             else:
                 self._found_none(found)
                 # Each check of a host's cpus costs as much as a check of a class.
-                budget.looks -= min(budget.looks, 1 + placer.asked(found))
+                budget.checks -= min(budget.checks, 1 + placer.hosts_checked(found))
 
     def _found_none(self, scheduling_class: SchedulingClass) -> None:
-        """Blocks a class that the search found no host for. If the search was cut off before it had
-        checked all hosts, the next cycle tries the class again.
+        """Blocks a class for which the search found no host. If the search was cut off before it
+        had checked all hosts, the next cycle tries the class again instead.
         """
         if self._placer.cut_off(scheduling_class):
             self._queue.fitting.pop(scheduling_class, None)
@@ -205,8 +205,8 @@ class _Placement:
                 queue.block_fitting()
                 break
             elif job_queue.scheduling_class not in queue.fitting:
-                # A queue of a full class is deactivated only when it comes first. Until then it
-                # costs nothing.
+                # A queue whose class has no room is deactivated only when it comes first. Until
+                # then it costs nothing.
                 queue.deactivate(job_queue)
                 budget.moves -= 1
             else:
@@ -228,7 +228,7 @@ class _Placement:
             if waiting is not None:
                 waiting.tried = True
         cost = 1
-        # A gang costs more with each kind of members and each step of its search.
+        # The cost of a gang grows with its kinds of members and the steps of its search.
         if waiting is not None:
             cost = len(waiting.kind.member_requests) + waiting.steps // STEPS_PER_TRY
         self._budget.tries -= min(self._budget.tries, cost)
@@ -237,8 +237,8 @@ class _Placement:
         """Runs the stages quota, fit, rank and assign for the next requests of a job."""
         state, queue, placer = self._state, self._queue, self._placer
         scheduling_class, length, more = job_queue.scheduling_class, inf, True
-        # If no other job can be served, the job gets all that fits. Otherwise the fair order limits
-        # how many of its requests are placed at a time.
+        # If no other job can be served, all requests of this job that fit are placed. Otherwise the
+        # fair order limits how many are placed at a time.
         if not queue.order.is_alone(job_queue):
             more = placer.has_room_for_more(scheduling_class)
             cost = state.quotas.cost_of(scheduling_class)
@@ -254,7 +254,7 @@ class _Placement:
             self._budget.moves -= 1
             return
         count, elsewhere = self._placed_together(numbers[:most])
-        # The first request of a class in a cycle needs a search, further ones only a subtraction.
+        # The first request of a class in a cycle needs a search, the others only a subtraction.
         if scheduling_class not in self._served:
             self._served.add(scheduling_class)
             self._budget.placements -= FIRST_COST
@@ -266,37 +266,38 @@ class _Placement:
             state.moves.place(run, host)
             placed += share
             if cpus and host.needs_topology(scheduling_class):
-                # `moves.place` has chosen cpus. The placer must read which are left.
+                # `moves.place` has chosen cpus, so the placer must read the remaining ones.
                 placer.follow([host])
                 self._budget.placements -= CPUS_COST - 1
         # Update the queue, and find out whether the class still has room.
         if placed:
             queue.taken(job_queue, placed)
             self._budget.placements -= placed
-        elif elsewhere:  # only this request must avoid hosts; others of its class may still fit
+        elif elsewhere:  # only this request must avoid hosts; other requests of its class may fit
             self._set_aside.append(state.requests.at(numbers[0]))
             queue.set_aside(job_queue, numbers[0])
             return
         else:
-            # There was room when the class was checked; other requests have taken it since.
+            # The class had room when it was checked, but other requests have taken it since.
             self._budget.tries -= 1
         if placed < count or not more:
-            self._look_again(scheduling_class)
+            self._check_again(scheduling_class)
 
-    def _look_again(self, scheduling_class: SchedulingClass) -> None:
-        """Checks fit again for a class that has little room left. If only few classes have room,
-        checks all of them. That is cheaper than a failed try for each of their jobs.
+    def _check_again(self, scheduling_class: SchedulingClass) -> None:
+        """Checks fit again for a class that has little room left. If only few classes have room, it
+        checks all of them, which is cheaper than a failed try for each of their jobs.
         """
         fitting, budget = self._queue.fitting, self._budget
-        few = len(fitting) <= LOOKED_AT_AGAIN_MAX
+        few = len(fitting) <= CHECKED_AGAIN_MAX
         for each in list(fitting) if few else [scheduling_class]:
             if each in fitting and not self._placer.has_room(each):
                 self._found_none(each)
                 budget.tries -= min(1, budget.tries)
 
     def _placed_together(self, numbers: list[int]) -> tuple[int, list[str]]:
-        """Returns how many of the first of these requests are placed together, and the hosts that
-        they must avoid. A request whose older slot still exists is placed alone, on another host.
+        """Returns how many requests from the head of this list are placed together, and the hosts
+        that they must avoid. A request whose older slot still exists is placed alone, on another
+        host.
         """
         superseded = self._state.slots.superseded
         if not superseded:
@@ -304,14 +305,14 @@ class _Placement:
         for at, number in enumerate(numbers):
             allocation_id = self._state.requests.at(number).spec.allocation_id
             if older := superseded.get(allocation_id):
-                # The requests before it go together first; then this one goes alone.
+                # The requests before this one are placed together first, then this one alone.
                 return (at, []) if at else (1, [slot.executor_id for slot in older])
         return len(numbers), []
 
 
 def _record_newcomers(state: State) -> None:
-    """Records new requests that are still pending, with one entry for each part of a range. Stops
-    when the journal of this step is full; the next call continues.
+    """Writes history entries for new requests that are still pending, one for each part of a range.
+    It stops when the step is full, and the next call continues.
     """
     journal = state.journal
     while state.newcomers and not journal.is_full:

@@ -1,12 +1,13 @@
 """Sends numbered commands to executors.
 
-An executor has at most one command in flight. A command frees many slots, allocates many slots, or
-resizes one.
+An executor has at most one command in flight. A command is of one of three kinds: it frees many
+slots, allocates many slots, or resizes one slot.
 
-- Frees are sent first, because they make room. They cannot delay other commands without end,
-  because only allocated slots are freed.
-- Resizes and allocations alternate. A long series of one kind delays the other kind by one
-  command only. All of them are booked already, so their order does not change what fits.
+- FreeSlots is sent first, because it makes room. It cannot delay other commands indefinitely,
+  because only slots that were allocated can be freed.
+- ResizeSlot and AllocateSlots alternate. So even many orders of one kind delay an order of the
+  other kind by only one command. Their order does not matter for capacity, because the capacity of
+  both is already booked.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ def dispatch(state: State) -> None:
     commands whose retry is due.
     """
     executor_ids = sorted(state.outbox)
-    # An executor with a command in flight comes back with the answer or the retry timer.
+    # An executor with a command in flight is added again by the answer or the retry timer.
     state.outbox.clear()
     for executor_id in executor_ids:
         host = state.hosts.get(executor_id)
         if host is None or host.executor.state is not ExecutorState.ACTIVE:
-            continue  # its orders are queued again when it registers
+            continue  # the executor is added again when it registers
         if host.reach.unreachable:
-            continue  # its commands are queued again when it can be dialled
+            continue  # the executor is added again when a probe reaches it
         command = host.in_flight
         if command is None:
             _send_next(state, host)
         elif command.retry_at_ms is not None and command.retry_at_ms <= state.journal.now_ms:
             command.retry_at_ms = None
-            # The same number and content, so the executor recognises a repetition.
+            # With the same number and content, so that the executor recognises the repetition.
             state.journal.effects.append(command.effect)
 
 
@@ -62,7 +63,7 @@ def _send_next(state: State, host: Host) -> None:
         )
         host.in_flight = Command(free, keys)
         state.journal.effects.append(free)
-        # They are in flight now; those that fail are put back (`_free_failed`).
+        # These slots are in flight now. If a free fails, `_free_failed` adds the slot again.
         for key in keys:
             del host.to_free[key]
     elif host.to_resize and not (host.resized_last and host.to_allocate):
@@ -97,7 +98,7 @@ def _send_resize(journal: Journal, host: Host) -> None:
     del host.to_resize[key]
     ordered = host.slots[key].ordered
     if ordered is None:
-        raise InvariantBroken(f"slot {key} is queued for a resize, and no size is ordered")
+        raise InvariantBroken(f"slot {key} is queued for a resize, but no resize is ordered")
     executor.command_number += 1
     resize = SendResize(
         executor_id=host.host_id,

@@ -1,16 +1,16 @@
 """Decides which job would be served next if a slot were given back now: the slot's job or another.
 
-It compares the virtual times of jobs like the scheduling cycle (`fairness/flows.py`), but leaves
-the slot out of the virtual time of its job. Only the slot's executor is considered, because every
-request that fits elsewhere has been placed already.
+It compares the virtual times of jobs as the scheduling cycle does (`fairness/flows.py`), but
+without the slot in the virtual time of its job. Only the slot's executor is considered, because
+every request that fits elsewhere has been placed already.
 
 Example: job A has the virtual time 130, of which 20 is the lookahead of the slot. Job B has the
-virtual time 120, and a pending request that fits on the slot's executor. Without the slot A has
+virtual time 120, and a pending request that fits on the slot's executor. Without the slot, A has
 110, so A would be served next. If B had 100, B would be served next.
 
-If there is too much to compare, the result is the other job. The same holds for a gang of which one
-member fits, because it is unknown whether the whole gang fits. The caller then gives the slot back,
-and the scheduling cycle decides.
+If there are too many jobs to compare, the result is "another job". A pending gang counts as if it
+fits when one of its members does, because only a search could check the whole gang. In both cases
+the caller gives the slot back, and the scheduling cycle decides.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
-LOOKED_AT_MAX = 20_000
-"""Most scheduling classes, job queues and non-batchable items that are compared for all slots of
-one call together.
+COMPARED_MAX = 20_000
+"""Most scheduling classes, job queues and non-batchable items that one call compares, for all its
+slots together.
 """
 
 
 class NextInOrder:
-    """Compares jobs for all slots of one call. It caches what it reads from the state, so the
-    caller must call `gave_back` for each slot that is taken down meanwhile.
+    """Compares jobs for all slots of one call. It caches sort keys, so the caller must call
+    `slot_freed` for each slot that is freed in the meantime.
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self.tree = state.flows
-        self._standings: dict[Flow, SortKey] = {}
-        self._left = LOOKED_AT_MAX
+        self._sort_keys: dict[Flow, SortKey] = {}
+        self._left = COMPARED_MAX
         self._work: dict[str, dict[str, str]] = {}  # by job
 
     def work_of(self, job_id: str) -> dict[str, str]:
-        """Returns the requests of a job whose work another slot of it has taken over: the
-        allocation id of the slot by that of the request. Slots that no longer exist are missing.
+        """Returns which slots of a job were reused for other requests: the allocation id of the
+        slot, by the allocation id of the request. Slots that no longer exist are missing.
         """
         known = self._work.get(job_id)
         if known is None:
@@ -58,17 +58,19 @@ class NextInOrder:
             self._work[job_id] = known
         return known
 
-    def gave_back(self, job_id: str) -> None:
-        """Notes that a slot of this job is taken down, which changes the sort keys of its flows."""
+    def slot_freed(self, job_id: str) -> None:
+        """Drops the cached sort keys of a job and its groups, because a slot of the job was
+        freed.
+        """
         job = self.tree.jobs.get(job_id)
         for flow in (job, *job.ancestors()) if job is not None else ():
-            self._standings.pop(flow, None)
+            self._sort_keys.pop(flow, None)
 
-    def is_anothers(self, slot: Slot) -> bool:
-        """Returns True if the capacity that the slot frees would not go to the slot's job."""
+    def goes_to_another_job(self, slot: Slot) -> bool:
+        """Returns True if the capacity of the slot, when freed, would not go to the slot's job."""
         host = self._state.hosts[slot.executor_id]
-        there = _There(host, slot)
-        # If the job could not place an equal slot there again, the capacity is for others.
+        there = _FreedHost(host, slot)
+        # If the job could not place an equal slot there again, other jobs get the capacity.
         if not there.is_left or self._is_above_maximum(slot):
             return True
         if self._state.settings.fairness.order == "arrival":
@@ -79,13 +81,15 @@ class NextInOrder:
 
     def sort_key(self, flow: Flow) -> SortKey:
         """Returns the sort key of a flow, cached."""
-        known = self._standings.get(flow)
+        known = self._sort_keys.get(flow)
         if known is None:
-            known = self._standings[flow] = self.tree.sort_key(flow)
+            known = self._sort_keys[flow] = self.tree.sort_key(flow)
         return known
 
     def _is_above_maximum(self, slot: Slot) -> bool:
-        """Returns True if a group of the job uses more than its maximum, which was lowered."""
+        """Returns True if a group of the job uses more than its maximum, because an operator has
+        lowered it.
+        """
         need = counted(slot.booked)
         return any(
             flow.used.get(name, 0) > flow.maximum[name]
@@ -93,12 +97,12 @@ class NextInOrder:
             for name in need.keys() & flow.maximum.keys()
         )
 
-    def _could_use(self, slot: Slot, there: _There) -> Iterator[tuple[Flow, dict[str, int]]]:
+    def _could_use(self, slot: Slot, there: _FreedHost) -> Iterator[tuple[Flow, dict[str, int]]]:
         """Yields the other jobs that could place a slot on the executor, with the amounts that the
         slot needs.
 
-        If there are too many to compare, the slot's own job is yielded as well. It means "unknown":
-        `_Without.is_behind` returns True for it.
+        If there are too many jobs to compare, it also yields the slot's own job, for which
+        `_Without.is_behind` returns True.
         """
         state, jobs = self._state, self.tree.jobs
         for scheduling_class in state.queue.classes():
@@ -121,10 +125,9 @@ class NextInOrder:
         if self._left < 0:
             yield jobs[slot.job_id], {}
 
-    def _need(self, item: NonBatchable, there: _There) -> dict[str, int]:
-        """Returns what a gang or resize needs on the executor; empty: it does not fit there.
-
-        For a gang it is the need of one member that fits.
+    def _need(self, item: NonBatchable, there: _FreedHost) -> dict[str, int]:
+        """Returns the amounts that a gang or resize needs on the executor; empty if it does not
+        fit there. For a gang, these are the amounts of one member that fits.
         """
         state = self._state
         if item.kind is Kind.RESIZE:
@@ -136,8 +139,10 @@ class NextInOrder:
                 return there.host.booking_for(scheduling_class)
         return {}
 
-    def _came_before(self, slot: Slot, there: _There) -> bool:
-        """Returns True if the oldest request or item that fits there belongs to another job."""
+    def _came_before(self, slot: Slot, there: _FreedHost) -> bool:
+        """Returns True if the oldest request or item that fits on the executor belongs to another
+        job.
+        """
         queue, first = self._state.queue, {True: UNLIMITED, False: UNLIMITED}
         for scheduling_class in queue.classes():
             if there.fits(scheduling_class):
@@ -152,14 +157,14 @@ class NextInOrder:
         return first[False] < first[True]
 
 
-class _There:
-    """The capacity that an executor would have if a slot ended."""
+class _FreedHost:
+    """A host as it would be if a slot on it ended."""
 
     def __init__(self, host: Host, slot: Slot) -> None:
         self.host = host
         self._at = HostView.without(host, [slot])
         self.amounts = self._at.spare()
-        # False: the capacity that the slot frees is reserved, so an equal slot would not fit.
+        # False if the freed capacity would be reserved, so that an equal slot would not fit.
         self.is_left = self._at.spare_slots() > 0 and fits(slot.booked, self.amounts)
 
     def fits(self, scheduling_class: SchedulingClass) -> bool:
@@ -168,7 +173,13 @@ class _There:
 
 
 class _Without:
-    """Compares the slot's job and its groups with other flows, as if the slot had ended."""
+    """Compares the slot's job and its groups with other flows, as if the slot had ended.
+
+    Args:
+        order: caches sort keys.
+        slot: the slot.
+        path: the flow of the slot's job, and the flows of the groups above it.
+    """
 
     def __init__(self, order: NextInOrder, slot: Slot, path: list[Flow]) -> None:
         self._order = order
@@ -177,7 +188,7 @@ class _Without:
         self._booked = counted(slot.booked)
 
     def is_behind(self, other: Flow, need: dict[str, int]) -> bool:
-        """Returns True if another job would be served before the slot's.
+        """Returns True if another job would be served before the slot's job.
 
         Args:
             other: the flow of the other job.
@@ -185,15 +196,15 @@ class _Without:
         """
         if other in self._path:
             return True
-        # The first level of the tree at which the two paths differ decides.
-        mine, theirs = self._parting(other)
-        if self._order.sort_key(theirs) >= self._standing(mine):
+        # The highest level of the tree at which the two paths differ decides.
+        mine, theirs = self._siblings(other)
+        if self._order.sort_key(theirs) >= self._sort_key_without_slot(mine):
             return False
-        return self._may_have(other, counted(need))
+        return self._admits(other, counted(need))
 
-    def _parting(self, other: Flow) -> tuple[Flow, Flow]:
-        """Returns the two siblings that are compared: one on the path of the slot's job, and one on
-        that of the other job.
+    def _siblings(self, other: Flow) -> tuple[Flow, Flow]:
+        """Returns the two siblings to compare: the slot's job or a group above it, and the other
+        job or a group above it.
         """
         theirs = other
         for flow in other.ancestors():
@@ -203,7 +214,7 @@ class _Without:
             theirs = flow
         raise AssertionError("all flows meet at the root")
 
-    def _standing(self, flow: Flow) -> SortKey:
+    def _sort_key_without_slot(self, flow: Flow) -> SortKey:
         tree = self._order.tree
         reached = fulfilment(subtract(flow.used, self._booked), flow.minimum)
         if reached < 1:
@@ -212,16 +223,17 @@ class _Without:
         less = tree.lookahead_s * self._slot.cost * tree.clock.scale / flow.weight
         return True, tree.key(flow) - less, flow.tie
 
-    def _may_have(self, other: Flow, need: dict[str, int]) -> bool:
+    def _admits(self, other: Flow, need: dict[str, int]) -> bool:
         """Returns True if no maximum blocks the other job, given that the slot has ended."""
         groups = [
-            _Less(each, self._booked if each in self._path else {}) for each in other.ancestors()
+            _GroupWithoutSlot(each, self._booked if each in self._path else {})
+            for each in other.ancestors()
         ]
         return room(groups, need, 1) > 0
 
 
-class _Less:
-    """A group whose usage does not include the slot."""
+class _GroupWithoutSlot:
+    """A group whose booked amounts do not include the slot."""
 
     def __init__(self, group: Flow, booked: dict[str, int]) -> None:
         self.id = group.id

@@ -1,9 +1,9 @@
 """Rejects pending requests that are infeasible.
 
-A request that arrives before any executor is known must wait. It is rejected when all executors
-have been known for `infeasible_after`, and no executor, known or startable by a provider, could
-host it. It then gets the same reason and message as a new request would.
-`queue/rejection_clock.py` decides when requests are checked and which ones.
+A request that arrives before any executor is known must wait. It is rejected later if all executors
+have been known for `infeasible_after`, and neither a known executor nor an executor of a provider
+could host it. It gets the same reason and message as a new request would.
+`queue/rejection_clock.py` decides when requests are checked, and which requests.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 STEPS_MAX = 1_000
-"""Scheduling classes, gangs and requests that one event processes; the next one continues."""
+"""Most scheduling classes, gangs and requests that one event processes. The next event continues.
+"""
 
 _Run = tuple[Part, int, int] | Request
-"""Queued members of a range that were never placed, as (part, first index, index after the last
-one); or a single request.
+"""Queued members of a range that were never placed, as (part, first index, last index plus 1); or
+one request.
 """
 
 
 def infeasible_timer_fired(state: State) -> None:
-    """Rejects infeasible requests if the time of the rejection clock has come and all executors are
-    known.
+    """Rejects infeasible requests if the rejection clock has run long enough and all executors have
+    registered.
     """
     clock = state.rejection_clock
     due_ms = clock.due_ms
@@ -61,19 +62,19 @@ def infeasible_timer_fired(state: State) -> None:
     # Classes first, then gangs, within one budget of steps.
     left = STEPS_MAX
     while clock.scheduling_classes and left > 0 and not state.journal.is_full:
-        left -= _look_at_class(state, next(iter(clock.scheduling_classes)), left)
+        left -= _check_class(state, next(iter(clock.scheduling_classes)), left)
     while clock.gangs and left > 0 and not state.journal.is_full:
-        left -= _look_at_gang(state, next(iter(clock.gangs)))
+        left -= _check_gang(state, next(iter(clock.gangs)))
     if clock.scheduling_classes or clock.gangs:
         state.timers.put_off(Timer.INFEASIBLE, "")
 
 
 def _all_known(hosts: Hosts) -> bool:
-    """Returns True if an executor is registered, and no stored one has yet to register with this
-    incarnation of the resource manager.
+    """Returns True if an executor is registered, and all stored executors have registered with this
+    resource manager process or are lost.
 
-    If this is true now, it has been true since the clock restarted: the clock restarts when an
-    executor registers, and when an unconfirmed one is lost.
+    If this is true now, it has been true since the clock restarted, because the clock restarts when
+    an executor registers, and when an unconfirmed executor is lost.
     """
     states = {host.executor.state for host in hosts.values()}
     return ExecutorState.ACTIVE in states and ExecutorState.UNCONFIRMED not in states
@@ -83,19 +84,19 @@ def _may_reject(scheduling_class: SchedulingClass) -> bool:
     return any(job_queue.may_reject for job_queue in scheduling_class.job_queues.values())
 
 
-def _look_at_class(state: State, scheduling_class: SchedulingClass, most: int) -> int:
+def _check_class(state: State, scheduling_class: SchedulingClass, most: int) -> int:
     """Rejects requests of a scheduling class if it is infeasible.
 
     Args:
         state: the state.
         scheduling_class: the class.
-        most: steps that may be taken; the next event continues.
+        most: limit of steps; the next event continues.
 
     Returns:
-        Steps taken, at least 1.
+        The number of steps taken, at least 1.
     """
     clock = state.rejection_clock
-    # Put back below if there were more requests than steps.
+    # Added again below if the class has more requests than `most`.
     after = clock.scheduling_classes.pop(scheduling_class)
     if (
         not _may_reject(scheduling_class)
@@ -103,7 +104,7 @@ def _look_at_class(state: State, scheduling_class: SchedulingClass, most: int) -
     ):
         return 1
     steps, runs = 1, []
-    # Collected before any is rejected, because rejecting changes the queue that is read.
+    # All runs are collected before the first is rejected, because rejecting changes the queue.
     for run, following in _runs(state.requests, state.ranges, scheduling_class, after):
         runs.append(run)
         steps += 1
@@ -116,7 +117,7 @@ def _look_at_class(state: State, scheduling_class: SchedulingClass, most: int) -
             job_queue.may_reject = False  # the requests that remain have `allow_pending`
     outcome: ItemOutcome | None = None
     for run in runs:
-        # All members of a run are equal, so the first one is checked for all.
+        # All members of a run are equal, so only the first is checked.
         request = run if isinstance(run, Request) else run[0].member(run[1])
         if request.spec.allow_pending:
             continue
@@ -134,8 +135,8 @@ def _look_at_class(state: State, scheduling_class: SchedulingClass, most: int) -
 def _runs(
     requests: Requests, ranges: RangeLedger, scheduling_class: SchedulingClass, after: int
 ) -> Iterator[tuple[_Run, int]]:
-    """Yields the queued requests of a class in order of arrival, each with the arrival number after
-    it. Consecutive members of a range that were never placed are one item.
+    """Yields the queued requests of a class in order of arrival, each with the next arrival number.
+    Consecutive members of a range that were never placed are one item.
 
     Args:
         requests: all requests.
@@ -160,7 +161,7 @@ def _runs(
             yield (part, first, last), number
 
 
-def _look_at_gang(state: State, gang_id: str) -> int:
+def _check_gang(state: State, gang_id: str) -> int:
     """Rejects a gang if it or one of its members is infeasible; returns the steps taken."""
     del state.rejection_clock.gangs[gang_id]
     waiting = state.gangs.waiting.get(gang_id)

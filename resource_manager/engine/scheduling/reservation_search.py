@@ -1,13 +1,14 @@
-"""Chooses the hosts to reserve for an owner, which is a request, a gang or a slot that must grow,
-and places it there. The hosts must be able to serve it if all other slots there ended. Of these,
-those with the smallest missing part are chosen.
+"""Chooses the hosts to reserve for an owner, and places the owner there. An owner is a request, a
+gang, or a slot that must grow. Candidates are hosts that could serve the owner if all other slots
+there ended. The hosts with the smallest missing part are chosen.
 
 The missing part of a host is measured in its scarcest dimension. Example: a slot needs 4 cpus and
 8 GiB, and the host has 1 cpu and 6 GiB free. 75 % of the cpus and 25 % of the memory are missing,
-so the missing part is 75 %. A request is a gang of one. Members of a gang get hosts one after
-another, the largest member first. If that fails, the search that places gangs
-(`placement/gangs.py`) is tried. A slot that must grow has one candidate, its own host. Slots that
-outlasted a reservation are assumed never to end.
+so the missing part is 75 %.
+
+A request is a gang of one. Members of a gang get hosts one after another, the largest member first.
+If that fails, the search that places gangs (`placement/gangs.py`) is tried. A slot that must grow
+has one candidate, its own host. Slots that outlasted a reservation are assumed never to end.
 """
 
 from __future__ import annotations
@@ -43,22 +44,24 @@ counts twice.
 """
 
 LABEL_VALUES_MAX = 32
-"""Most values of a label that are tried for a gang; those with most free capacity come first."""
+"""Most values of a label that are tried for a gang. Values whose hosts have the most free capacity
+come first.
+"""
 
 Candidate = tuple[int, int, str]
-"""A host as (missing part in millionths, negative number of its slots, id); the least is the best.
+"""A host as (missing part in millionths, negative number of its slots, id); the smallest is best.
 
-On a tie, a host with more slots is preferred, because these are smaller. A large slot that ends
-frees enough by itself, without a reservation.
+On a tie, a host with more slots is preferred, because its slots are smaller. On a host with large
+slots, the owner does not need a reservation: one of them that ends frees enough.
 """
 
 Members = Sequence[tuple[MemberRequest, int]]
-"""Requests of a gang, and how many members of each go to one host."""
+"""Requests of a gang, each with its number of members on one host."""
 
 
 class _Unit(NamedTuple):
-    """Members of a gang that one host gets together, as (request index, count), and how many such
-    units there are: one of all members if they must share a host, else one for each member.
+    """Members of a gang that one host gets together, as (request index, count), and the number of
+    such units. If all members must share a host, they are one unit. Otherwise each member is one.
     """
 
     members: Sequence[tuple[int, int]]
@@ -74,7 +77,7 @@ class ReservationSearch:
         self._waiting = state.gangs.waiting[owner.gang_id] if owner.gang_id else None
         self._outlasting = state.reservations.outlasting
         self._trials = TentativeCpus(self._cpus_if_others_ended)
-        # Amounts of the members that have a host already, by host.
+        # Amounts of the members that were already given a host, by host.
         self._chosen: dict[str, Amounts] = {}
         self._everywhere: list[list[Candidate]] | None = None
 
@@ -94,7 +97,8 @@ class ReservationSearch:
         return (MemberRequest(profile, labels, 1, elsewhere, cpus),)
 
     def choose(self, taken: Collection[str]) -> dict[str, list[Share]] | None:
-        """Returns what each of the hosts to reserve would get; None: no suitable hosts exist.
+        """Returns the hosts to reserve, with the members that each would get; None if no suitable
+        hosts exist.
 
         Args:
             taken: hosts that must not be used.
@@ -120,7 +124,7 @@ class ReservationSearch:
         spread = where.placement is GangPlacement.SPREAD
         each = (self._fill(units, some, one_each=spread) for some in tries)
         found = next((shares for shares in each if shares is not None), None)
-        # For a single slot the search above is exact, so a second search would not find more.
+        # For one slot the search above is complete, so a second search would not find more.
         if found is None and sum(count for _, count in counts) > 1:
             # `seek` does not know which slots may never end, so it must avoid their hosts.
             away = {
@@ -138,16 +142,18 @@ class ReservationSearch:
         return by_host
 
     def booked(self, host: Host, shares: Iterable[Share]) -> dict[str, int]:
-        """Returns what the owner would book on a host, with the number of slots as `SLOTS`."""
+        """Returns the amounts that the owner would book on a host, and its number of slots there as
+        `SLOTS`.
+        """
         if self._slot is not None:
             return {**growth(host, self._slot)}
         return _booked_by(host, _members(self.requests, shares))
 
     def suits(self, each: Reservation, names: Iterable[str]) -> bool:
-        """Returns True if the owner requests the same, and these hosts of its reservation could
-        still serve it if all other slots there ended.
+        """Returns True if the owner's requests are unchanged, and these hosts of its reservation
+        could still serve it if all other slots there ended.
         """
-        # Older slots may have ended since, so the hosts to avoid may differ.
+        # The requests also name the hosts to avoid, which change when older slots end.
         if self.requests != each.requests:
             return False
         return all(self._suits(each, name) for name in names)
@@ -175,7 +181,7 @@ class ReservationSearch:
         if self._slot is not None:
             found = state.resizes.assignment_for(self._hosts.of(self._slot), self._slot)
             if isinstance(found, HostRefusal):
-                raise InvariantBroken(f"the placement of {owner.title} was due, and {found.text}")
+                raise InvariantBroken(f"{owner.title} should fit on its host, but {found.text}")
             state.resizes.order(self._slot, found)
             state.queue.non_batchables.remove(owner.number)
         elif self._waiting is not None:
@@ -207,14 +213,14 @@ class ReservationSearch:
         host, kept = self._hosts.get(name), each.hosts[name]
         if host is None:
             return False
-        # The owner, or a default slot, may need another amount than when the reservation was made.
+        # The need may have changed since the reservation was made, such as a default slot's size.
         need = self.booked(host, each.shares[name])
         if need != ({**kept.amounts, SLOTS: kept.slots} if kept.slots else kept.amounts):
             return False
         if self._slot is not None:
             return self._may_grow()
         # Processes outside slots may use a part of the host only for a while, so the total counts.
-        # On a host without slots, only what is free counts.
+        # If the host has no slots, only its free capacity counts.
         most = host.total if host.slots or host.unowned else host.free()
         slots = host.executor.registration.slots_max or UNLIMITED
         members = _members(each.requests, each.shares[name])
@@ -225,8 +231,8 @@ class ReservationSearch:
         )
 
     def _candidates(self, unit: _Unit, most: int) -> list[Candidate]:
-        """Returns hosts whose total amounts are enough for a unit; compares at most `most`. Only of
-        the best ones, later, the caller checks whether they may serve it (`_admission`).
+        """Returns up to `most` hosts whose total amounts are enough for a unit. Whether they may
+        serve it (`_admission`) is checked later, and only for the best of them.
         """
         members = self._of(unit)
         class_for = self._state.queue.class_for
@@ -246,7 +252,7 @@ class ReservationSearch:
         for at in islice(index.covering(wanted), most):
             host_id = index.ids[at]
             host = self._hosts[host_id]
-            # The same as `_missing_part`, inlined for speed: this is done for all hosts.
+            # The same as `_missing_part`, inlined for speed, because it runs for all hosts.
             part = 0
             for n, free in free_of[host.separate_pools]:
                 if n and (missing := (n - free[at]) * MILLION // n) > part:
@@ -257,8 +263,8 @@ class ReservationSearch:
     def _by_value(
         self, units: Sequence[_Unit], candidates: Sequence[Sequence[Candidate]], label: str
     ) -> Iterator[list[list[Candidate]]]:
-        """Yields the candidates with the same value of a label, values with most free capacity
-        first.
+        """Yields the candidates for each value of a label. The value whose hosts have the most free
+        capacity comes first.
         """
         admissions = [_admission(self._of(unit)) for unit in units]
         # Hosts that may not serve a member must not count for the order of the values.
@@ -269,7 +275,7 @@ class ReservationSearch:
         free: Counter[str] = Counter()
         for missing, _, host_id in chain.from_iterable(candidates):
             if value := self._hosts[host_id].labels.get(label):
-                # At least 1: even a host with nothing free counts, because its slots will end.
+                # At least 1 per host, because the slots of a full host will end, too.
                 free[value] += 1 + max(0, MILLION - missing)
         for value in sorted(free, key=lambda value: (-free[value], value))[:LABEL_VALUES_MAX]:
             yield [
@@ -287,7 +293,7 @@ class ReservationSearch:
         """Gives each unit the host with the smallest missing part, the largest unit first. Returns
         None if a unit gets no host.
         """
-        # Each value of a label begins with no member placed.
+        # Forget the hosts that the search for another label value has given to members.
         self._chosen.clear()
         self._trials.roll_back()
         counts: Counter[tuple[int, str]] = Counter()
@@ -305,7 +311,7 @@ class ReservationSearch:
                     or not admits(host)
                     or self._missing(host, members) is None
                 ):
-                    # Not put back: room only shrinks during the search.
+                    # The host is not put back, because room only shrinks during the search.
                     continue
                 booked = _booked_by(host, members)
                 self._chosen[host_id] = add(booked, self._chosen.get(host_id, {}))
@@ -331,8 +337,8 @@ class ReservationSearch:
         return size_of(self._state.queue.class_for(request.key), sums)
 
     def _missing(self, host: Host, members: Members) -> int | None:
-        """Returns the missing part of a host for these members and those that it was given before.
-        None: they would not fit even if all other slots there ended.
+        """Returns the missing part of a host for these members and the members that it was already
+        given. None: they would not fit even if all other slots there ended.
         """
         need = add(_booked_by(host, members), self._chosen.get(host.host_id, {}))
         if not fits(need, self._if_others_ended(host)) or not self._trials.fit_all(members, host):
@@ -341,11 +347,11 @@ class ReservationSearch:
         return _missing_part((n, free.get(name, 0)) for name, n in need.items())
 
     def _if_others_ended(self, host: Host) -> dict[str, int]:
-        """Returns the amounts that a host would have free if only those slots were left that may
+        """Returns the amounts that a host would have free if all slots ended except those that may
         never end.
         """
         stays = [slot.booked for key, slot in host.slots.items() if key in self._outlasting]
-        # Less than the total, if processes outside slots use a part of it.
+        # This is less than the total if processes outside slots use a part of the host.
         total, could = host.total, add(host.free(), host.booked)
         most = {name: min(amount, total.get(name, 0)) for name, amount in could.items()}
         slots = host.executor.registration.slots_max or UNLIMITED
@@ -364,8 +370,8 @@ class ReservationSearch:
 
 
 def _admission(members: Members) -> Callable[[Host], bool]:
-    """Returns a function that returns True for hosts that may serve these members, whatever else is
-    on the host.
+    """Returns a function that returns True for hosts that may serve these members, however much
+    capacity they have.
     """
     checked = [(request, conditions_of(request)) for request, _ in members]
 
@@ -395,7 +401,7 @@ def _sum(many: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
 
 
 def _missing_part(needs: Iterable[tuple[int, int]]) -> int:
-    """Returns the largest part of a need that is not free, in millionths. Each dimension comes as
-    (needed, free).
+    """Returns the largest part of a need that is not free, in millionths. `needs` has a pair
+    (needed, free) for each dimension.
     """
     return max((0, *((n - free) * MILLION // n for n, free in needs)))

@@ -1,26 +1,33 @@
 """Reservations: capacity that is kept for starved requests, gangs and resizes.
 
 Every request that fits is placed, so small requests could delay a large one indefinitely. So the
-longest starved request, gang or resize becomes the owner of a reservation. Of the hosts that could
-serve it if all other slots there ended, the reservation gets those with the smallest missing part.
-Others may use the rest of these hosts (`ReservedCapacity.spare`), which does not delay the owner.
-The owner is placed there at the latest when all slots have ended that existed when the reservation
-was made. It is placed on other hosts if that is possible earlier.
+longest starved request, gang or resize becomes the owner of a reservation. Candidates are the hosts
+that could serve the owner if all other slots there ended. The reservation gets the hosts with the
+smallest missing part. Other requests may use the rest of these hosts (`ReservedCapacity.spare`),
+which does not delay the owner. The owner is placed there at the latest when all slots have ended
+that existed when the reservation was made. It is placed on other hosts if that is possible earlier.
+
+Example: a request for 8 cpus is starved. Host a has 10 cpus and three slots of 2 cpus: 4 cpus are
+free, so half of the need is missing. Host b has 10 cpus and five slots of 2 cpus, so all of the
+need is missing. Host a is reserved. Other requests may use 2 of its 4 free cpus, because 2 + 8 <=
+10. Suppose a new slot gets them. When the three old slots have ended, 2 + 3 * 2 = 8 cpus are free,
+and the owner is placed.
 
 - A job has at most one reservation, a host keeps capacity for at most one owner, and there are at
   most `reservations_max` reservations.
 - A job gets no reservation if it received more than its share, compared with jobs that were served
   since its starvation clock started.
-- Reserved capacity is idle for a while. Only the longest starved owner may reserve all that it
-  needs; all others together reserve at most `reserved_part_max` of any resource.
-- If all suitable hosts are reserved for others, owners that are starved for a shorter time must not
-  reserve these hosts.
+- Reserved capacity is idle for a while. So only the longest starved owner may reserve all that it
+  needs. All other owners together reserve at most `reserved_part_max` of any resource.
+- If an owner finds no suitable host, because all are reserved, it claims these hosts: owners that
+  are starved for a shorter time must not reserve them.
 - A reservation ends when its owner is placed or is no longer pending, when its hosts can no longer
   serve the owner, or when a quota blocks the owner.
-- A reservation expires if slots on its hosts do not end for very long, since these may be services.
-  The owner's next reservation then lasts twice as long.
+- A reservation expires if slots on its hosts do not end for a very long time, since they may be
+  services. The owner's next reservation then lasts twice as long.
 
-Run times of slots are not known. If they were, only `spare` and `until_ms` would depend on them.
+The resource manager does not know how long slots run. If it did, only `spare` and `until_ms` would
+use this.
 """
 
 from __future__ import annotations
@@ -55,10 +62,10 @@ EXAMINED_MAX = 250
 """Most waiters that one check examines. The next check continues where this one stopped."""
 
 SEARCH_COST = 125
-"""A search for hosts counts as at least this many waiters."""
+"""A search for hosts counts as at least this many examined waiters."""
 
 HOSTS_PER_WAITER = 20
-"""To search this many hosts counts as one waiter."""
+"""Searching this many hosts counts as one examined waiter."""
 
 SEARCHED_FOR_MS = 60 * SECOND_MS
 """A failed search is repeated after this time even if hosts have not changed."""
@@ -67,7 +74,7 @@ EXPIRES_AFTER = 48
 """A reservation expires after this many times the starvation timeout."""
 
 DOUBLED_MAX = 20
-"""Most times that the lifetime of a reservation is doubled. The result is years."""
+"""Most times that the lifetime of a reservation is doubled. It then lasts for years."""
 
 EARLIER_MAX = 64
 """Most jobs with earlier requests of the same class that are compared."""
@@ -90,8 +97,8 @@ def serve_owners(state: State) -> None:
 
 
 def end_served(state: State) -> bool:
-    """Ends reservations whose owners were placed on other hosts. Returns True if it ended any: then
-    more capacity is free for others.
+    """Ends reservations whose owners were placed on other hosts. Returns True if it ended a
+    reservation, so that others may use its capacity.
     """
     reservations = state.reservations.by_number.values()
     served = [each for each in reservations if not each.owner.waits_in(state.queue)]
@@ -105,14 +112,15 @@ def reserve_for_starved(state: State) -> None:
     reservations = state.reservations
     if not state.settings.fairness.reservations_max:
         return
-    # A clock that has run out since the last check leads to a check at once.
+    # If a clock has run long enough since the last check, the next check is made at once.
     more = state.queue.starvation.is_over(reservations.next_since, state.settings.fairness)
     if more or state.journal.now_ms >= reservations.due_ms:
         _check(state)
-    # Wake up when time alone may change something: a clock runs out, or a reservation expires.
+    # Wake up when time alone may change something: a clock has run long enough, or a reservation
+    # expires.
     next_ms = reservations.next_since.ms + state.settings.fairness.starvation_timeout_ms
     wake_ms = [next_ms, *(each.until_ms for each in reservations.by_number.values())]
-    # Another check can only find more if time may help or something was placed.
+    # Another check can find more only if time may help, or if something was placed.
     if reservations.stuck or state.flows.placements > reservations.placements:
         wake_ms.append(reservations.due_ms)
     wake_ms = [each for each in wake_ms if each > state.journal.now_ms]
@@ -129,14 +137,14 @@ def _check(state: State) -> None:
     if not reservations.unexamined:
         # Reversed, because `pop` takes the last one first.
         reservations.unexamined = list(waiting)[::-1]
-        # A new round of examination claims hosts again, from the longest starved waiter on.
+        # The examination starts again, so hosts are claimed again.
         reservations.claimed = set()
     # Results of failed searches are dropped when hosts have changed, or after a minute.
     version, until_ms = reservations.searched_as_of
     if not reservations.searched or version != state.hosts.version or now_ms >= until_ms:
         reservations.searched_as_of = state.hosts.version, now_ms + SEARCHED_FOR_MS
         reservations.searched.clear()
-    # Examine them, within the budget of one check.
+    # Examine the waiters, within the budget of one check.
     shares = SharesSince(state.flows)
     budget, time_may_help = EXAMINED_MAX, False
     while reservations.unexamined and budget > 0:
@@ -157,10 +165,10 @@ def _check(state: State) -> None:
             or not _is_owed(state, shares, owner, clock.since)
             or not _may_reserve(state, owner, since)
         ):
-            # Each of the three conditions may change with time or when others are placed.
+            # Each of these three conditions may change with time, or when others are placed.
             time_may_help = True
         elif waiter in reservations.searched:
-            # Waiters that are starved for a shorter time must not get the hosts that suit it.
+            # Waiters that are starved for a shorter time must not get the hosts that suit this one.
             reservations.claimed |= reservations.searched[waiter]
         else:
             _reserve(state, owner, clock, since)
@@ -171,12 +179,12 @@ def _check(state: State) -> None:
 
 
 def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark | None:
-    """Returns the mark from which a waiter is starved: its last placement, else the start of its
-    clock. None: it is not starved.
+    """Returns the mark since which a waiter waits: its last placement, else the start of its clock.
+    None: the waiter is not starved.
 
-    A waiter whose requests are placed now and then may be starved as well, without another timeout:
-    if its job comes, in fair order, before a running job that waits for less of some resource. The
-    slots of that job are too small for this waiter when they end.
+    The timeout is waived for a waiter whose job comes, in fair order, before a running job that
+    waits for less of some resource: when the small slots of that job end, they are too small for
+    this waiter, so its requests would be placed only now and then.
     """
     mark, flows = clock.served or clock.since, state.flows
     if state.queue.starvation.is_over(mark, state.settings.fairness):
@@ -201,7 +209,7 @@ def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: 
         return shares.is_owed(owner.job_id, since.ms)
     if isinstance(owner.waiter, int):
         return True
-    # If the order is that of arrival, an owner must not overtake earlier requests of its class.
+    # In order of arrival, an owner must not overtake earlier requests of its class.
     scheduling_class, _ = owner.waiter
     # A request that a quota blocks would not be served first, so it does not count.
     return all(
@@ -212,13 +220,15 @@ def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: 
 
 
 def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
-    """Returns True if an owner may reserve capacity: it is the longest starved, or its need and the
-    reservations of all but the longest starved stay within `reserved_part_max`.
+    """Returns True if an owner may reserve capacity.
+
+    The longest starved owner may. The need of another owner, together with all reservations except
+    that of the longest starved owner, must stay within `reserved_part_max`.
     """
     in_order = sorted(state.reservations.by_number.values(), key=lambda each: each.order)
     if not in_order or (since.ms, owner.number) < in_order[0].order:
         return True
-    # What the longest starved has reserved does not count against the part of the others.
+    # The reservation of the longest starved owner does not count.
     kept = (kept.amounts for each in in_order[1:] for kept in each.hosts.values())
     if not isinstance(owner.waiter, int):
         need = state.quotas.largest_booking(owner.waiter[0])
@@ -232,8 +242,8 @@ def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
 
 
 def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, since: Mark) -> None:
-    """Reserves the best hosts for an owner, or places it if it fits there now. If no suitable hosts
-    are left, those that would suit without their reservations are claimed for the owner.
+    """Reserves the best hosts for an owner, or places it if it fits there now. If no suitable host
+    is left, it claims the hosts that would suit the owner if they were not reserved.
     """
     reservations, search = state.reservations, ReservationSearch(state, owner)
     taken = reservations.claimed.union(reservations.on_host)
@@ -244,8 +254,8 @@ def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, sinc
         reservations.searched[owner.waiter] = found
         reservations.claimed |= found
         return
-    # Best-effort slots run on all cpus that LSE slots leave. New best-effort slots, one after
-    # another, could keep an LSE slot off the last cpu indefinitely, so they are barred.
+    # Best-effort slots run on all cpus that no LSE slot has. New best-effort slots, one after
+    # another, could keep the last cpu from an LSE slot indefinitely, so they are barred.
     exclusive = any(each.cpus and each.cpus[0].qos is QosClass.LSE for each in search.requests)
     barred = frozenset({BEST_EFFORT_CPU_MILLI} if exclusive else ())
     hosts = {}
@@ -268,7 +278,7 @@ def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, sinc
         version=state.hosts.version,
         lacking=next(iter(hosts)),
     )
-    # This search finds placements that the one of `Placer` does not, so the owner may fit now.
+    # This search finds placements that the search of `Placer` does not, so the owner may fit now.
     if has_room(state, made):
         search.place(made)
         for name in hosts:
@@ -277,7 +287,7 @@ def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, sinc
     reservations.by_number[owner.number] = made
     for name, kept in hosts.items():
         state.hosts[name].reserved = kept
-        # At once, because the search for the next owner reads the index.
+        # Updated at once, because the search for the next owner reads the index.
         state.hosts.indexes.follow(state.hosts[name])
     what = f"{len(hosts)} executors are reserved for it"
     if len(hosts) == 1:
@@ -291,7 +301,8 @@ def _end(state: State, ended: Reservation, why: str) -> None:
     for host in (state.hosts[name] for name in ended.hosts if name in state.hosts):
         host.reserved = None
         state.hosts.touch(host)
-        # Topology-constrained classes had no room on a reserved host, even where amounts were free.
+        # A reserved host has no room for topology-constrained classes, even if amounts are free, so
+        # these classes must be tried again.
         state.hosts.indexes.log_growth(host, state.queue)
     _record(state, "reservation_ended", ended, f"{ended.owner.title}: {why}")
 
@@ -309,16 +320,17 @@ def _record(state: State, kind: str, about: Reservation, message: str) -> None:
 def _void(state: State, each: Reservation) -> str:
     """Returns why a reservation is no longer valid; empty: it is valid."""
     if not each.owner.waits_in(state.queue):
-        return "it waits no more"
+        return "it no longer waits"
     # While `hosts.version` is the same, all hosts would suit when empty. Refusals and reports do
-    # not change the version, so hosts that refused and the lacking one are always checked.
+    # not change the version, so hosts that refused, and the host that lacks capacity, are always
+    # checked.
     names = [each.lacking, *(name for name in state.hosts.refusing if name in each.hosts)]
     if each.version != state.hosts.version:
         each.version, names = state.hosts.version, list(each.hosts)
     if not ReservationSearch(state, each.owner).suits(each, names):
-        return "its executors do not suit it any more, even when empty"
+        return "its executors could no longer serve it, even when empty"
     block = _quota_block_of(state, each.owner.waiter)
-    return f"a maximum of group {block.group_id.removeprefix(GROUP)} stops it" if block else ""
+    return f"a maximum of group {block.group_id.removeprefix(GROUP)} blocks it" if block else ""
 
 
 def _expired(state: State, each: Reservation) -> str:
@@ -335,7 +347,7 @@ def _expired(state: State, each: Reservation) -> str:
         for key, slot in state.hosts[name].slots.items()
         if key in kept.before and slot.state is not SlotState.FREEING and key != each.owner.slot
     ]
-    # All slots of `before` are being freed or have ended: the lacking capacity may be free soon.
+    # All slots of `before` are being freed or have ended, so the missing capacity may soon be free.
     if not lasting:
         each.until_ms = state.journal.now_ms + state.settings.fairness.starvation_timeout_ms
         return ""
@@ -345,8 +357,8 @@ def _expired(state: State, each: Reservation) -> str:
     outlasting.update(key for _, key in lasting)
     clock = state.queue.starvation.get(each.owner.waiter)
     if clock is not None:
-        # The next reservation lasts twice as long. So a slot that ends at some time cannot outlast
-        # every reservation.
+        # The next reservation lasts twice as long, so that a slot that ends at some time does not
+        # outlast every reservation.
         clock.expired += 1
     where, (allocation_id, _) = lasting[0]
     more = f" and {len(lasting) - 1} more" if len(lasting) > 1 else ""
@@ -355,7 +367,7 @@ def _expired(state: State, each: Reservation) -> str:
 
 def has_room(state: State, each: Reservation) -> bool:
     """Returns True if the owner fits on its hosts now."""
-    # Checks the host first that lacked something at the last check: it probably still does.
+    # First checks the host that lacked capacity at the last check, because it probably still does.
     for name in (each.lacking, *each.hosts):
         if _lacks(state.hosts, each, name):
             each.lacking = name
@@ -370,8 +382,10 @@ def _lacks(hosts: Hosts, each: Reservation, name: str) -> bool:
 
 def _owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
     """Returns the owner that a reservation for a waiter would have. If the waiter is a job's
-    requests of one class, the owner is the oldest of them. None: nothing is pending any more, or a
-    maximum blocks it: only an event ends that, such as the end of a slot.
+    requests of one class, the owner is the oldest of them.
+
+    None: nothing is pending any more, or a maximum blocks the waiter. Time does not end such a
+    block, but an event does, such as the end of a slot.
     """
     if _quota_block_of(state, waiter) is not None:
         return None

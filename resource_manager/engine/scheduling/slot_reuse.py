@@ -1,13 +1,14 @@
 """Decides whether a slot whose work is done may serve another request of its job.
 
 Reuse is allowed if giving the slot back would have the same result: the slot's job would be served
-next with the freed capacity (`next_in_order.py`). Reuse then saves taking the slot down and carving
-it again. It gives a job no more than its share, apart from the one slot that the job already has.
-If reuse is not allowed, the slot is given back, and its request ends with the reason.
+next with the freed capacity (`next_in_order.py`). Reuse then saves the time to free the slot and to
+carve a new one. If reuse is not allowed, the slot is given back, and its request ends with the
+reason.
 
-Example: job A has a slot whose work is done, and a request for an equal one. Job B waits for a slot
-that would fit there. If A has the lower virtual time without the slot, its request is RELEASED with
-the reason REUSED, and the slot stays. Otherwise the slot is freed with the reason FAIR_SHARE.
+Example: job A has a slot whose work is done, and a pending request for an equal slot. Job B waits
+for a slot that would fit there. If A has the lower virtual time without the slot, its pending
+request is RELEASED with the reason REUSED, and the slot stays. Otherwise the slot is freed with the
+reason FAIR_SHARE.
 
 The slots of a call are decided one after another. The result is stored in the requests that ended,
 so a repeated call gets the same result, also after a restart. Messages do not contain request ids:
@@ -26,44 +27,44 @@ from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.known import known_job
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, Request, Slot
-from resource_manager.engine.model.events import SlotsReuseAsked
+from resource_manager.engine.model.events import SlotsReuseRequested
 from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.scheduling.next_in_order import NextInOrder
 from resource_manager.engine.state import State
 
-HANDED_ON = "a slot that its job has already does its work"
-FAIR_SHARE = "others come before its job for what the slot frees"
-NOT_WAITING = "the request that was to take it over does not wait"
-NOT_THE_SAME = "the request that was to take it over asks for something else"
-NOT_HERE = "nothing new may be placed on its executor"
-OF_A_GANG = "slots and requests of gangs are not handed on"
-RESIZED = "its size was changed, or a change is queued"
-ENDED = "it has ended before"
-NOT_GRANTED = "it was not granted"
+HANDED_ON = "another slot of its job was reused for its work"
+FAIR_SHARE = "other jobs come first for the capacity of the slot"
+NOT_WAITING = "the request that would reuse the slot is not pending"
+NOT_THE_SAME = "the request that would reuse the slot needs a different slot"
+NOT_HERE = "no new slots may be placed on the slot's executor"
+OF_A_GANG = "slots of gangs are not reused, and gangs do not reuse slots"
+RESIZED = "the slot was resized, or a resize is pending"
+ENDED = "its request has already ended"
+NOT_GRANTED = "its request was not granted"
 
 
-def reuse_slots(state: State, event: SlotsReuseAsked) -> list[ItemOutcome]:
-    """Lets slots be reused where that is fair, and gives back the others.
+def reuse_slots(state: State, event: SlotsReuseRequested) -> list[ItemOutcome]:
+    """Reuses slots for other requests of their job where that is fair, and gives back the others.
 
     Raises:
         NotFound: the job is not known.
     """
     known_job(state.jobs, event.job_id)
     following = NextInOrder(state)
-    return [_ask(state, event, following, each) for each in event.slots]
+    return [_reuse_or_free(state, event, following, each) for each in event.slots]
 
 
-def _ask(
+def _reuse_or_free(
     state: State,
-    event: SlotsReuseAsked,
+    event: SlotsReuseRequested,
     following: NextInOrder,
-    asked: tuple[str, int, str],
+    item: tuple[str, int, str],
 ) -> ItemOutcome:
     job_id = event.job_id
-    allocation_id, generation, for_id = asked
+    allocation_id, generation, for_id = item
     request, waiting = state.requests.named(allocation_id), state.requests.named(for_id)
-    # First the cases that need no comparison of jobs: unknown, decided before, ended or outdated.
+    # First the cases that need no comparison of jobs: unknown, repeated, ended or outdated.
     if request is None or request.job_id != job_id:
         return ItemOutcome(
             allocation_id,
@@ -71,7 +72,7 @@ def _ask(
             f"allocation {allocation_id} is not known in job {job_id}",
         )
     # A repeated call gets the same result as the first one.
-    if waiting is not None and _was_agreed(request, waiting, following):
+    if waiting is not None and _was_reused(request, waiting, following):
         return ItemOutcome(allocation_id)
     if request.state in ENDED_REQUEST_STATES:
         if request.reason in (Reason.FAIR_SHARE, Reason.NOT_REUSABLE):
@@ -81,31 +82,31 @@ def _ask(
         return ItemOutcome(
             allocation_id,
             Reason.STALE_GENERATION,
-            f"generation {generation} of {allocation_id} is not the current one, which is"
+            f"generation {generation} of {allocation_id} is outdated; the current generation is"
             f" {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
-    # Compare with other jobs. Then let the slot be reused, or give it back.
+    # Compare with other jobs. Then reuse the slot, or give it back.
     reason, message = _obstacle(state.hosts, state.slots, request, waiting, following)
     if not reason and waiting is not None:
-        _hand_on(state, request, waiting)
-        # Later slots of this call must see that the work is taken over.
+        _take_over(state, request, waiting)
+        # Later slots of this call must not take over the same work.
         following.work_of(job_id)[for_id] = allocation_id
         return ItemOutcome(allocation_id)
     _end_thread(state.journal, state.slots, state.jobs, request)
     state.gang_moves.give_up(
         request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms
     )
-    # The job has one slot less now, which may change the result for the next slot.
-    following.gave_back(job_id)
+    # The job now has one slot less, which may change the result for the next slot.
+    following.slot_freed(job_id)
     return ItemOutcome(allocation_id, reason, message)
 
 
-def _was_agreed(request: Request, waiting: Request, following: NextInOrder) -> bool:
+def _was_reused(request: Request, waiting: Request, following: NextInOrder) -> bool:
     """Returns True if the slot of `request` probably took over the work of `waiting`.
 
-    The slot that took over is not stored. It was another slot if that slot still does the work, or
-    if this slot was given back earlier.
+    The store does not say which slot took over the work. It was not this slot if another slot does
+    the work now, or if this slot was given back earlier.
     """
     if waiting.job_id != request.job_id or waiting.reason != Reason.REUSED:
         return False
@@ -113,7 +114,7 @@ def _was_agreed(request: Request, waiting: Request, following: NextInOrder) -> b
     if request.end_time_ms and waiting.end_time_ms and request.end_time_ms < waiting.end_time_ms:
         return False
     by = following.work_of(request.job_id).get(waiting.allocation_id)
-    # If no slot does the work any more, it counts as taken over by this one.
+    # If no slot does the work any more, assume that this slot took it over.
     return by in (None, request.allocation_id)
 
 
@@ -126,11 +127,11 @@ def _obstacle(
         hosts: all hosts.
         slots: all slots.
         request: the request that the slot serves.
-        waiting: the request that it would serve; None: it is unknown.
+        waiting: the request that the slot would serve; None: it is unknown.
         following: compares jobs.
 
     Returns:
-        Reason and message; empty: it may be reused.
+        Reason and message; both empty if the slot may be reused.
     """
     slot = slots.of(request)
     why = ""
@@ -144,7 +145,7 @@ def _obstacle(
         why = NOT_WAITING
     elif request.spec.gang_id or waiting.spec.gang_id:
         why = OF_A_GANG
-    elif not _ask_for_the_same(request, waiting):
+    elif not _need_equal_slots(request, waiting):
         why = NOT_THE_SAME
     elif not _has_its_size(hosts, slot, request):
         why = RESIZED
@@ -153,12 +154,12 @@ def _obstacle(
     if why or slot is None:
         return Reason.NOT_REUSABLE, why
     # Comparing jobs costs most, so it comes last.
-    return (Reason.FAIR_SHARE, FAIR_SHARE) if following.is_anothers(slot) else ("", "")
+    return (Reason.FAIR_SHARE, FAIR_SHARE) if following.goes_to_another_job(slot) else ("", "")
 
 
-def _ask_for_the_same(request: Request, waiting: Request) -> bool:
-    """Returns True if the specs of both requests are equal, so that they would get equal slots. The
-    ids and two settings that do not affect the slot are ignored.
+def _need_equal_slots(request: Request, waiting: Request) -> bool:
+    """Returns True if both requests would get equal slots: their specs are equal, except for the
+    ids and settings that do not affect the slot.
     """
     like = replace(
         waiting.spec,
@@ -171,7 +172,7 @@ def _ask_for_the_same(request: Request, waiting: Request) -> bool:
 
 
 def _has_its_size(hosts: Hosts, slot: Slot, request: Request) -> bool:
-    """Returns True if the slot has the size that its request asked for and no pending resize."""
+    """Returns True if the slot has the requested size, and no pending resize."""
     if slot.ordered is not None or slot.wanted is not None:
         return False
     default = hosts.of(slot).executor.registration.default_profile
@@ -183,23 +184,25 @@ def _has_its_size(hosts: Hosts, slot: Slot, request: Request) -> bool:
 def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: Request) -> None:
     """Counts the finished thread of a slot that is given back because it may not be reused.
 
-    The job master requested reuse because the thread is done. `give_up` does not know that: with a
-    reason, it treats the slot as taken away.
+    The job master requested reuse because the thread is done. But `give_up` gets a reason, so it
+    treats the slot as taken away and does not count the thread.
     """
     slot = slots.of(request)
     if slot is not None and request.state is RequestState.GRANTED:
         threads.end(jobs[request.job_id], slot, journal.now_ms)
 
 
-def _hand_on(state: State, request: Request, waiting: Request) -> None:
-    """Lets the slot of a request take over the work of a pending one, which ends."""
+def _take_over(state: State, request: Request, waiting: Request) -> None:
+    """Reuses the slot of a request for the work of a pending request, which ends."""
     slot = state.slots.of(request)
-    # Reuse counts as a placement. `served` must be called first: the end of the request may stop
-    # the clock.
+    # Reuse counts as a placement. `served` is called before the pending request ends, because its
+    # end may stop the clock.
     state.queue.starvation.served((state.queue.class_of(waiting.spec), waiting.job_id))
     state.moves.end_request(waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON)
     if slot is not None:
         slot.works_for = waiting.allocation_id
         threads.note_reuse(state.jobs[request.job_id], slot, state.journal.now_ms)
-        state.journal.slot_event("slot_reused", slot, message=f"by {waiting.allocation_id}")
+        state.journal.slot_event(
+            "slot_reused", slot, message=f"for request {waiting.allocation_id}"
+        )
     state.flows.note_reuse(request.job_id)

@@ -1,4 +1,4 @@
-"""Decodes AdviseThreads: into how many threads to split a job's work."""
+"""Decodes AdviseThreads, which asks into how many threads to split a job's work."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def advice_wanted(
 
     Args:
         request: the call.
-        now_ms: this moment, monotonic.
+        now_ms: the current time, monotonic.
 
     Raises:
-        InvalidArgument: the id is malformed, the target is 0, or the quantile not between 0 and 1.
+        InvalidArgument: the id is malformed, the target is 0 or too long, or the quantile is not
+            between 0 and 1.
     """
     job_id = check_id("job_id", request.job_id)
     target_ms, quantile = TARGET_MS, request.quantile or QUANTILE

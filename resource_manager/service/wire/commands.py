@@ -1,4 +1,6 @@
-"""Where messages to executors differ from the engine's values: answers and commands."""
+"""Maps the engine's answers and commands to messages for executors. Lists only fields that
+differ.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Checks what a request says about its cpus: which policies, strengths and amounts go together.
+"""Checks the cpu policy of a request: which policies, strengths and amounts can be combined.
 
-Only the request itself is checked, before any host is looked at. `InvalidArgument` carries the path
-of the field and what to do instead.
+The checks need only the request, no host. `InvalidArgument` names the path of the field, and what
+to do instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MILLI_PER_CPU = 1000
 PINNED = f"{QosClass.LSE} or {QosClass.LSR}"
 
 _REQUIRED = "STRENGTH_REQUIRED"
-_NEEDS_OWN_CPUS = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
+_NEEDS_DEDICATED_CPUS = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
 _DEMANDS_NOTHING = ("Default", "None")  # policies that every host satisfies
 
 
@@ -33,17 +33,17 @@ def request_policy(
 
     Args:
         message: the request.
-        profile: its profile; None: unknown.
+        profile: its profile; None: the request gets the default slot of its executor.
         field: path of the request, for errors.
 
     Raises:
-        InvalidArgument: an unknown word, or a combination that no host could satisfy.
+        InvalidArgument: a word is unknown, or no host could satisfy the combination.
     """
     if not message.HasField("cpu_policy"):
         return PLAIN
     policy = cpu_policy_from_proto(message.cpu_policy, f"{field}.cpu_policy")
     _check_strengths(policy, f"{field}.cpu_policy")
-    # Dedicated cpus are counted whole, so other rules apply to their amounts.
+    # A slot gets dedicated cpus only as whole cpus, so other rules apply to its amounts.
     if policy.qos.is_pinned:
         _check_whole_cpus(policy.qos, profile, message.cpu_limit_milli, field)
         if policy.bind is BindPolicy.CONSTRAINED_BURST:
@@ -51,12 +51,12 @@ def request_policy(
         return policy
     if policy.qos is QosClass.BE:
         _check_best_effort(policy, profile, message.cpu_limit_milli, field)
-    _check_nothing_of_own_cpus(policy, f"{field}.cpu_policy")
+    _check_shared_cpus(policy, f"{field}.cpu_policy")
     return policy
 
 
 def _check_strengths(policy: CpuPolicy, field: str) -> None:
-    """Checks that a required policy is one that a host can fail to satisfy."""
+    """Checks that no policy is required that every host satisfies anyway."""
     for name, word, required in (
         ("bind", policy.bind, policy.bind_required),
         ("exclusive", policy.exclusive, policy.exclusive_required),
@@ -65,10 +65,10 @@ def _check_strengths(policy: CpuPolicy, field: str) -> None:
         if required and word in _DEMANDS_NOTHING:
             expected = f"no strength, or another policy: {name} {word} requires nothing"
             raise InvalidArgument(f"{field}.{name}_strength", _REQUIRED, expected)
-    # This policy never keeps a slot from a host, so requiring it would promise nothing.
+    # This policy excludes no host, so to require it would have no effect.
     if policy.numa_required and policy.numa is NumaPolicy.BEST_EFFORT:
         expected = (
-            f"STRENGTH_PREFERRED with numa {policy.numa}, which never keeps a slot from a host; or "
+            f"STRENGTH_PREFERRED with numa {policy.numa}, which excludes no host; or "
             f"numa {NumaPolicy.RESTRICTED} or {NumaPolicy.SINGLE_NUMA_NODE}"
         )
         raise InvalidArgument(f"{field}.numa_strength", _REQUIRED, expected)
@@ -87,7 +87,7 @@ def _check_whole_cpus(
     cpu_milli = profile.cpu_milli
     if cpu_milli < MILLI_PER_CPU or cpu_milli % MILLI_PER_CPU:
         expected = (
-            f"whole cpus with qos {qos}, a multiple of {MILLI_PER_CPU}; {shared} for parts of one"
+            f"whole cpus with qos {qos}, a multiple of {MILLI_PER_CPU}; {shared} for parts of a cpu"
         )
         raise InvalidArgument(f"{field}.profile.cpu_milli", cpu_milli, expected)
     if limit not in (0, cpu_milli):
@@ -106,7 +106,7 @@ def _check_best_effort(
     if profile is not None and limit not in (0, profile.cpu_milli):
         expected = (
             f"0 or cpu_milli ({profile.cpu_milli}) with qos {policy.qos}; or cpu_policy.qos "
-            f"{QosClass.LS} to use more than is booked"
+            f"{QosClass.LS} to use more than the slot books"
         )
         raise InvalidArgument(f"{field}.cpu_limit_milli", limit, expected)
 
@@ -114,18 +114,17 @@ def _check_best_effort(
 def _constrained_burst(qos: QosClass, field: str) -> InvalidArgument:
     expected = (
         f"another policy with qos {qos}: {BindPolicy.CONSTRAINED_BURST} is for qos {QosClass.LS} "
-        "only, because it concerns the cpu limit"
+        "only, because it applies to the cpu limit"
     )
     return InvalidArgument(f"{field}.bind", str(BindPolicy.CONSTRAINED_BURST), expected)
 
 
-def _check_nothing_of_own_cpus(policy: CpuPolicy, field: str) -> None:
-    """Checks a request without dedicated cpus: it may prefer policies about them, not require them.
-
-    The preference has no effect.
+def _check_shared_cpus(policy: CpuPolicy, field: str) -> None:
+    """Checks a request without dedicated cpus. It may prefer policies for dedicated cpus, which has
+    no effect, but must not require them.
     """
     about = (
-        ("bind", policy.bind_required and policy.bind in _NEEDS_OWN_CPUS, policy.bind),
+        ("bind", policy.bind_required and policy.bind in _NEEDS_DEDICATED_CPUS, policy.bind),
         ("exclusive", policy.exclusive_required, policy.exclusive),
     )
     for name, required, word in about:

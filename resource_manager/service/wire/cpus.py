@@ -1,4 +1,4 @@
-"""Decodes what executors report about the cpus of their hosts; checks the form only."""
+"""Decodes the reports of executors about their hosts' cpus, and checks their form."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _WORDS = (
 
 
 def cpu_state_from_proto(message: pb.CpuState, field: str) -> CpuState:
-    """Decodes what an executor currently sees of its host's cpus.
+    """Decodes the current state of a host's cpus, as its executor reports it.
 
     Raises:
-        InvalidArgument: a malformed list, text or amount.
+        InvalidArgument: a list, text or amount is malformed.
     """
     number = message.host_policy_number
     if number < 0:
@@ -51,7 +51,8 @@ def cpu_state_from_proto(message: pb.CpuState, field: str) -> CpuState:
 
 
 def _with_kubelet(state: CpuState, message: pb.KubeletReport, field: str) -> CpuState:
-    # Check the form of everything, because the report is stored and shown as it is.
+    # Check the form of all fields, because the resource manager stores and shows the report
+    # unchanged.
     for name in _WORDS:
         _check_short(f"{field}.{name}", getattr(message, name))
     if len(message.cpu_manager_options) > OPTIONS_MAX:
@@ -64,7 +65,8 @@ def _with_kubelet(state: CpuState, message: pb.KubeletReport, field: str) -> Cpu
     count = len(message.containers)
     if count > CONTAINERS_MAX:
         raise InvalidArgument(f"{field}.containers", count, f"at most {CONTAINERS_MAX}")
-    # Sum up what the engine needs: cpus and memory that containers have.
+    # The engine needs only the sums: all cpus that containers have, and their memory on each NUMA
+    # node.
     pinned, memory = EMPTY, dict[int, int]()
     for at, each in enumerate(message.containers):
         where = f"{field}.containers[{at}]"
@@ -74,14 +76,14 @@ def _with_kubelet(state: CpuState, message: pb.KubeletReport, field: str) -> Cpu
         for node, amount in each.memory_bytes.items():
             check_amount(f"{where}.memory_bytes[{node}]", amount)
             memory[node] = memory.get(node, 0) + amount
-    # Kept as text, because the engine only passes it on.
-    told = MessageToDict(message, preserving_proto_field_name=True)
+    # The report is stored as text, because the engine does not read its fields.
+    report = MessageToDict(message, preserving_proto_field_name=True)
     return CpuState(
         offline_cpus=state.offline_cpus,
         kubelet_cpus=pinned,
         kubelet_memory=tuple(sorted(memory.items())),
         kubelet_policy=host_policy_from_proto(message.policy, f"{field}.policy"),
-        kubelet=json.dumps(told, separators=(",", ":")),
+        kubelet=json.dumps(report, separators=(",", ":")),
         host_policy_number=state.host_policy_number,
         squeezed_cpus=state.squeezed_cpus,
         notes=state.notes,

@@ -1,7 +1,7 @@
 """Decodes requests, releases, registrations and reports into the engine's values.
 
-The form of every field that it decodes is checked; `InvalidArgument` carries the path of the field.
-The engine checks what depends on its state and settings, such as whether an id is known.
+It checks the form of every field; `InvalidArgument` names the path of the field. The engine checks
+what depends on its state and settings, such as whether an id is known.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _REPORTED_STATES = {
 
 
 def check_batch(field: str, items: Sequence[object], *, ranges: Sequence[object] = ()) -> None:
-    """Checks that there are 1 to `BATCH_ITEMS_MAX` items; 0 are allowed if there are ranges.
+    """Checks that there are 1 to `BATCH_ITEMS_MAX` items. A call with ranges may have 0 items.
 
     Args:
         field: path of the field, for errors.
@@ -67,14 +67,14 @@ def check_batch(field: str, items: Sequence[object], *, ranges: Sequence[object]
         ranges: the ranges of the same call.
 
     Raises:
-        InvalidArgument: there are too few or too many.
+        InvalidArgument: there are too few or too many items.
     """
     if not (0 if ranges else 1) <= len(items) <= BATCH_ITEMS_MAX:
         raise InvalidArgument(field, f"{len(items)} items", f"1 to {BATCH_ITEMS_MAX} items")
 
 
 def grace_ms(message: Duration, *, present: bool) -> int | None:
-    """Returns the milliseconds between SIGTERM and SIGKILL; None: the executor's default."""
+    """Returns the milliseconds between SIGTERM and SIGKILL, or None for the executor's default."""
     return duration_ms_from_proto(message, "grace", largest_ms=GRACE_MS_MAX) if present else None
 
 
@@ -82,8 +82,8 @@ def request_id(text: str) -> str:
     """Returns a well-formed request id.
 
     Raises:
-        InvalidArgument: it is too short, too long or not printable. The error does not repeat it,
-            because it is a secret.
+        InvalidArgument: it is too short, too long or not printable. The error does not contain the
+            id, because it is a secret.
     """
     fits = REQUEST_ID_LENGTH_MIN <= len(text) <= REQUEST_ID_LENGTH_MAX
     if not fits or not text.isprintable():
@@ -105,7 +105,8 @@ def slot_request(message: slots_pb2.SlotRequest, field: str) -> RequestSpec:
     # One call may have thousands of requests, so this path is built only for a malformed id.
     if not ID_PATTERN.fullmatch(allocation_id):
         check_id(f"{field}.allocation_id", allocation_id)
-    # An absent profile is not an empty one: the request gets the default slot of its executor.
+    # An absent profile differs from an empty profile: the request gets the default slot of its
+    # executor.
     specified = message.HasField("profile")
     profile = profile_from_proto(message.profile, f"{field}.profile") if specified else None
     limit = message.cpu_limit_milli
@@ -147,7 +148,7 @@ def slot_requests_from(messages: Sequence[slots_pb2.SlotRequest], first: int) ->
 
 
 def repetitions(ids: Sequence[str], field: str) -> dict[int, ItemOutcome]:
-    """Returns, by position, the refusal of every item whose id an earlier item of the batch has."""
+    """Returns the refusals of items whose id an earlier item of the batch has, by position."""
     first: dict[str, int] = {}
     repeated: dict[int, ItemOutcome] = {}
     for index, each in enumerate(ids):
@@ -163,7 +164,7 @@ def repetitions(ids: Sequence[str], field: str) -> dict[int, ItemOutcome]:
 
 
 def allocation_ids(ids: Sequence[str], *, ranges: Sequence[object] = ()) -> tuple[str, ...]:
-    """Returns a batch of well-formed ids; it may be empty if there are ranges."""
+    """Checks a batch of ids and returns it. The batch may be empty if there are ranges."""
     check_batch("allocation_ids", ids, ranges=ranges)
     return tuple(check_id(f"allocation_ids[{index}]", each) for index, each in enumerate(ids))
 
@@ -171,7 +172,8 @@ def allocation_ids(ids: Sequence[str], *, ranges: Sequence[object] = ()) -> tupl
 def slot_releases(
     messages: Sequence[rm_pb2.SlotRelease], *, ranges: Sequence[object] = ()
 ) -> tuple[tuple[str, int], ...]:
-    """Returns (allocation id, generation) of each slot in a batch; generation 0: the current one.
+    """Returns (allocation id, generation) of each slot in a batch. Generation 0 means the current
+    generation.
 
     The batch may be empty if there are ranges.
     """
@@ -179,7 +181,8 @@ def slot_releases(
     slots = tuple((each.allocation_id, each.generation) for each in messages)
     sound = ID_PATTERN.fullmatch
     for index, (allocation_id, generation) in enumerate(slots):
-        # The path of a field is built only for a malformed entry, because thousands come at once.
+        # Build the path of a field only for a malformed entry, because a call may have thousands of
+        # entries.
         if generation < 0 or not sound(allocation_id):
             check_id(f"slots[{index}].allocation_id", allocation_id)
             _check_counter(f"slots[{index}].generation", generation)
@@ -187,14 +190,13 @@ def slot_releases(
 
 
 def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
-    """Decodes what an executor announces about itself.
+    """Decodes the registration of an executor.
 
     Raises:
         InvalidArgument: a field is malformed.
         FailedPrecondition: see `check_protocol_version`.
     """
-    # Fields that are copied unchanged below are checked here. The others are checked where they are
-    # converted.
+    # Check the fields here that are copied unchanged below. The conversions check all other fields.
     check_id("executor_id", message.executor_id)
     check_id("instance_id", message.instance_id)
     check_dialable(message.address, "address")
@@ -228,13 +230,13 @@ def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
 
 
 def check_protocol_version(text: str) -> str:
-    """Returns the version if both sides understand each other.
+    """Returns the version if both sides can communicate.
 
-    They do with the same major version and minor versions at most one apart.
+    They can if they have the same major version, and their minor versions differ by at most one.
 
     Raises:
-        InvalidArgument: malformed.
-        FailedPrecondition: too far apart.
+        InvalidArgument: the version is malformed.
+        FailedPrecondition: the versions differ too much.
     """
     found = _VERSION.fullmatch(text)
     ours = _VERSION.fullmatch(PROTOCOL_VERSION)
@@ -244,7 +246,7 @@ def check_protocol_version(text: str) -> str:
     if major != int(ours[1]) or abs(minor - int(ours[2])) > 1:
         raise FailedPrecondition(
             f"protocol_version is {text}; this resource manager speaks {PROTOCOL_VERSION} and "
-            "understands one minor version more or less; upgrade the older side",
+            "accepts minor versions that differ by at most one; upgrade the older side",
             reason=Reason.VERSION_MISMATCH,
             details={"protocol_version": text, "spoken": PROTOCOL_VERSION},
         )
@@ -262,7 +264,7 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
     _check_counter(f"{field}.rm_epoch", message.rm_epoch)
     _check_counter(f"{field}.command_number", message.command_number)
     _check_counter(f"{field}.base_report_number", message.base_report_number)
-    # An unchanged report with content would contradict itself. Neither half could be trusted.
+    # An unchanged report with content contradicts itself, so neither part of it can be trusted.
     if message.unchanged and (message.slots or message.HasField("available")):
         raise InvalidArgument(f"{field}.unchanged", True, "no slots and no available amounts")
     slots = tuple(
@@ -294,7 +296,7 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
 
 
 def usage(message: slots_pb2.UsageReport, field: str) -> Usage:
-    """Decodes what slots really use."""
+    """Decodes the measured use of slots."""
     return Usage(
         cpu_milli=check_amount(f"{field}.cpu_milli", message.cpu_milli),
         memory_bytes=check_amount(f"{field}.memory_bytes", message.memory_bytes),
@@ -310,7 +312,7 @@ def _reported_slot(message: slots_pb2.SlotStatus, field: str) -> ReportedSlot:
     if generation < 1:
         raise InvalidArgument(f"{field}.generation", generation, "1 or more")
     allocation_id, job_id, cpus = message.allocation_id, message.job_id, message.cpus
-    # Both ids are checked without their paths first, for the same reason as in `slot_request`.
+    # Check both ids first without building their paths, for the same reason as in `slot_request`.
     if not (ID_PATTERN.fullmatch(allocation_id) and ID_PATTERN.fullmatch(job_id)):
         check_id(f"{field}.allocation_id", allocation_id)
         check_id(f"{field}.job_id", job_id)
@@ -337,7 +339,7 @@ def _reported_slot(message: slots_pb2.SlotStatus, field: str) -> ReportedSlot:
 
 def _ended_slot(message: slots_pb2.EndedSlot, field: str) -> EndedSlot:
     if not _REASON_CODE.fullmatch(message.reason):
-        raise InvalidArgument(f"{field}.reason", message.reason, "a code in capitals")
+        raise InvalidArgument(f"{field}.reason", message.reason, "a code in capital letters")
     if message.generation < 1:
         raise InvalidArgument(f"{field}.generation", message.generation, "1 or more")
     check_id(f"{field}.allocation_id", message.allocation_id)

@@ -1,7 +1,6 @@
 """Builds messages from the engine's values, by the names of their fields.
 
-Where message and value use different names, the tables in `listed.py`, `explained.py`,
-`commands.py` and below say so.
+The tables in `listed.py`, `explained.py`, `commands.py` and below list the names that differ.
 """
 
 from __future__ import annotations
@@ -65,15 +64,16 @@ def slot_status(
         slot: the slot.
         executor_address: where job masters reach its executor.
         resize_message: why a resize waits, for people.
-        conditions: of its devices, as far as they are not healthy or others use them.
+        conditions: the conditions of its devices that are not healthy, or that foreign processes
+            use.
     """
     under_way = []
-    # The ordered resize comes first: it ends before the one that waits.
+    # The ordered resize comes first, because it ends before the waiting resize.
     if slot.ordered is not None:
         under_way.append(resize_status(slot.ordered, ordered=True))
     if slot.wanted is not None:
         under_way.append(resize_status(slot.wanted, ordered=False, message=resize_message))
-    # Called directly, not through `write`, because slots are written most often.
+    # Call the compiled function directly and not `write`, because slots are written most often.
     function = write.function(Slot, slots_pb2.SlotStatus)
     return function(
         slot,
@@ -95,7 +95,7 @@ def resize_status(resize: Resize, *, ordered: bool, message: str = "") -> slots_
 
     Args:
         resize: the resize.
-        ordered: True: the executor was commanded; False: the resize waits.
+        ordered: True: the executor has the command; False: the resize waits.
         message: why it waits, for people.
     """
     state = ORDERED if ordered else WAITING
@@ -103,7 +103,7 @@ def resize_status(resize: Resize, *, ordered: bool, message: str = "") -> slots_
 
 
 def explanation(found: Explanation, state: State) -> rm_pb2.ExplainResponse:
-    """Returns why a request waits, or what became of it."""
+    """Returns the state of a request: why it waits, the resizes of its slot, or how it ended."""
     blocking = [slot_status_of_view(slot_view(state, slot)) for slot in found.blocked_by]
     return write(rm_pb2.ExplainResponse, found, blocked_by=blocking)
 

@@ -1,4 +1,4 @@
-"""Where the messages of explanations differ from the engine's values."""
+"""Maps the engine's explanations to messages. Lists only the fields that differ."""
 
 from __future__ import annotations
 

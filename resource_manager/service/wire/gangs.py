@@ -1,6 +1,6 @@
-"""Decodes the gangs that a call declares; checks the form only.
+"""Decodes the gangs that a call declares, and checks their form.
 
-`InvalidArgument` carries the path of the field. Whether a gang fits, the engine decides.
+`InvalidArgument` names the path of the field. The engine decides whether a gang fits.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def gangs_of_call(
     Args:
         messages: the declared gangs.
         requests: all requests of the call, in the order sent.
-        repeated: by position, the requests whose id stands earlier in the call.
-        members_max: how many members a gang may have.
+        repeated: the refusals of requests whose id an earlier request of the call has, by position.
+        members_max: maximum number of members of a gang.
 
     Raises:
         InvalidArgument: a gang is malformed, declared twice, or has too few or too many members in
             this call; or a request cannot be a member of the gang that it names.
     """
-    # Most calls have no gang, and pay nothing for this check.
+    # Most calls have no gang, and end here.
     if not messages and not any(request.gang_id for request in requests):
         return ()
-    if len(messages) > len(requests):  # cheaper to check than to decode them all
+    if len(messages) > len(requests):  # checked first: decoding costs more
         expected = "at most as many gangs as requests"
         raise InvalidArgument("gangs", f"{len(messages)} gangs", expected)
     gangs: dict[str, GangSpec] = {}
@@ -107,7 +107,8 @@ def _members(
                 "empty for a member of a gang: executors do not offer slots of gangs directly"
             )
             raise InvalidArgument(f"{field}.target_address", request.target_address, expected)
-        # Without this request the gang would be incomplete, so the whole call is refused.
+        # A request with a repeated id is refused. Its gang would be incomplete, so refuse the whole
+        # call.
         if at in repeated:
             expected = "an id that no other request has: gangs are accepted only as a whole"
             raise InvalidArgument(f"{field}.allocation_id", request.allocation_id, expected)

@@ -1,4 +1,4 @@
-"""Decodes operators' changes of resource groups; checks every field."""
+"""Decodes operators' changes of resource groups, and checks every field."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NO_LIMIT = -1
 """An amount that removes a limit."""
 
 DIMENSIONS_MAX = 64
-"""Kinds of resources that one group may limit."""
+"""Maximum number of resources that one group may limit."""
 
 
 def group_set_event(request: cluster_pb2.SetGroupRequest, at: Instant) -> GroupSet:
-    """Decodes a SetGroup request. Semantic checks are the engine's.
+    """Decodes a SetGroup request. The engine makes the semantic checks.
 
     Raises:
-        InvalidArgument: malformed limits.
+        InvalidArgument: the limits are malformed.
     """
     return GroupSet(
         at,
@@ -41,7 +41,8 @@ def _limits(field: str, given: Mapping[str, int]) -> dict[str, int | None]:
         raise InvalidArgument(field, f"{len(given)} dimensions", f"at most {DIMENSIONS_MAX}")
     for name, amount in given.items():
         device = name.removeprefix(DEVICE_PREFIX)
-        # The limit would never apply: slots book the compute and the memory of GPUs.
+        # Other names are rejected, because such a limit would never apply. For example, slots book
+        # the compute and the memory of GPUs, not "gpu".
         if device != name and amount != NO_LIMIT and not is_dimension(device):
             expected = (
                 f"{DEVICE_PREFIX} and gpu-core, gpu-memory, gpu-memory-ratio, or another type of"
@@ -49,7 +50,7 @@ def _limits(field: str, given: Mapping[str, int]) -> dict[str, int | None]:
             )
             raise InvalidArgument(f"{field} of a dimension", name, expected)
         resource = name.removeprefix(EXTENDED_PREFIX)
-        # Only names of countable resources are chosen by operators. The engine checks all others.
+        # Operators choose only the names of countable resources. The engine checks all other names.
         if (
             resource != name
             and amount != NO_LIMIT

@@ -31,7 +31,7 @@ _PLAIN = frozenset(
     for field in slots_pb2.SlotStatus.DESCRIPTOR.fields
     if field.message_type is None and field.enum_type is None
 )
-"""Number and text fields of a slot, which events carry under the same names."""
+"""Number and text fields of a slot. A job event has the same names for them."""
 
 
 def slot_status_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotStatus:
@@ -75,7 +75,7 @@ def _assignment(data: Mapping[str, Any]) -> cpus_pb2.CpuAssignment:
 
 
 def _profile_of_event(data: Mapping[str, Any]) -> resources_pb2.ResourceProfile:
-    # Only amounts can be the key of a cache, and not mappings of resources or lists of devices.
+    # A cache key must be hashable. Amounts are; mappings of resources and lists of devices are not.
     if all(isinstance(each, int) for each in data.values()):
         return _plain_profile(tuple(data.items()))
     return profile_to_proto(ResourceProfile.from_dict(data))

@@ -1,4 +1,4 @@
-"""Where the messages of lists and cluster events differ from the engine's values."""
+"""Maps the engine's lists and cluster events to messages. Lists only the fields that differ."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ WRITINGS = (
         given="rm_epoch software_version start_time protocol_version",
     ),
     Writing(ItemOutcome, slots_pb2.ItemResult, ITEM_ERROR),
-    # Lists of devices have the use of each device.
+    # The caller passes the use of devices, because only some lists have it.
     Writing(Usage, slots_pb2.UsageReport, given="devices"),
     Writing(
         GroupView,

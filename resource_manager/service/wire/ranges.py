@@ -1,4 +1,4 @@
-"""Decodes ranges of requests and members of ranges; checks every field, the form only."""
+"""Decodes ranges of requests and members of ranges, and checks the form of every field."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def _request_range(message: slots_pb2.RequestRange, field: str) -> RangeSpec:
     first = _first_index(message.first_index, count, field)
     if not message.HasField("request"):
         raise InvalidArgument(f"{field}.request", "absent", "the slot request of each member")
-    asked = message.request
+    template = message.request
     for name in ("allocation_id", "gang_id", "target_address"):
-        if value := getattr(asked, name):
-            raise InvalidArgument(f"{field}.request.{name}", value, "empty: ranges have none")
-    # A range is decoded as one request with the range's id.
+        if value := getattr(template, name):
+            raise InvalidArgument(f"{field}.request.{name}", value, "empty for a range")
+    # Decode the range as one request that has the range's id.
     request = slots_pb2.SlotRequest()
-    request.CopyFrom(asked)
+    request.CopyFrom(template)
     request.allocation_id = range_id
     return RangeSpec(slot_request(request, f"{field}.request"), first, count)
 

@@ -1,6 +1,6 @@
-"""Decodes requests to resize a slot; checks the form only.
+"""Decodes requests to resize a slot, and checks their form.
 
-Whether the slot exists, the size is possible or the number is the next one, the engine checks.
+The engine checks whether the slot exists, the size is possible, and the number is the next one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WAITS_FOR_USE = {
 
 
 class ResizeMessage(Protocol):
-    """What the two ResizeSlot calls have in common: job masters' and operators'."""
+    """The common fields of the two ResizeSlot calls, for job masters and for operators."""
 
     allocation_id: str
     generation: int
@@ -36,7 +36,7 @@ class ResizeMessage(Protocol):
 
     @property
     def profile(self) -> resources_pb2.ResourceProfile:
-        """The whole new size of the slot."""
+        """The new size of the slot, with all dimensions."""
 
     def HasField(self, field_name: Any) -> bool:
         """Whether a field is present."""
@@ -52,7 +52,7 @@ def resize_event(
         job_id: the job that must own the slot; None: an operator's call.
 
     Returns:
-        A function that makes the event, given the moment.
+        A function that creates the event from the current time.
 
     Raises:
         InvalidArgument: a field is malformed.

@@ -1,6 +1,6 @@
-"""Decodes ReuseSlots: which slots go on with which requests; checks the form only.
+"""Decodes ReuseSlots, which names slots and the request that each must serve next.
 
-Whether a slot may be reused, the engine decides.
+It checks the form; the engine decides whether a slot may be reused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.model.entities import Instant
-from resource_manager.engine.model.events import Event, SlotsReuseAsked
+from resource_manager.engine.model.events import Event, SlotsReuseRequested
 from resource_manager.service.wire import decoding
 
 ReusePart = tuple[tuple[str, int, str], ...]
@@ -20,10 +20,10 @@ ReusePart = tuple[tuple[str, int, str], ...]
 
 
 def slot_reuses(messages: Sequence[rm_pb2.SlotReuse]) -> ReusePart:
-    """Decodes a batch of slots. No slot and no request may occur twice.
+    """Decodes a batch of slots.
 
     Raises:
-        InvalidArgument: something is missing, malformed, or occurs twice.
+        InvalidArgument: a field is missing or malformed, or an id occurs twice.
     """
     decoding.check_batch("slots", messages)
     slots: list[tuple[str, int, str]] = []
@@ -48,7 +48,7 @@ def slot_reuses(messages: Sequence[rm_pb2.SlotReuse]) -> ReusePart:
 def reuse_events(
     job_id: str, parts: Sequence[ReusePart], grace_ms: int | None
 ) -> list[Callable[[Instant], Event]]:
-    """Returns one function per part of the batch, which makes the event, given the moment.
+    """Returns a function for each part of the batch, which creates the event from the current time.
 
     Args:
         job_id: the job that calls.
@@ -56,5 +56,5 @@ def reuse_events(
         grace_ms: milliseconds between SIGTERM and SIGKILL; None: the executor's default.
     """
     return [
-        partial(SlotsReuseAsked, job_id=job_id, slots=part, grace_ms=grace_ms) for part in parts
+        partial(SlotsReuseRequested, job_id=job_id, slots=part, grace_ms=grace_ms) for part in parts
     ]

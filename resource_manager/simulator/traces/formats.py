@@ -26,7 +26,7 @@ def read_workload(path: Path, format_name: str = "") -> Workload:
     """Reads a log.
 
     Args:
-        path: of the log.
+        path: path of the log.
         format_name: empty: detected from the first line that is not blank.
 
     Raises:
@@ -46,9 +46,9 @@ def _detected(path: Path) -> str:
     for name, columns in _COLUMNS.items():
         if header.issuperset(columns):
             return name
-    # A frequent mistake, so it gets its own error.
+    # This mistake is frequent, so it gets a separate error.
     if header.issuperset(("cpu_milli", "memory_mib", "gpu")):
-        expected = "a log of requests; this is a list of nodes, to be named with --nodes"
+        expected = "a log of requests; this is a list of nodes, which --nodes takes"
         raise InvalidArgument("FILE", str(path), expected)
-    expected = f"a log that begins like one of {', '.join(READERS)}, or say --format"
+    expected = f"a log that begins like one of {', '.join(READERS)}, or use --format"
     raise InvalidArgument(f"{path.name}, line 1", first, expected)

@@ -1,6 +1,6 @@
 """Requests of a production GPU cluster in which several requests may share a GPU (openb, 2023).
 
-The log counts thousandths of a GPU. Slots get hundredths, so a share is rounded up.
+The log counts thousandths of a GPU. Slots get hundredths, so shares are rounded up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NOTES = ("a request that was never scheduled there runs from its creation to it
 
 
 def read_gpu_cluster(path: Path) -> Workload:
-    """Returns the requests of the log; each is one slot.
+    """Returns the requests of the log. Each request becomes one slot.
 
     Raises:
         InvalidArgument: the log cannot be read, or a record is invalid.
@@ -61,7 +61,7 @@ def _job(row: Row, left_out: Counter[str]) -> TraceJob | None:
     ended = row.amount("deletion_time", factor=1_000)
     # A negative run time would end a thread before its start.
     if ended < began:
-        raise row.wrong("deletion_time", "a moment that is not before the request began")
+        raise row.wrong("deletion_time", "a time that is not before the request began")
     return TraceJob(
         name=row.text("name"),
         submit_ms=created,
@@ -85,9 +85,9 @@ def gpus(count: int, milli: int = 1_000, models: Iterable[str] = ()) -> tuple[De
     """Returns a request for GPUs.
 
     Args:
-        count: how many; 0: none.
-        milli: what is needed of each, in thousandths.
-        models: accepted models; empty: any.
+        count: number of GPUs; 0: no request.
+        milli: requested part of each GPU, in thousandths.
+        models: accepted models; empty: all models.
     """
     if not count or not milli:
         return ()

@@ -1,8 +1,8 @@
-"""A log of two clusters of the Czech national grid, with selected columns of a longer SWF.
+"""A log of two clusters of the Czech national grid, with selected columns of an SWF log.
 
 The column `nodespec` has the request: `8:ppn=8:cl_zegox` is 8 nodes with 8 cpus each of cluster
 zegox, and `#excl` means whole nodes. Other properties (file systems, sites, excluded nodes) are
-ignored. A request for a named node counts as one for its cluster.
+ignored. A request for a named node counts as a request for the cluster of this node.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ COLUMNS = (
 )
 NODES = "20x80cpu:529426432K@cluster=zewura,48x12cpu:94035968K@cluster=zegox"
 
-_SHAPE = re.compile(r"(\d+):")
+_NODE_COUNT = re.compile(r"(\d+):")
 _CLUSTER = re.compile(r"(?::|^|=)(?:cl_)?(zewura|zegox)")
 _EXCLUSIVE = "#excl"
 _NOTES = (
     "memory is per node; properties of nodes other than the cluster are not modelled",
-    "the time limits that users set are not known to the choice",
+    "time limits that users set are ignored",
 )
 
 
 def read_grid(path: Path) -> Workload:
-    """Returns the jobs of the log; a part of a job is what it has on one node.
+    """Returns the jobs of the log. The part of a job on one node becomes one slot.
 
     Raises:
         InvalidArgument: the log cannot be read, or a record is invalid.
@@ -61,26 +61,26 @@ def _job(row: Row, left_out: Counter[str]) -> TraceJob | None:
     if row.text("run").startswith("-"):  # negative: the log has no end of this job
         left_out["no end recorded"] += 1
         return None
-    asked = row.text("nodespec")
-    shape = _SHAPE.match(asked)
-    nodes = max(1, int(shape[1])) if shape else 1
+    request = row.text("nodespec")
+    match = _NODE_COUNT.match(request)
+    nodes = max(1, int(match[1])) if match else 1
     processors = row.amount("req_procs", least=1, missing=1)
     return TraceJob(
         name=row.text("job"),
         submit_ms=row.amount("submit", factor=1_000),
         run_ms=row.amount("run", factor=1_000),
         count=nodes,
-        # Cpus are rounded up: each node must have enough for its part.
+        # Round cpus up, because each node must have enough for its part.
         profile=ResourceProfile(
             -(-processors // nodes) * 1_000, task_heap_memory_bytes=row.amount("req_mem_bytes")
         ),
         owners={"user": row.text("user"), "queue": row.text("queue")},
-        labels=_labels(asked),
+        labels=_labels(request),
         waited_ms=row.amount_if_known("wait", factor=1_000),
-        whole_nodes=asked.endswith(_EXCLUSIVE),
+        whole_nodes=request.endswith(_EXCLUSIVE),
     )
 
 
-def _labels(asked: str) -> Labels:
-    cluster = _CLUSTER.search(asked)
+def _labels(request: str) -> Labels:
+    cluster = _CLUSTER.search(request)
     return (("cluster", cluster[1]),) if cluster else ()

@@ -29,19 +29,18 @@ COLUMNS = (
 )
 
 _NOTES = (
-    "instances of before the log arrive at its start; those still there at its end run until then",
-    "the limit of instances of one application on one node is not modelled",
+    "instances from before the log arrive at its start; instances without an end run to its end",
+    "the limit on instances of one application per node is not modelled",
 )
 
 
 def read_inference(path: Path) -> Workload:
-    """Returns the instances of the log; each is one slot.
+    """Returns the instances of the log. Each instance becomes one slot.
 
     Raises:
         InvalidArgument: the log cannot be read, or a record is invalid.
     """
-    # All rows are read first, because instances without an end run until the last moment of the
-    # log.
+    # Read all rows first, because instances without an end run until the last moment of the log.
     rows = list(csv_rows(path, COLUMNS))
     moments = ("creation_time", "scheduled_time", "deletion_time")
     end_ms = max(
@@ -62,7 +61,7 @@ def _job(row: Row, end_ms: int) -> TraceJob:
     began = row.amount("scheduled_time", factor=1_000, missing=created)
     ended = row.amount("deletion_time", factor=1_000, missing=end_ms)
     if ended < began:
-        raise row.wrong("deletion_time", "a moment that is not before the instance began")
+        raise row.wrong("deletion_time", "a time that is not before the instance began")
     return TraceJob(
         name=row.text("instance_sn"),
         submit_ms=created,

@@ -1,7 +1,7 @@
 """The content of a log, independent of its format: jobs with size, times and owner.
 
-This module also adapts a log to a simulated cluster: it selects jobs, maps owners to resource
-groups, and drops what the given nodes do not have.
+This module also adapts a log to a simulated cluster. It selects jobs, maps owners to resource
+groups, and drops resources that the given nodes do not have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from finegrain.resources import (
 from resource_manager.simulator.nodes import Labels, Node
 
 PARTS_MAX = 1_000_000
-"""Limit of parts per job. More are a mistake in the log, and would use up all memory."""
+"""Limit of parts per job. More parts are a mistake in the log, and would use up all memory."""
 
 ARRIVALS_MS_MAX = 36_500 * 24 * 3_600_000
 """Limit of the time from the first arrival to the last.
@@ -36,10 +36,10 @@ _NAME_LENGTH_MAX = 63
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One job of a log: `count` equal parts that start together, each with this profile.
+    """One job of a log. It has `count` equal parts with this profile, which start together.
 
-    Times are in milliseconds; `submit_ms` has the origin of the log. `owners` has the job's owner
-    by key (user, group, queue, ...).
+    Times are in milliseconds; `submit_ms` counts from the origin of the log. `owners` has the job's
+    owner by key (user, group, queue, ...).
     """
 
     name: str
@@ -50,15 +50,15 @@ class TraceJob:
     owners: Mapping[str, str] = field(default_factory=dict)
     labels: Labels = ()
     whole_nodes: bool = False  # each part gets all cpus of its node
-    waited_ms: int | None = None  # on the cluster of the log, if recorded
+    waited_ms: int | None = None  # wait on the original cluster, if recorded
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """The jobs of a log in order of arrival.
 
-    `left_out` counts, by reason, records that are not jobs to run. `notes` say what of the log is
-    not modelled.
+    `left_out` counts the records that are not replayed, by reason. `notes` lists aspects of the log
+    that are not modelled.
     """
 
     name: str
@@ -79,19 +79,20 @@ class Workload:
     ) -> Workload:
         """Returns the jobs that arrive in an interval.
 
-        The first of them then arrives at 0, and all arrive `speedup` times as fast.
+        The first of these jobs arrives at 0, and all arrive `speedup` times as fast as in the log.
 
         Args:
-            limit: the most jobs; None: all.
+            limit: maximum number of jobs; None: all.
             from_ms: begin of the interval, counted from the log's first job.
             until_ms: end of the interval, exclusive; None: the end of the log.
             speedup: factor by which arrivals are compressed.
 
         Raises:
-            InvalidArgument: no job is left, one has too many parts, or the last arrives too late.
+            InvalidArgument: no job is left, a job has too many parts, or the last job arrives too
+                late.
         """
         first = min((job.submit_ms for job in self.jobs), default=0)
-        # Logs need not be in order; equal moments keep the order of the log.
+        # Logs need not be in order. Jobs with equal times keep the order of the log.
         chosen = sorted(
             (
                 job
@@ -102,7 +103,7 @@ class Workload:
             key=lambda job: job.submit_ms,
         )[:limit]
         if not chosen:
-            raise InvalidArgument("FILE", self.name, "a log with jobs in the interval asked for")
+            raise InvalidArgument("FILE", self.name, "a log with jobs in the requested interval")
         start = chosen[0].submit_ms
         if (chosen[-1].submit_ms - start) / speedup > ARRIVALS_MS_MAX:
             expected = "a log whose jobs arrive within 100 years (divided by --speedup)"
@@ -129,7 +130,7 @@ class Workload:
         dropped: Counter[str] = Counter()
         jobs = tuple(_fitted(job, nodes, known, dropped) for job in self.jobs)
         for name, count in sorted(dropped.items()):
-            notes.append(f"{name} is not modelled: no node has any; {count} jobs asked for it")
+            notes.append(f"{name} is not modelled: no node has any; {count} jobs request it")
         return replace(self, jobs=jobs, notes=tuple(notes))
 
     def group_of(self, job: TraceJob, key: str) -> str:
@@ -150,7 +151,7 @@ class Workload:
 
 
 def _unique(names: Iterable[str]) -> Iterator[str]:
-    """Yields the names; repeated ones get a number: "7", "7#2"."""
+    """Yields the names. Repeated names get a number: "7", "7#2"."""
     seen: Counter[str] = Counter()
     for name in names:
         seen[name] += 1
@@ -182,14 +183,15 @@ def _fitted(
 
 
 def _whole(job: TraceJob, nodes: Sequence[Node]) -> int:
-    """Returns all cpus of the smallest suitable kind of node; if none is suitable, the job's own
-    value.
+    """Returns the cpus of the smallest suitable kind of node. If no node is suitable, returns the
+    cpus of the job.
     """
-    asked = job.profile.cpu_milli
+    requested = job.profile.cpu_milli
     enough = [
         cpus
         for node in nodes
-        if set(job.labels) <= set(node.labels) and (cpus := node.total.get(CPU_MILLI, 0)) >= asked
+        if set(job.labels) <= set(node.labels)
+        and (cpus := node.total.get(CPU_MILLI, 0)) >= requested
     ]
-    # The smallest kind, so that the job still fits every suitable node.
-    return min(enough, default=asked)
+    # Take the smallest kind, so that the job still fits every suitable node.
+    return min(enough, default=requested)

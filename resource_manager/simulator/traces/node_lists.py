@@ -1,6 +1,6 @@
 """The nodes of a simulated cluster, from a short description or from a file.
 
-A description has kinds of nodes with commas between them. A kind is `COUNTxCPUScpu`, followed by
+A description lists kinds of nodes, separated by commas. A kind is `COUNTxCPUScpu`, followed by
 optional parts: `:SIZE` of memory, `:COUNTgpu`, `:NAME=AMOUNT` of an extended resource, `*SPEED`,
 `@LABEL=VALUE`. Examples:
 
@@ -23,7 +23,7 @@ from resource_manager.simulator.traces.rows import Row, csv_rows
 
 NODES_MAX = 100_000
 GPUS_MAX = 64
-"""Most GPUs per node."""
+"""Maximum number of GPUs per node."""
 
 _KIND = re.compile(r"(?:(\d+)x)?([\d.]+m?)cpu((?::[^:*@]+)*)(?:\*(\d+(?:\.\d+)?))?((?:@[^:*@]+)*)")
 _GPUS = re.compile(r"(\d+)gpu")
@@ -39,7 +39,7 @@ def read_nodes(text: str, field: str = "--nodes") -> list[Node]:
     path = Path(text)
     nodes = _listed(path) if path.is_file() else _in_words(text, field)
     if not 0 < len(nodes) <= NODES_MAX:
-        raise InvalidArgument(field, f"{len(nodes)} nodes", f"1 to {NODES_MAX} of them")
+        raise InvalidArgument(field, f"{len(nodes)} nodes", f"1 to {NODES_MAX} nodes")
     return nodes
 
 
@@ -50,7 +50,8 @@ def _in_words(text: str, field: str) -> list[Node]:
         if not match:
             raise InvalidArgument(field, words, _EXPECTED)
         count = int(match[1] or 1)
-        # Before they are created: a mistyped count must not fill the memory.
+        # Check this before the nodes are created, because a mistyped count must not fill the
+        # memory.
         if len(nodes) + count > NODES_MAX:
             raise InvalidArgument(field, words, f"at most {NODES_MAX} nodes")
         total, gpus = {CPU_MILLI: parse_cpu_milli(field, match[2])}, 0
@@ -123,7 +124,7 @@ def _node(row: Row) -> Node:
             raise row.wrong("speed", "a number above 0")
     plain = {name, CPU_MILLI, "memory_mib", "gpu", "speed"}
     labels = [(key, value) for key, value in row.texts.items() if key not in plain and value]
-    # An absent dimension is zero, as in all amounts.
+    # Leave out zeros: an absent dimension means zero, as in all amounts.
     total = {dimension: amount for dimension, amount in total.items() if amount}
     devices = equal_gpus(gpus, dict(labels).get(MODEL, ""))
     return Node(row.text(name), total, tuple(sorted(labels)), speed, devices)

@@ -1,4 +1,4 @@
-"""Lines and columns of logs, plain or gzip; errors name file, line and field."""
+"""Reads lines and columns of logs, plain or gzip. Errors name file, line and field."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Yields the lines of a text file without line ends; a gzip file is detected by content and
-    unpacked.
+    """Yields the lines of a text file without line ends. Detects a gzip file by its content and
+    unpacks it.
 
     Raises:
         InvalidArgument: the file cannot be read, is not a regular file, or is damaged.
     """
-    # The format is detected from the first line, and then the file is read again.
+    # A pipe cannot be read twice: once to detect the format, and again to read the records.
     if path.is_fifo() or path.is_char_device():
-        expected = "a file, which can be read more than once; write what the pipe says to one"
+        expected = "a file, because it is read twice; write the content of the pipe to a file"
         raise InvalidArgument("FILE", str(path), expected)
     try:
         with path.open("rb") as raw:
@@ -63,10 +63,10 @@ class Row:
         """Returns a number times a factor, rounded down.
 
         Args:
-            column: of the number.
-            factor: converts to base units.
+            column: column of the number.
+            factor: factor to base units.
             least: the smallest valid number, before the factor.
-            missing: returned for an empty text or -1, which mean that nothing was recorded.
+            missing: result for an empty text or -1, which mean that no value was recorded.
 
         Raises:
             InvalidArgument: the text is not a number, or below `least`.
@@ -75,8 +75,7 @@ class Row:
         if not text or text == "-1":
             return missing
         try:
-            # Decimal, because factors such as GiB would carry the rounding errors of floats into
-            # bytes.
+            # Use Decimal, because a float times a factor such as GiB would give inexact bytes.
             number = Decimal(text) * factor
             if least * factor <= number <= AMOUNT_MAX:
                 return int(number)
@@ -85,11 +84,11 @@ class Row:
         raise self.wrong(column, f"a number of at least {least}, or -1 where it was not recorded")
 
     def amount_if_known(self, column: str, *, factor: int = 1) -> int | None:
-        """Returns the same as `amount`, but None if nothing was recorded."""
+        """Returns the same as `amount`, but None if no value was recorded."""
         return None if self.is_missing(column) else self.amount(column, factor=factor)
 
     def is_missing(self, column: str) -> bool:
-        """Returns whether nothing was recorded in a column."""
+        """Returns whether a column has no recorded value."""
         return self.texts[column].strip() in ("", "-1")
 
     def wrong(self, column: str, expected: str) -> InvalidArgument:
@@ -102,9 +101,8 @@ def csv_rows(path: Path, needed: tuple[str, ...]) -> Iterator[Row]:
     """Yields the records of a CSV file with a header.
 
     Raises:
-        InvalidArgument: the file cannot be read, lacks a needed column, or a record has too few or
-            too
-            many fields.
+        InvalidArgument: the file cannot be read or lacks a needed column, or a record has too few
+            or too many fields.
     """
     reader = csv.reader(lines_of(path))
     header = [name.strip() for name in next(reader, [])]

@@ -37,13 +37,14 @@ FIELDS = (
 )
 
 _OWNERS = ("user", "group", "queue", "application", "partition")
-_PARTS_OF_A_JOB = frozenset({"2", "3", "4"})  # status of checkpoints, which have separate lines
+_PARTS_OF_A_JOB = frozenset({"2", "3", "4"})  # the whole job has another line
 
 
 def read_swf(path: Path) -> Workload:
-    """Returns the jobs of a log; a job of p processors is p parts of one cpu, which start together.
+    """Returns the jobs of a log. A job of p processors has p parts of one cpu, which start
+    together.
 
-    Memory per processor is the requested amount, or else the used one.
+    Memory per processor is the requested amount, or the used amount if no request is recorded.
 
     Raises:
         InvalidArgument: the file cannot be read, or a line is not a record of this format.
@@ -75,10 +76,10 @@ def read_swf(path: Path) -> Workload:
 
 
 def _job(row: Row, left_out: Counter[str]) -> TraceJob | None:
-    # What was allocated comes first, since this is what ran for the recorded time.
+    # Prefer the allocated processors, because these ran for the recorded time.
     processors = row.amount("processors") or row.amount("requested processors")
     if row.text("status") in _PARTS_OF_A_JOB:
-        left_out["part of a job that has a line of its own"] += 1
+        left_out["part of a job that has a separate line"] += 1
     elif row.is_missing("run time"):
         left_out["no run time recorded"] += 1
     elif not processors:

@@ -139,7 +139,11 @@ def test_what_is_not_given_has_the_defaults_of_the_builder() -> None:
     [
         ('"small"', '"small', "Illegal character '\\n' (at line 4, column 14)"),
         ("schema_version = 1", "", "schema_version is missing; expected a whole number"),
-        ("= 1\n", "= 2\n", "schema_version is 2; expected 1, the version that is known here"),
+        (
+            "= 1\n",
+            "= 2\n",
+            "schema_version is 2; expected 1, which this version of finegrain reads",
+        ),
         ("[job]", "[jobs]", "unknown key jobs, did you mean 'job'?"),
         ('mode = "batch"', "", "job.mode is missing; expected one of streaming, batch"),
         ('"batch"', '"bach"', "job.mode is 'bach'; expected one of streaming, batch (did you mean"),

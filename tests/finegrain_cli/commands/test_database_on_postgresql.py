@@ -159,7 +159,7 @@ def test_a_database_that_a_resource_manager_holds(
         code, message = told(result)
         assert code == "STORE_IN_USE"
         assert "in use by the resource manager (epoch 1" in message
-        assert "stop that one first" in message
+        assert "stop that process first" in message
         result = finegrain(
             "db", "raise-epoch", "--above-epoch", "7", "--database", filled, "-o", "json"
         )

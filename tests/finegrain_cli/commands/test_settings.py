@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from finegrain_cli.commands.settings import COMPLETE_VARIABLE
+from finegrain_cli.command_tree import COMPLETE_VARIABLE
 from tests.support.cli import Finegrain
 
 

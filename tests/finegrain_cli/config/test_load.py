@@ -22,7 +22,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
         "named": tmp_path / "named.toml",
     }
     found["user"].parent.mkdir(parents=True)
-    monkeypatch.setattr("finegrain_cli.config.load.HOST_FILE", found["host"])
+    monkeypatch.setattr("finegrain_cli.config.sources.HOST_FILE", found["host"])
     return found
 
 

@@ -218,4 +218,4 @@ def test_a_wrong_sum_is_found_in_pauses_too(monkeypatch: pytest.MonkeyPatch) -> 
     cluster.state.flows.jobs["job"].used["cpu_milli"] += 1
     found = check_invariants(cluster.state)
     assert any("live requests" in each for each in found)
-    assert any("counts (running, rate, used)" in each for each in found)
+    assert any("has (running, rate, used)" in each for each in found)

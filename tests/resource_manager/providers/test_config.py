@@ -157,7 +157,11 @@ def test_a_default_slot_is_a_whole_core(tmp_path: Path, cores: int) -> None:
         (COMMAND_SHAPE.replace("{executor_id}", "{host}"), "shape rack.command.start", "{shape}"),
         (COMMAND_SHAPE.replace("{executor_id}", "{handle}"), "shape rack.command.start", "{shape}"),
         (COMMAND_SHAPE.replace("{executor_id}", "{"), "shape rack.command.start", "placeholders"),
-        (COMMAND_SHAPE.replace("{executor_id}", "{cpu:x}"), "shape rack.command.start", "alone"),
+        (
+            COMMAND_SHAPE.replace("{executor_id}", "{cpu:x}"),
+            "shape rack.command.start",
+            "has only a name",
+        ),
         (
             COMMAND_SHAPE.replace('["start-it", "{executor_id}"]', "[]"),
             "shape rack.command.start",

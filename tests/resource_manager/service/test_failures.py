@@ -352,7 +352,7 @@ async def test_books_that_executors_have_overtaken_command_nothing_and_name_the_
         stranger = ScriptedExecutor(rm, "host-b", rm_epoch=epoch, epoch_proof=rm.proof_of(epoch))
         error = await refusal(stranger.register())
         assert error.reason is Reason.STALE_EPOCH
-        assert f"host-b has seen rm_epoch {1 + ahead}, this database has 1" in error.message
+        assert f"host-b has seen rm_epoch {1 + ahead}, but this database has 1" in error.message
         late = await refusal(job.request(slot_request("slot-1")))
         assert late.reason in (Reason.NOT_LEADER, Reason.UNREACHABLE)
         async with asyncio.timeout(PATIENCE_S):
@@ -381,7 +381,7 @@ async def test_an_executor_that_obeys_a_newer_resource_manager_stops_this_one(
             await executor.register_if_asked()
         async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.shield(rm.task) == EXIT_STEPPED_DOWN
-    assert "host-a has seen rm_epoch 7, this database has 1" in caplog.text
+    assert "host-a has seen rm_epoch 7, but this database has 1" in caplog.text
 
 
 @pytest.mark.parametrize("claimed", [1, 7, 2**52 - 1])

@@ -199,7 +199,7 @@ async def test_whoever_waits_for_a_change_hears_that_another_took_its_place(tmp_
         await job.resize("slot-1", profile=profile(2600))
         (told,) = await next_events(stream, 1)
         assert told.reason == Reason.RESIZE_REFUSED
-        assert "asked for change 4 instead" in told.message
+        assert "requested resize 4 instead" in told.message
         assert [each.resize_number for each in told.slot.resizes] == [4]
 
 
@@ -223,7 +223,7 @@ async def test_a_refusal_is_told_also_if_another_wish_stands_behind(
         go_on.set()
         refused, done = await next_events(stream, 2)
         assert (refused.reason, done.reason) == (Reason.RESIZE_REFUSED, Reason.RESIZED)
-        assert "change 1" in refused.message
+        assert "resize 1" in refused.message
         assert [each.resize_number for each in refused.slot.resizes] == [2]
         assert (done.slot.memory_bytes, len(done.slot.resizes)) == (64 * MIB, 0)
 

@@ -47,9 +47,9 @@ def test_slowdown_counts_short_jobs_as_ten_seconds_and_is_at_least_one() -> None
 
 def test_what_has_not_run_has_no_wait_and_no_slowdown() -> None:
     job = JobRecord("job", "group", 0, ResourceProfile(1_000), 1)
-    with pytest.raises(ValueError, match="nothing of job job"):
+    with pytest.raises(ValueError, match="no thread of job job has started"):
         wait_ms(job)
-    with pytest.raises(ValueError, match="job job is not over"):
+    with pytest.raises(ValueError, match="job job has not ended"):
         bounded_slowdown(job)
 
 

@@ -247,7 +247,7 @@ def test_a_move_changes_where_rows_stand_and_nothing_else(store: Store) -> None:
 def test_a_move_of_what_is_not_stored_is_a_contradiction(store: Store) -> None:
     store.commit(Changes(jobs=[job()], requests=[request("slot-1")]))
     moved = [replace(request(name), generation=9) for name in ("slot-1", "slot-2")]
-    with pytest.raises(InvariantBroken, match="2 requests have moved, 1 of them"):
+    with pytest.raises(InvariantBroken, match="2 requests have changed, but only 1 are"):
         store.commit(Changes(moved_requests=moved, counters={"arrival_number": 8}))
     books = store.load()
     assert books.requests == [request("slot-1")]

@@ -33,7 +33,7 @@ from resource_manager.engine.model.events import (
     RequestsSubmitted,
     ResizeRequested,
     SlotsReleased,
-    SlotsReuseAsked,
+    SlotsReuseRequested,
     UndrainRequested,
 )
 from tests.support.engine_cluster.conversation import Conversation
@@ -211,7 +211,7 @@ class Calls(Conversation):
             each if len(each) == 3 else (each[0], self.state.requests[each[0]].generation, each[1])
             for each in slots
         )
-        answer: list[ItemOutcome] = self.apply(SlotsReuseAsked(self.at, job, named))
+        answer: list[ItemOutcome] = self.apply(SlotsReuseRequested(self.at, job, named))
         return answer
 
     def resize(

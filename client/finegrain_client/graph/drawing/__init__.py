@@ -1,4 +1,4 @@
-"""Pictures of plans: as text, as SVG and as a Mermaid diagram; and a plan in words."""
+"""Pictures of plans as text, SVG and Mermaid diagrams, and descriptions of plans in words."""
 
 from __future__ import annotations
 

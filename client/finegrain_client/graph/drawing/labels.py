@@ -1,4 +1,4 @@
-"""What all pictures of a plan say about chains, regions, edges and slots."""
+"""Texts about chains, regions, edges and slots that all pictures of a plan use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chain_text(chain: ChainPlan) -> str:
 
 
 def region_text(region: RegionPlan) -> str:
-    """Returns when the region starts, and how many slots it needs."""
+    """Returns the region's number, when it starts, and how many slots it needs."""
     after = " and ".join(str(each) for each in region.waits_for)
     when = f"after region {after}" if after else "starts first"
     return f"region {region.number}, {when}, {counted(region.slots, 'slot')}"
@@ -50,7 +50,7 @@ def _device_amount(name: str, amount: int) -> str:
 
 
 def profile_text(profile: SlotProfile) -> str:
-    """Returns what a slot needs, with the units that people type."""
+    """Returns the resources of a slot, in the units that people type."""
     if profile.is_default:
         parts = ["default slot"]
         if profile.default_managed_memory_percent:

@@ -1,7 +1,7 @@
 """Places the chains of a plan on a plane: a column for each step along the edges.
 
 Regions are boxes. A region is to the right of all regions that it waits for. Within a region, a
-chain is to the right of those that it gets input from. All sizes are in pixels.
+chain is to the right of the chains that it gets input from. All sizes are in pixels.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where everything is.
+    """Positions and sizes of all boxes of a picture.
 
     Attributes:
         width: width of the picture.

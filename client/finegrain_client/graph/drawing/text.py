@@ -1,4 +1,4 @@
-"""Draws a plan as text: a box for each region, in the order in which they run.
+"""Draws a plan as text, with a box for each region. Regions are in the order in which they run.
 
 Example:
 
@@ -20,7 +20,7 @@ ARROWS = {Exchange.PIPELINED: "-->", Exchange.BLOCKING: "==>"}
 
 
 def picture(plan: Plan) -> str:
-    """Returns the plan as text; `-->` is a pipelined edge, `==>` a blocking one."""
+    """Returns the plan as text; `-->` is a pipelined edge, `==>` is a blocking edge."""
     return "\n".join(line for region in plan.regions for line in _region(plan, region))
 
 

@@ -1,7 +1,7 @@
-"""The schedule of a job: which regions start when, in which slots, and which run again.
+"""The schedule of a job: when and in which slots each region starts, and which regions run again.
 
-It is pure: `Schedule.step` takes an event and returns effects. A runner stores what it must,
-carries the effects out, and reports what happens as further events.
+The schedule is pure: `Schedule.step` takes an event and returns effects. A runner stores the event,
+carries out the effects, and reports their results as further events.
 """
 
 from finegrain_client.graph.schedule.effects import (

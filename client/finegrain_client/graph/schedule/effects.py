@@ -1,4 +1,4 @@
-"""Effects of a schedule: what the runner must do, in this order. Each may be repeated safely."""
+"""Effects of a schedule, which the runner must carry out in order. All may be repeated safely."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class RequestSlots:
 
     Attributes:
         request: number of the request.
-        region: number of the region that they are for.
-        places: where they belong in the plan; a group's profile says what each needs.
-        first_slot: number of the first slot; the others follow in order.
+        region: number of the region that needs the slots.
+        places: places of the slots in the plan. The group of a place has the slot's profile.
+        first_slot: number of the first slot; the others are numbered consecutively.
     """
 
     request: int
@@ -34,7 +34,7 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True)
 class PassSlot:
-    """A slot serves another place from now on; nothing runs in it."""
+    """From now on, a slot serves another place. No task runs in the slot."""
 
     slot: int
     place: SlotPlace
@@ -50,14 +50,14 @@ class DeployTask:
 
 @dataclass(frozen=True, slots=True)
 class CancelTask:
-    """End a task; its end is reported by TaskEnded or TaskFailed."""
+    """End a task. The runner then reports TaskEnded or TaskFailed."""
 
     task: TaskId
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSlot:
-    """Release a slot; nothing of the job runs in it."""
+    """Release a slot, in which no task runs."""
 
     slot: int
 
@@ -77,7 +77,7 @@ class JobEnded:
 
     Attributes:
         ok: whether all regions have finished.
-        message: why not, for people.
+        message: for people: why the job has not finished; empty if `ok`.
     """
 
     ok: bool

@@ -1,7 +1,7 @@
-"""Events of a job: what a runner reports to the schedule.
+"""Events of a job, which a runner reports to the schedule.
 
-Events about a request, slot, task or delay that the schedule has given up are allowed, and change
-nothing: they crossed an effect on their way.
+An event may be about a request, slot, task or delay that the schedule has already given up, because
+events and effects can cross. Such an event changes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from finegrain_client.graph.schedule.slots import TaskId
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
-    """The runner is ready. The first event, and only then."""
+    """The runner is ready. This is the first event of a job, and comes only once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class SlotsGranted:
     Attributes:
         request: number of the request.
         first_slot: number of the first slot, as in the request.
-        hosts: executor of each slot, in order of the slot numbers.
+        hosts: the executor of each slot, in the order of the slot numbers.
     """
 
     request: int
@@ -38,7 +38,7 @@ class RequestRejected:
 
     Attributes:
         request: number of the request.
-        message: why, for people.
+        message: the reason, for people.
     """
 
     request: int
@@ -57,9 +57,9 @@ class TaskFailed:
     """A task ended without success, or was cancelled.
 
     Attributes:
-        message: why, for people.
-        input_missing: the edge ("map -> reduce") whose data the task did not find; empty: another
-            cause.
+        message: the reason, for people.
+        input_missing: the edge ("map -> reduce") whose data the task did not find; empty: the task
+            failed for another reason.
     """
 
     task: TaskId
@@ -69,14 +69,14 @@ class TaskFailed:
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """An executor is lost, with its slots, tasks and the output that lies on it."""
+    """An executor is lost, with its slots and tasks and the output on its host."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class SlotLost:
-    """One slot was lost or taken away; the output on its host is still there."""
+    """A slot was lost, but its host was not: the output on the host still exists."""
 
     slot: int
 
@@ -91,7 +91,7 @@ class DelayOver:
 
 @dataclass(frozen=True, slots=True)
 class CancelOrdered:
-    """A user ends the job."""
+    """A user cancels the job."""
 
 
 Event: TypeAlias = (

@@ -1,6 +1,6 @@
-"""The stored output of operators: who needs it, where it lies, and what of it is lost.
+"""The stored output of operators: which regions read it, on which hosts it is, which is lost.
 
-Only output for blocking edges is stored. It is complete when the region of its operator has
+Only output for blocking edges is stored. An operator's output is complete when its region has
 finished.
 """
 
@@ -13,7 +13,7 @@ from finegrain_client.graph.values import Exchange, Output
 
 
 class Outputs:
-    """What is known of the stored output of a job's operators."""
+    """The known state of the stored output of a job's operators."""
 
     def __init__(self, plan: Plan) -> None:
         edges = [each for each in plan.edges if each.exchange is Exchange.BLOCKING]
@@ -41,22 +41,22 @@ class Outputs:
 
     @property
     def any_lost(self) -> bool:
-        """Whether any output is lost, needed or not."""
+        """Whether any output is lost, even output that no region needs any more."""
         return bool(self._lost)
 
     @property
     def hosts(self) -> set[str]:
-        """The hosts that have output of which nothing is lost yet."""
+        """The hosts of output that is still complete."""
         return {
             host for name, hosts in self._hosts.items() if name not in self._lost for host in hosts
         }
 
     def stored(self, region: int, hosts: Mapping[str, frozenset[str]]) -> None:
-        """A region has finished: its output is complete.
+        """Records that a region has finished, so that its output is complete.
 
         Args:
             region: number of the region.
-            hosts: hosts that the tasks of each of its chains ran on.
+            hosts: for each chain of the region, the hosts on which its tasks ran.
         """
         for name, chain in self._chain_of.items():
             if chain.region == region:
@@ -65,14 +65,14 @@ class Outputs:
                     self._hosts[name] = hosts[chain.name]
 
     def host_lost(self, host: str) -> None:
-        """A host is lost, and with it all output that lies on it."""
+        """Records that a host is lost, with all output that is stored on it."""
         self._lost.update(name for name, hosts in self._hosts.items() if host in hosts)
 
     def missing(self, edge: str, region: int) -> bool:
-        """A task of a region did not find the data of an edge.
+        """Records that a task of a region did not find the data of an edge.
 
-        Returns whether this is an edge with stored output that the region reads. If so, the output
-        counts as lost, wherever it lies.
+        Returns True if the edge has stored output that the region reads. Then the output counts as
+        lost, even if it is durable.
         """
         found = self._edge_named.get(edge)
         if found is None or self._chain_of[found.consumer].region != region:

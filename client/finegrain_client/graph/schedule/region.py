@@ -13,10 +13,10 @@ from finegrain_client.graph.schedule.slots import SlotPlace, SlotRequest, TaskId
 class RegionState(StrEnum):
     """State of a region."""
 
-    WAITING = "WAITING"  # for its input, or until another region's request is decided
+    WAITING = "WAITING"  # it waits for input, or for a slot that another region has requested
     REQUESTING = "REQUESTING"  # its input is complete; its slots are requested
     RUNNING = "RUNNING"  # all its tasks were deployed
-    CANCELLING = "CANCELLING"  # it runs again, or the job ends; its tasks are being ended
+    CANCELLING = "CANCELLING"  # its tasks are being ended: it must run again, or the job ends
     DELAYED = "DELAYED"  # it failed, and keeps its slots until it is deployed again
     FINISHED = "FINISHED"  # all its tasks ended with success
 
@@ -35,10 +35,10 @@ MOVES: frozenset[tuple[RegionState, RegionState]] = frozenset(
         (RegionState.FINISHED, RegionState.WAITING),
     }
 )
-"""All moves between states; docs/job-graphs.md draws them."""
+"""All allowed changes of state; docs/job-graphs.md draws them."""
 
 OCCUPYING = frozenset((RegionState.RUNNING, RegionState.CANCELLING, RegionState.DELAYED))
-"""States in which a region occupies its slots. In all others it occupies none."""
+"""States in which a region occupies its slots. In other states it occupies no slot."""
 
 
 class RegionRun:
@@ -48,13 +48,13 @@ class RegionRun:
         plan: the region in the job's plan.
         places: the places of its slots.
         attempt: number of times that its tasks were deployed.
-        failures: restarts after failures of its tasks.
-        losses: restarts after slots, hosts or input were lost.
+        failures: number of restarts after failures of its tasks.
+        losses: number of restarts after slots, hosts or output were lost.
         delayed_restart: whether a delay follows when its tasks have ended.
         running: places of its tasks that have not ended, by task.
-        hosts: hosts that each chain's tasks of this attempt ran on.
-        request: its outstanding request for slots.
-        message: last failure, for people.
+        hosts: for each chain, the hosts on which its tasks of the latest attempt run or ran.
+        request: its outstanding request for slots, or None.
+        message: its last failure, for people.
     """
 
     def __init__(self, plan: Plan, region: RegionPlan) -> None:
@@ -84,7 +84,7 @@ class RegionRun:
         """Changes the state.
 
         Raises:
-            IllegalTransition: `MOVES` does not list the move.
+            IllegalTransition: `MOVES` does not list this change.
         """
         if (self.state, state) not in MOVES:
             raise IllegalTransition(

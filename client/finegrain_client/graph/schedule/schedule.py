@@ -1,13 +1,13 @@
 """The state machine that runs the regions of a plan.
 
-- A region starts when all regions that it waits for have finished and all its slots are there. Its
-  slots are requested together, all or none.
+- A region starts when all regions that it waits for have finished and all its slots are granted.
+  It requests its slots together, all or none.
 - A region that waits occupies no slot. So regions never wait for slots of each other, and the job
   finishes with as many slots as its largest region needs.
-- When a region finishes, its slots pass to a region that can start with them: the profiles are
-  equal, and nothing more is needed. All other idle slots are released.
+- When a region finishes, its slots pass to a region that can start with them: their profiles are
+  equal, and the region needs no further slots. All other idle slots are released.
 - A region whose task fails runs again after a delay, in the same slots. A region that lost a slot
-  runs again at once.
+  runs again without a delay.
 - If output is lost that a region still needs, the producer's region runs again, and so does every
   region after it.
 """
@@ -25,7 +25,7 @@ from finegrain_client.graph.schedule.region import RegionRun, RegionState
 from finegrain_client.graph.schedule.slots import SlotPlace, SlotRequest, Slots, TaskId
 
 LOSSES_MAX = 20
-"""A region that lost something this often fails: its own tasks may be the cause."""
+"""Most restarts of a region after losses. One more fails the job: its tasks may be the cause."""
 
 DELAY_MAX_S = 60.0
 
@@ -36,7 +36,7 @@ class Schedule:
     Attributes:
         regions: the regions by number.
         slots: the slots that the job has.
-        ended: whether JobEnded was returned.
+        ended: whether `step` has returned JobEnded.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -66,14 +66,14 @@ class Schedule:
         return copied
 
     def step(self, event: Event) -> list[Effect]:
-        """Applies an event, and returns what the runner must do, in this order.
+        """Applies an event, and returns the effects that the runner must carry out, in order.
 
-        The cost is that of a pass over all slots if a region starts, stops or loses something, else
-        constant.
+        If a region starts, stops or loses a slot or output, the cost is linear in the number of
+        slots; otherwise it is constant.
         """
         self._effects = []
         if self.ended:
-            # A grant that comes after the end must not leave slots behind.
+            # Slots that are granted after the end of the job must be released.
             if isinstance(event, events.SlotsGranted):
                 self._release_granted(event)
             return self._effects
@@ -136,12 +136,12 @@ class Schedule:
         lost = set(places)
         for place in lost:
             self.slots.take(place)
-        # Also without a lost slot, output on the host may be lost.
+        # Even if no slot is lost, output on the host may be lost.
         self._changed = True
         for region in self.regions.values():
             if not region.occupies_slots or lost.isdisjoint(region.places):
                 continue
-            # Their ends are not reported any more.
+            # The runner does not report the ends of tasks in lost slots.
             for task in [task for task, place in region.running.items() if place in lost]:
                 del region.running[task]
             if region.state is RegionState.RUNNING:
@@ -181,7 +181,7 @@ class Schedule:
         del region.running[task]
         region.message = message
         if input_missing and self.outputs.missing(input_missing, region.plan.number):
-            # The producer is at fault; `_invalidate` runs it again.
+            # The task is not at fault: its input is lost. `_invalidate` runs the producer again.
             self._stop(region, delayed=False)
             return
         region.failures += 1
@@ -190,8 +190,8 @@ class Schedule:
         self._stop(region, delayed=True)
 
     def _stop(self, region: RegionRun, *, delayed: bool) -> None:
-        """Ends the tasks of a region that runs; it runs again when they have ended."""
-        # A failure of the job has stopped all regions that ran.
+        """Ends the tasks of a running region. When they have ended, the region runs again."""
+        # The region may have been stopped before, by a failure of the job.
         if region.state is not RegionState.RUNNING:
             return
         region.delayed_restart = delayed
@@ -220,7 +220,7 @@ class Schedule:
             self._fail(f"region {region.plan.number} was restarted {LOSSES_MAX} times: {message}")
 
     def _fail(self, message: str) -> None:
-        """Ends the job: stops all regions that run, and starts none."""
+        """Ends the job: stops all running regions, and starts no more regions."""
         if self._failure is not None:
             return
         self._failure = message
@@ -231,7 +231,7 @@ class Schedule:
                 self._move(region, RegionState.WAITING)
 
     def _invalidate(self) -> None:
-        """Runs regions again whose output is lost and still needed, and all regions after them."""
+        """Runs regions again if needed output of them is lost, and all regions after them."""
         found = self.outputs.any_lost
         while found and self._failure is None:
             needed = {
@@ -257,12 +257,12 @@ class Schedule:
             seen.update(more)
             queue += more
 
-    # -- which regions start -----------------------------------------------------------------
+    # -- start of regions --------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Starts what can start with the slots that are there; then releases and requests."""
+        """Starts regions in the slots that the job has; releases idle slots; requests others."""
         ready = [] if self._failure is not None else [*filter(self._is_ready, self._in_order())]
-        # A region that is being ended may have lost slots: its places without a slot are free.
+        # A region in state CANCELLING may have lost slots. Its places without a slot are free.
         occupied = {
             place
             for each in self._in_order()
@@ -297,7 +297,7 @@ class Schedule:
     def _start_in_idle(
         self, region: RegionRun, occupied: set[SlotPlace], idle: set[SlotPlace]
     ) -> None:
-        """Deploys a region if idle slots, and slots that it shares, are all that it needs."""
+        """Deploys a region if it needs only idle slots, and slots that it shares with others."""
         pairs = self.slots.cover(region.places - occupied, idle)
         if pairs is None:
             return
@@ -315,7 +315,7 @@ class Schedule:
     def _withdraw_request(
         self, region: RegionRun, is_ready: bool, occupied: set[SlotPlace]
     ) -> None:
-        """Cancels a request for slots that the region does not need, or not all that it needs."""
+        """Cancels the request of a region that does not need exactly the requested slots now."""
         if region.request is None:
             return
         if is_ready and set(region.request.places) == region.places - occupied:
@@ -328,7 +328,8 @@ class Schedule:
         self, region: RegionRun, occupied: set[SlotPlace], requested: set[SlotPlace]
     ) -> None:
         missing = region.places - occupied
-        # A place has one slot. If another region's request is for it, this one waits for the grant.
+        # A place has one slot. If another region has requested a slot for one of these places, this
+        # region waits until it is granted.
         if region.request is not None or not missing.isdisjoint(requested):
             return
         requested |= missing

@@ -1,4 +1,4 @@
-"""Slots of a job: the places that its plan has for them, and those that it has been granted."""
+"""Slots of a job: the places for slots in its plan, and the slots that were granted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GrantedSlot:
 
     Attributes:
         number: identity of the slot within the job; it stays when the slot passes to another place.
-        host: the executor that it lies on.
+        host: id of the executor of the slot.
     """
 
     number: int
@@ -59,16 +59,16 @@ class Slots:
         self.at[place] = slot
 
     def move(self, start: SlotPlace, end: SlotPlace) -> GrantedSlot:
-        """Moves a slot to another place, and returns it."""
+        """Moves a slot to another place, and returns the slot."""
         slot = self.at[end] = self.at.pop(start)
         return slot
 
     def take(self, place: SlotPlace) -> GrantedSlot:
-        """Removes a slot, and returns it."""
+        """Removes a slot, and returns the slot."""
         return self.at.pop(place)
 
     def on_host(self, host: str) -> list[SlotPlace]:
-        """Returns the places whose slots lie on this host."""
+        """Returns the places whose slots are on this host."""
         return [place for place, slot in self.at.items() if slot.host == host]
 
     def with_number(self, number: int) -> list[SlotPlace]:
@@ -78,12 +78,13 @@ class Slots:
     def cover(
         self, missing: Iterable[SlotPlace], idle: Iterable[SlotPlace]
     ) -> list[tuple[SlotPlace, SlotPlace]] | None:
-        """Returns which idle slots serve the missing places; None: not all can be served.
+        """Returns which idle slots serve the missing places; None: some place would have no slot.
 
-        A slot serves any place with the same profile. A place keeps its own slot if that is idle.
+        A slot can serve any place with the same profile. If the slot of a missing place is idle,
+        the place keeps it.
         """
         missing, idle = set(missing), set(idle)
-        # Most regions that wait do so while no slot is idle.
+        # A quick answer for the usual case, in which no slot is idle.
         if len(missing) > len(idle):
             return None
         pairs = [(place, place) for place in sorted(missing & idle)]
@@ -108,7 +109,7 @@ class SlotRequest:
     Attributes:
         number: identity of the request within the job.
         places: the places, in order of the slot numbers.
-        first_slot: number of the first slot; the others follow.
+        first_slot: number of the first slot; the others are numbered consecutively.
     """
 
     number: int
@@ -116,6 +117,6 @@ class SlotRequest:
     first_slot: int
 
     def granted(self, hosts: Iterable[str]) -> Iterator[tuple[SlotPlace, GrantedSlot]]:
-        """Yields the slots, given the host of each in order."""
+        """Yields the granted slots with their places; `hosts` has each slot's host, in order."""
         for at, (place, host) in enumerate(zip(self.places, hosts, strict=True)):
             yield place, GrantedSlot(self.first_slot + at, host)

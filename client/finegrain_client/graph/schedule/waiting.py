@@ -1,4 +1,4 @@
-"""Why each region of a job runs, waits or has ended: what `finegrain job status` shows."""
+"""The status of each region of a job, with the reason why it waits, for `finegrain job status`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class RegionStatus:
         chains: names of its chains.
         state: its state.
         attempt: number of times that its tasks were deployed.
-        failures: restarts after failures of its tasks.
-        losses: restarts after slots, hosts or input were lost.
+        failures: number of restarts after failures of its tasks.
+        losses: number of restarts after slots, hosts or output were lost.
         tasks: number of its tasks.
-        tasks_running: tasks that were deployed and have not ended.
+        tasks_running: number of tasks that were deployed and have not ended.
         slots: number of slots that it needs.
-        slots_missing: slots that it has requested and not got.
-        waits_for_regions: regions that must end before it can start.
-        waits_for_request_of: regions whose request is for a slot that it needs, too.
-        message: its last failure, for people; empty: none.
+        slots_missing: number of slots that it has requested but not received.
+        waits_for_regions: regions that must finish before it can start.
+        waits_for_request_of: regions with a request for a slot that this region also needs.
+        message: its last failure, for people; empty: no failure.
     """
 
     number: int
@@ -45,7 +45,7 @@ class RegionStatus:
 
     @property
     def reason(self) -> str:
-        """What it waits for, for people; empty: nothing."""
+        """What the region waits for, for people; empty if it does not wait."""
         match self.state:
             case RegionState.WAITING if self.waits_for_regions:
                 numbers = ", ".join(map(str, self.waits_for_regions))

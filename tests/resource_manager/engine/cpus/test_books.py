@@ -138,7 +138,9 @@ def test_a_host_that_shrank_under_its_slots_is_no_problem() -> None:
     assert its.available(1, CPU_MILLI) == its.available(1, MEMORY_BYTES) == 0
     assert its.problems() == []
     its.add(SECOND, on_node(0, memory_bytes=9 * GIB))
-    assert its.problems() == [f"NUMA node 0 has given {9 * GIB} memory_bytes and has {8 * GIB}"]
+    assert its.problems() == [
+        f"NUMA node 0: slots hold {9 * GIB} memory_bytes, but it has {8 * GIB}"
+    ]
     its.tolerate()
     assert its.problems() == []
 
@@ -147,7 +149,7 @@ def test_a_cpu_that_two_slots_have_is_found_and_freed_with_the_last() -> None:
     its = books()
     its.add(FIRST, own("0-1,8-9"))
     its.add(SECOND, own("1-2"))
-    assert its.problems() == [f"cpus 1 belong to slot {SECOND} and to another one"]
+    assert its.problems() == [f"cpus 1 belong to slot {SECOND} and to another slot"]
     its.remove(FIRST)
     assert its.pinned == cpus("1-2")
     assert its.problems() == []
@@ -159,7 +161,7 @@ def test_a_tally_that_drifted_is_found() -> None:
     its = books()
     its.add(FIRST, own("0,8"))
     its.pinned |= cpus("1")
-    assert its.problems() == ["the count pinned of the cpus does not match their holders"]
+    assert its.problems() == ["the counter pinned does not match the assignments of slots"]
 
 
 def test_a_scratch_copy_and_an_empty_one_change_nothing() -> None:

@@ -43,4 +43,6 @@ def test_what_was_taken_before_there_was_less_stays_no_problem_when_a_slot_chang
     assert host.problems() == []
     host.replace(("a", 1), bound(0, 12_000))
     host.replace(("a", 1), bound(0, 14_000))  # more than it should have been given
-    assert host.problems() == ["NUMA node 0 has given 14000 best_effort_cpu_milli and has 12000"]
+    assert host.problems() == [
+        "NUMA node 0: slots hold 14000 best_effort_cpu_milli, but it has 12000"
+    ]

@@ -106,7 +106,7 @@ def test_slots_whose_own_cpus_vanish_are_named_and_stay() -> None:
     cpus = cluster.assignment("pinned").cpus
     cluster.report_cpus("host-a", offline_cpus=cpus.first(1))
     (amount_text,) = cluster.history("cpus_lost")
-    assert amount_text.startswith(f"cpus {cpus.first(1)} of the slot's own")
+    assert amount_text.startswith(f"dedicated cpus {cpus.first(1)} of the slot are offline")
     assert cluster.state.hosts["host-a"].lost_cpus == {("pinned", 1): cpus.first(1)}
     assert cluster.state_of("pinned") == "GRANTED"
     cluster.report_cpus("host-a", offline_cpus=cpus.first(1))

@@ -227,7 +227,7 @@ def test_too_few_cpus_are_said_once() -> None:
     cluster.submit("one", cpu_milli=7_000, policy=LSR)
     cluster.submit("waits", cpu_milli=2_000, policy=LSR)
     (verdict,) = why(cluster, "waits").executors
-    assert verdict.message == "short by 1 cpu (asked 2, free 1, total 8)"
+    assert verdict.message == "short by 1 cpu (requested 2, free 1, total 8)"
     assert verdict.cpu is not None
 
 
@@ -283,7 +283,7 @@ def test_a_best_effort_slot_is_told_who_has_its_pool() -> None:
     found = why(cluster, "waits")
     (verdict,) = found.executors
     assert verdict.message == (
-        "short by 0.5 best effort cpu (asked 0.5, free 0, total 2);"
+        "short by 0.5 best effort cpu (requested 0.5, free 0, total 2);"
         " BEST_EFFORT_POOL_EMPTY: LSE slots have every cpu of the best-effort pool"
     )
     assert [slot.allocation_id for slot in found.blocked_by] == ["all"]

@@ -298,7 +298,7 @@ def test_cpus_that_a_kubelet_has_cannot_be_left_as_the_only_ones() -> None:
     cluster = EngineCluster.settled(numa_host())
     cluster.report_cpus("host-a", kubelet_cpus="0-7")
     error = refused(cluster, reserved_cpus=cpus("8-15"))
-    assert "0-7 are taken beside these" in error.message
+    assert "0-7 are not available to slots either" in error.message
     set_policy(cluster, reserved_cpus=cpus("8-14"))
     assert cluster.free_cpu() == 1_000
 

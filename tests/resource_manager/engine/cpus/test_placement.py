@@ -23,7 +23,7 @@ from resource_manager.engine.explain.paused import at_once
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import RequestSpec
-from resource_manager.engine.model.events import SlotsReuseAsked
+from resource_manager.engine.model.events import SlotsReuseRequested
 from resource_manager.engine.placement.constraint import Blocker, HostView
 from resource_manager.engine.placement.fit import Fit
 from tests.support.engine_cluster import BE, LSE, LSR, EngineCluster, host, numa_host
@@ -358,9 +358,9 @@ def test_a_slot_is_handed_on_only_to_who_wants_its_cpus_alike() -> None:
     cluster.submit("alike", cpu_milli=16_000, policy=LSR, allow_pending=True)
     cluster.submit("otherwise", cpu_milli=16_000, policy=LSE, allow_pending=True)
     at = cluster.at
-    [answer] = cluster.batch(SlotsReuseAsked(at, "job", (("first", 1, "alike"),)))
+    [answer] = cluster.batch(SlotsReuseRequested(at, "job", (("first", 1, "alike"),)))
     assert answer.reason == ""
-    [answer] = cluster.batch(SlotsReuseAsked(at, "job", (("first", 1, "otherwise"),)))
+    [answer] = cluster.batch(SlotsReuseRequested(at, "job", (("first", 1, "otherwise"),)))
     assert answer.reason == Reason.NOT_REUSABLE
     cluster.settle()
     assert cluster.assignment("otherwise").qos is QosClass.LSE

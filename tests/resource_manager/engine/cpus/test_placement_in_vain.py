@@ -40,7 +40,7 @@ class TestWhatCannotBe:
     @pytest.mark.parametrize(
         ("cpu_milli", "policy", "why"),
         [
-            (3_000, WHOLE_CORES, "ask for a multiple of 2 cpus"),
+            (3_000, WHOLE_CORES, "request a multiple of 2 cpus"),
             (9_000, LSR_ON_ONE_NODE, "SingleNUMANode cannot place"),
             (9_000, ONE_NODE, "SingleNUMANode cannot place"),
             (
@@ -60,7 +60,7 @@ class TestWhatCannotBe:
         )
         [answer] = cluster.submit("never", cpu_milli=cpu_milli, policy=policy)
         assert answer.reason == Reason.INFEASIBLE_NEVER
-        assert "host-a has that much, but" in answer.message
+        assert "host-a has enough capacity, but" in answer.message
         assert why in answer.message
         cluster.submit("waits", cpu_milli=cpu_milli, policy=policy, allow_pending=True)
         assert cluster.waiting_reason("waits") == Reason.INFEASIBLE_NEVER

@@ -86,7 +86,7 @@ def test_what_is_held_is_given_up_when_the_host_comes_to_align_otherwise() -> No
     cluster.check()
     starve(cluster)
     assert held(cluster) == [other]
-    assert any("do not suit it any more" in each for each in cluster.history("reservation_ended"))
+    assert any("could no longer serve it" in each for each in cluster.history("reservation_ended"))
 
 
 def test_a_gang_has_hosts_held_that_suit_all_its_members_together() -> None:
@@ -128,7 +128,7 @@ def test_no_other_slot_grows_by_cpus_of_a_host_that_is_held() -> None:
     cluster.resize("half-0", profile)
     assert cluster.slot("half-0").wanted is not None
     (change,) = explain(cluster.state, "half-0").resizes
-    assert change.summary == "there is room on host-a, which is reserved for node"
+    assert change.summary == "there is room on host-a, but it is reserved for node"
     cluster.release("half-1")
     assert cluster.state_of("node") == "GRANTED"
     cluster.settle()

@@ -198,5 +198,5 @@ def test_half_a_core_of_whole_ones_is_never_to_be_had() -> None:
     with pytest.raises(FailedPrecondition) as refused:
         ask(cluster, "slot", 5_000)
     assert refused.value.reason is Reason.INFEASIBLE_NEVER
-    assert "ask for a multiple of 2 cpus" in refused.value.message
+    assert "request a multiple of 2 cpus" in refused.value.message
     assert cluster.slot("slot").resize_number == 0

@@ -74,7 +74,7 @@ def test_others_have_the_gpus_of_a_parked_slot_until_it_gets_them_again() -> Non
     # It waits for the GPU that it had, and says so.
     unpark(cluster, "train")
     assert cluster.slot("train").is_parked
-    assert why(cluster, "train") == "host-a: other slots have what it had of gpu0"
+    assert why(cluster, "train") == "host-a: other slots have its former share of gpu0"
     cluster.release("serve")
     cluster.settle()
     assert gpus_of(cluster, "train") == ["GPU-0"]
@@ -94,7 +94,7 @@ def test_a_parked_slot_gets_another_gpu_only_where_its_host_allows_it() -> None:
         unpark(cluster, "train")
         assert gpus_of(cluster, "train") == expected
         if not expected:
-            assert why(cluster, "train") == "host-a: other slots have what it had of gpu0"
+            assert why(cluster, "train") == "host-a: other slots have its former share of gpu0"
 
 
 def test_another_model_is_not_of_its_kind() -> None:
@@ -118,7 +118,7 @@ def test_a_gpu_without_new_work_keeps_a_slot_parked() -> None:
     park(cluster, "train")
     cluster.apply(DeviceCordoned(cluster.at, "host-a", "gpu0", "XID 79"))
     unpark(cluster, "train")
-    assert "its GPU gpu0 gets no work (cordoned: XID 79)" in why(cluster, "train")
+    assert "its GPU gpu0 gets no new slots (cordoned: XID 79)" in why(cluster, "train")
     cluster.apply(DeviceUncordoned(cluster.at, "host-a", "gpu0"))
     cluster.settle()
     assert gpus_of(cluster, "train") == ["GPU-0"]

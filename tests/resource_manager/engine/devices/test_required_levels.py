@@ -70,7 +70,7 @@ def test_what_no_host_has_is_refused_with_what_the_hosts_have() -> None:
     cluster.submit(wanted)
     explained = explain(cluster.state, "strict")
     assert "others have gpu-memory: watch" in explained.executors[0].message
-    assert "fits now on host-a if gpu-memory need not be enforced like that" in [
+    assert "fits now on host-a without the required level of enforcement of gpu-memory" in [
         each.message for each in explained.would_fit_if
     ]
 

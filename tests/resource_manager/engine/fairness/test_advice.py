@@ -98,7 +98,7 @@ def test_state_u_cannot_be_split_away() -> None:
     assert advice.threads_recommended == pytest.approx(20, abs=2)
     assert says(advice, "1 of 10 took far longer than the others (up to 30m00s")
     assert ONE_UNIT in advice.remarks
-    assert says(advice, "if it is many units, about 150 threads")
+    assert says(advice, "if each of these threads has many units of work, about 150 threads")
 
 
 def test_a_long_one_among_many_is_said_although_nothing_is_to_change() -> None:
@@ -163,7 +163,7 @@ def test_doubts_are_said() -> None:
 
     assert says(advice, "few threads have finished: this is a rough estimate")
     assert says(advice, "only 5 of 509 threads have finished")
-    assert says(advice, "one has been running for 15m00s, longer than any that finished")
+    assert says(advice, "one thread has run for 15m00s, longer than any finished thread")
 
 
 def test_nobody_is_told_to_make_more_threads_than_are_normal() -> None:

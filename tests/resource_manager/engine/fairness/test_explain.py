@@ -91,7 +91,7 @@ def test_a_minimum_that_is_not_reached_comes_before_virtual_time() -> None:
     made.advance(made.clock.now_ms + 1_000)
     assert told(made, "l")[0].summary == (
         "group low is served next, of 3 that have work waiting: it has 25 % of its guaranteed"
-        " minimum, against group medium, whose minimum is reached or which has none"
+        " minimum, against group medium, which has reached its minimum or has no minimum"
     )
     assert told(made, "m")[0].summary.endswith(
         "against 25 % of the guaranteed minimum of group low;"
@@ -104,7 +104,7 @@ def test_of_equals_the_one_that_has_waited_longest_is_first() -> None:
     made = tree()
     (_, second) = told(made, "b")
     assert second.summary.endswith(
-        "against 0.0 of job a; of equals, the one that has waited longest is first;"
+        "against 0.0 of job a; of equal flows, the flow that has waited longest is first;"
         " it is number 2 of 2 that have work waiting"
     )
 

@@ -168,7 +168,7 @@ def test_a_run_lasts_until_somebody_else_comes_first() -> None:
 def test_a_job_that_waits_has_to_be_left_before_it_is_removed() -> None:
     tree = tree_of(SLOTS, {"a": 1}, {"ja": "a"})
     backlog(tree, "ja")
-    with pytest.raises(ValueError, match="waits"):
+    with pytest.raises(ValueError, match="has pending requests"):
         tree.remove_job("ja")
 
 

@@ -234,7 +234,7 @@ class LimitedInSmallSteps(Limited):
     def __init__(self) -> None:
         self.patches = pytest.MonkeyPatch()
         self.patches.setattr(cycle, "MOVES_MAX", 2)
-        self.patches.setattr(cycle, "LOOKED_AT_AGAIN_MAX", 0)
+        self.patches.setattr(cycle, "CHECKED_AGAIN_MAX", 0)
         self.patches.setattr(quota_checks, "CLASSES_CHECKED_MAX", 0)
         super().__init__()
 

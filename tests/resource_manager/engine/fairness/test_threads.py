@@ -10,7 +10,7 @@ from resource_manager.engine.fairness import threads
 from resource_manager.engine.model.durations import Durations
 from resource_manager.engine.model.entities import Instant, UsageRecord
 from resource_manager.engine.model.events import (
-    SlotsReuseAsked,
+    SlotsReuseRequested,
 )
 from tests.support import books
 from tests.support.engine_cluster import FOREVER_MS, EngineCluster, host
@@ -112,7 +112,9 @@ def test_a_thread_is_counted_although_its_slot_may_not_be_reused() -> None:
     cluster.wait(60_000)
     cluster.job("other")
     cluster.submit("theirs", profile=SMALL, job="other")
-    reuse = SlotsReuseAsked(cluster.at, "job", (("fills-0", 1, "waits"), ("fills-1", 1, "nobody")))
+    reuse = SlotsReuseRequested(
+        cluster.at, "job", (("fills-0", 1, "waits"), ("fills-1", 1, "nobody"))
+    )
     refused = cluster.batch(reuse)
     cluster.settle()
 

@@ -136,7 +136,7 @@ def test_a_job_of_an_unknown_group_is_told_which_there_are() -> None:
     with pytest.raises(NotFound) as caught:
         cluster.job("job", group="middle")
     assert caught.value.reason is Reason.GROUP_UNKNOWN
-    assert "'middle'; there are critical, default, high, low, medium;" in caught.value.message
+    assert "'middle'; the groups are critical, default, high, low, medium;" in caught.value.message
     assert not cluster.state.jobs
     cluster.job("job", group="medium")
     cluster.end_job("job")
@@ -162,7 +162,7 @@ def test_where_jobs_live_a_group_stays_and_stays_where_it_is() -> None:
     cluster.submit(*members(1, ""))
     cluster.deliver(cluster.wire[0])
     cluster.end_job("job")
-    with pytest.raises(FailedPrecondition, match="lives in team"):
+    with pytest.raises(FailedPrecondition, match="in group team is live"):
         cluster.delete_group("team")  # its slot is being freed
     cluster.deliver(cluster.wire[0])
     cluster.delete_group("team")

@@ -144,7 +144,7 @@ def test_a_large_job_is_forgotten_in_steps() -> None:
 def test_later_parts_of_a_call_count_with_the_first_one() -> None:
     cluster = large_cluster(0, job_requests_max=3, requests_max=4)
     first, *rest = (RequestSpec(f"r{n}", LARGE, allow_pending=True) for n in range(4))
-    with pytest.raises(ResourceExhausted, match="asks for 4 more"):
+    with pytest.raises(ResourceExhausted, match="submits 4 more"):
         cluster.batch(RequestsSubmitted(cluster.at, "large", (first,), following=tuple(rest)))
     assert not cluster.state.requests
     following = tuple(rest[:2])

@@ -119,20 +119,20 @@ EXAMPLES: dict[str, tuple[str, list[tuple[Violate, tuple[str, ...], str]]]] = {
         [
             (_lost, ("LOST",), "is lost"),
             (_draining, ("DRAINING",), "is draining: new kernel"),
-            (_unreachable, ("UNREACHABLE",), "cannot be dialled: connection refused"),
+            (_unreachable, ("UNREACHABLE",), "commands do not reach it: connection refused"),
         ],
     ),
     "CarriesLabels": ("ever", [(_other_labels, ("LABEL_MISMATCH",), "lacks a required label")]),
     "EnoughFree": (
         "ever",
         [
-            (_too_little_free, ("INSUFFICIENT_CPU_MILLI",), "short by 1 cpu (asked 2"),
+            (_too_little_free, ("INSUFFICIENT_CPU_MILLI",), "short by 1 cpu (requested 2"),
             (_too_large, ("TOTAL_TOO_SMALL", "INSUFFICIENT_CPU_MILLI"), "even when empty"),
         ],
     ),
     "EnforcesLimits": (
         "ever",
-        [(_unenforced, ("ISOLATION",), "cannot enforce the limit of memory (memory: none, and")],
+        [(_unenforced, ("ISOLATION",), "cannot enforce the limit of memory (memory: none, but")],
     ),
     "SlotsLeft": ("now", [(_slot_limit, ("SLOT_LIMIT",), "has 1 of at most 1 slots")]),
     "NotRefused": ("now", [(_refused, ("REFUSED",), "refused an equal slot recently")]),

@@ -59,6 +59,6 @@ def test_an_executor_without_them_is_a_failure_that_names_the_gang() -> None:
     cluster.host(asked_for, provided_as="four")
     assert cluster.running() == []
     assert cluster.state.elastic.backoffs["four"].last_failure == (
-        f"{asked_for}: registered with 4 cpu, 64Gi memory (4 cpu, 64Gi memory were promised), and"
-        " without the labels of members of gang gang of 2"
+        f"{asked_for}: registered with 4 cpu, 64Gi memory (promised: 4 cpu, 64Gi memory);"
+        " it lacks the labels of members of gang gang of 2"
     )

@@ -241,7 +241,7 @@ def test_a_cancelled_request_is_shown_as_planned_no_more() -> None:
     assert sum(count for count, _ in planned()) == 0
 
 
-@pytest.mark.parametrize("trouble", ["cannot be reached", "refused 4 times"])
+@pytest.mark.parametrize("trouble", ["cannot be reached", "refused a slot 4 times"])
 def test_executors_that_come_and_are_of_no_use_are_asked_for_ever_more_rarely(trouble: str) -> None:
     cluster = cluster_with(SMALL)
     ask(cluster, "r")
@@ -299,7 +299,7 @@ def test_nothing_is_started_again_of_a_shape_that_is_configured_no_longer() -> N
     cluster.batch()
     assert cluster.providers == [StopExecutor("small-1-1", "small", "")]
     (provision,) = cluster.state.provisions.values()
-    assert provision.message == "no shape small is configured any more"
+    assert provision.message == "shape small is no longer configured"
 
 
 # Passes that take several cycles.

@@ -71,7 +71,7 @@ def test_a_gang_may_not_have_more_members_than_is_set() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"restart_on_loss": True}, "restart_on_loss is True, and False for g0"),
+        ({"restart_on_loss": True}, "restart_on_loss is True, but False for g0"),
         ({"target_address": "10.0.0.1:7000"}, "a gang is offered as a whole"),
         ({"profile": ResourceProfile(1, GIB)}, "cpu_milli is 1"),
     ],
@@ -87,7 +87,7 @@ def test_one_member_that_may_not_be_refuses_all(change: Any, says: str) -> None:
     ]
     assert says in outcomes[2].message
     assert says in outcomes[0].message
-    assert "because of g2" in outcomes[1].message
+    assert "because of its member g2" in outcomes[1].message
     assert not cluster.state.requests
 
 
@@ -95,7 +95,7 @@ def test_a_member_names_a_gang_that_its_call_declares() -> None:
     cluster = cluster_of()
     outcomes = cluster.submit(*members(2), RequestSpec("lone", TINY))
     assert [outcome.reason for outcome in outcomes] == ["INVALID_ARGUMENT"] * 2 + [""]
-    with pytest.raises(InvalidArgument, match="every gang once"):
+    with pytest.raises(InvalidArgument, match="each gang once"):
         cluster.submit(*members(2), GANG, GANG)
     with pytest.raises(InvalidArgument, match="belong to"):
         cluster.submit(*members(2), GANG, GangSpec("h"))

@@ -322,7 +322,7 @@ def test_nothing_is_held_for_a_request_that_is_gone() -> None:
     cluster.cancel("big", job="large")
     assert not cluster.state.reservations
     assert len(cluster.running(host)) == 4  # other requests use it at once
-    assert cluster.history("reservation_ended") == ["big: it waits no more"]
+    assert cluster.history("reservation_ended") == ["big: it no longer waits"]
 
 
 def test_a_host_that_drains_holds_nothing_and_the_reservation_moves() -> None:
@@ -394,7 +394,7 @@ def test_a_maximum_of_the_group_ends_what_is_held_until_it_stops_nobody() -> Non
     flood.go_on(lambda: reserved(cluster))
     cluster.set_group("apart", maximum={"cpu_milli": 3_000})
     assert not reserved(cluster)
-    assert cluster.history("reservation_ended") == ["big: a maximum of group apart stops it"]
+    assert cluster.history("reservation_ended") == ["big: a maximum of group apart blocks it"]
     found = explain(cluster.state, "big")
     assert found.primary_reason == "WAITING_GROUP_LIMIT"
     assert found.summary.startswith("group apart has 0 of at most 3 cpu, and it needs 4 cpu")
@@ -662,7 +662,7 @@ def test_what_is_held_for_a_gang_counts_as_room_for_it() -> None:
     assert (found.placeable, found.members) == (1, 2)
     assert found.summary == (
         "1 of 2 members fit now, each on a separate executor; fits if 1 more executor has room"
-        " for one"
+        " for one member"
     )
     cluster.submit_gang("h", [4_000, 4_000], GangPlacement.SPREAD, job="large")
     found = explain(cluster.state, "h-0").gang

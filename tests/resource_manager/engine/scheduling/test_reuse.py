@@ -39,7 +39,7 @@ def test_a_job_alone_keeps_its_slots() -> None:
     )
     event = cluster.store.job_events["job"][-1]
     assert (event.allocation_id, event.state, event.reason) == ("r4", "RELEASED", "REUSED")
-    assert cluster.history("slot_reused") == ["by r4"]
+    assert cluster.history("slot_reused") == ["for request r4"]
     assert sorted(cluster.running()) == ["r0", "r1", "r2", "r3"]
     assert outcome(cluster, "r0", "r5") == ""  # repeated
     durations = cluster.state.jobs["job"].durations
@@ -345,7 +345,7 @@ def test_a_gang_that_comes_first_and_might_be_whole_then_is_not_kept_waiting() -
 def test_where_too_many_wait_to_look_at_the_slot_is_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(next_in_order, "LOOKED_AT_MAX", 5)
+    monkeypatch.setattr(next_in_order, "COMPARED_MAX", 5)
     cluster = alone()
     for number in range(10):
         cluster.job(f"other-{number}")

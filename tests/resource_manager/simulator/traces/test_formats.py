@@ -87,7 +87,7 @@ def test_swf_records_that_are_no_jobs_to_run_are_counted(tmp_path: Path) -> None
     assert workload.left_out == {
         "no run time recorded": 1,
         "no processors recorded": 1,
-        "part of a job that has a line of its own": 1,
+        "part of a job that has a separate line": 1,
     }
 
 
@@ -204,7 +204,7 @@ def test_a_file_that_is_no_log_is_told_what_would_be_one(tmp_path: Path) -> None
         read_workload(path)
     with pytest.raises(InvalidArgument, match="--format is 'csv'; expected one of swf"):
         read_workload(path, "csv")
-    with pytest.raises(InvalidArgument, match="list of nodes, to be named with --nodes"):
+    with pytest.raises(InvalidArgument, match="list of nodes, which --nodes takes"):
         read_workload(TRACES / "openb-nodes-cut.csv")
     with pytest.raises(InvalidArgument, match="header with the column job"):
         read_workload(path, "wagap")

@@ -45,7 +45,7 @@ def test_jobs_come_in_the_order_of_their_arrival() -> None:
 
 
 def test_a_part_without_jobs_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="a log with jobs in the interval"):
+    with pytest.raises(InvalidArgument, match="a log with jobs in the requested interval"):
         log(one("a")).picked(from_ms=1)
 
 
@@ -86,8 +86,8 @@ def test_what_no_node_has_is_not_asked_for_and_noted() -> None:
     without = log(one("a", profile=profile)).fitted([Node("n", {"cpu_milli": 4_000})])
     assert without.jobs[0].profile == ResourceProfile(1_000)
     assert fitted.notes == (
-        "disk is not modelled: no node has any; 1 jobs asked for it",
-        "memory is not modelled: no node has any; 1 jobs asked for it",
+        "disk is not modelled: no node has any; 1 jobs request it",
+        "memory is not modelled: no node has any; 1 jobs request it",
     )
 
 

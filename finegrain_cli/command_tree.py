@@ -1,0 +1,184 @@
+"""The tree of commands. The module of a command is imported when the command is used.
+
+Options are declared once, as parameters of the functions in `commands`; typer reads them there.
+This module decides which of these functions are loaded, and how the list of commands looks.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from importlib import import_module
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_group
+
+COMPLETE_VARIABLE: Final = "_FINEGRAIN_COMPLETE"
+"""Set by the completion scripts of shells."""
+
+SECTIONS: Final[dict[str, dict[str, str]]] = {
+    "Run work": {"run": "run", "batch": "batch", "batches": "batch", "job": "job"},
+    "See the cluster": {
+        "status": "lists",
+        "executors": "executors",
+        "slots": "lists",
+        "requests": "lists",
+        "jobs": "lists",
+        "events": "lists",
+        "explain": "operate",
+        "advise": "advise",
+        "groups": "groups",
+        "providers": "elastic",
+        "devices": "devices",
+        "topo": "host",
+    },
+    "Change slots and jobs": {
+        "release": "operate",
+        "terminate": "operate",
+        "resize": "elastic",
+        "slot": "slot",
+    },
+    "Change executors": {
+        "drain": "operate",
+        "undrain": "operate",
+        "forget": "operate",
+        "cordon": "devices",
+        "uncordon": "devices",
+    },
+    "Identities": {
+        "login": "identities",
+        "whoami": "identities",
+        "token": "identities",
+        "identity": "identities",
+    },
+    "Run a cluster": {
+        "up": "daemons",
+        "rm": "daemons",
+        "executor": "daemons",
+        "db": "database",
+        "config": "settings",
+        "doctor": "host",
+        "detect": "host",
+    },
+    "More": {
+        "simulate": "simulate",
+        "completion": "settings",
+        "help": "",
+        "version": "settings",
+    },
+}
+"""Sections of the list of commands: names, and the module in `commands` that registers each."""
+
+MODULES: Final = {name: module for names in SECTIONS.values() for name, module in names.items()}
+
+
+class CommandTree(TyperGroup):
+    """The root of the commands; loads a command's module when the command is looked up."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        _skip_conversions(self)
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click passes it
+        """Returns all names, in the order of the sections."""
+        return list(MODULES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Returns a command; None: there is none with this name."""
+        if cmd_name not in self.commands and MODULES.get(cmd_name):
+            for name, command in loaded(MODULES[cmd_name]).items():
+                self.commands.setdefault(name, command)
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Finds the command of these arguments; an error names similar commands."""
+        if args and args[0] not in MODULES:
+            for name in MODULES:  # typer compares with the loaded commands
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes the list of commands by section, with all names at the same width."""
+        width = max(map(len, MODULES))
+        for title, names in SECTIONS.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            limit = formatter.width - 6 - width
+            rows = [
+                (name.ljust(width), command.get_short_help_str(limit))
+                for name, command in found
+                if command is not None and not command.hidden
+            ]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def loaded(module: str) -> dict[str, Any]:
+    """Imports a module of `commands`, and returns the commands that it registers, by name."""
+    part = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    import_module(f"finegrain_cli.commands.{module}").register(part)
+    commands: dict[str, Any] = dict(get_group(part).commands)
+    for command in commands.values():
+        _skip_conversions(command)
+    return commands
+
+
+def _skip_conversions(command: Any) -> None:
+    """Converts values of this command without pydantic where nothing has to be converted.
+
+    typer imports pydantic, which takes as long as the rest of a short command, also for a text
+    that stays as it is. typer converts values that `_unconverted` does not know, with its errors.
+    """
+    for inner in getattr(command, "commands", {}).values():
+        _skip_conversions(inner)
+    get_params = command.get_params
+
+    def get_fast_params(ctx: Any) -> Any:
+        found = get_params(ctx)  # also the option --help, which is not in `params`
+        for parameter in found:
+            if not isinstance(parameter.get_runtime_param, _FastParameter):
+                parameter.get_runtime_param = _FastParameter(parameter)
+        return found
+
+    command.get_params = get_fast_params
+
+
+class _FastParameter:
+    """Converts the values of one parameter; instances replace its `get_runtime_param`."""
+
+    def __init__(self, parameter: Any) -> None:
+        self._parameter = parameter
+        self._typers = parameter.get_runtime_param
+
+    def __call__(self) -> _FastParameter:
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        found = _unconverted(self._parameter, value)
+        if found is None:
+            return self._typers().coerce(value, param=param, ctx=ctx)
+        return found.value
+
+
+class _Found:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _unconverted(parameter: Any, value: Any) -> _Found | None:
+    """Returns the converted value if that needs no conversion; None: typer must convert it."""
+    annotation = parameter.type_descriptor.annotation
+    several = parameter.multiple or parameter.nargs == -1
+    if value is None:
+        return _Found(() if several else None)
+    if several:
+        if isinstance(value, list | tuple) and all(type(each) is str for each in value):
+            return _Found(list(value)) if annotation == list[str] else None
+        return None
+    if annotation in (str, int, bool, float) and type(value) is annotation:
+        # A number that is a default, not typed text, which would be converted and checked.
+        return _Found(value)
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        members = {member.value: member for member in annotation}
+        return _Found(members[value]) if value in members else None
+    return None
