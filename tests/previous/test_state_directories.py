@@ -25,7 +25,7 @@ from task_executor.service.checkpoint import StateDirectory
 from tests.previous.code import EVIDENCE
 from tests.task_executor.helper.conftest import Host
 from tests.task_executor.service.conftest import Executor, executor_at
-from tests.task_executor.service.scripted_rm import ScriptedRM, eventually
+from tests.task_executor.service.scripted_rm import OPERATOR, ScriptedRM, eventually
 
 KINDS = ("executor-v1", "executor-none")
 LIVING = ("t-running", "t-freeing")
@@ -104,7 +104,7 @@ async def test_a_front_goes_on_with_the_slots(rm: ScriptedRM, front: Executor) -
 
 
 async def test_a_front_goes_on_with_the_tasks(rm: ScriptedRM, front: Executor) -> None:
-    master = rm.job_master()
+    master = rm.job_master(OPERATOR)  # no owners were saved
     states = {each.task_id: each.state for each in await master.tasks()}
     assert states["t-running"] == te.TASK_STATE_RUNNING
     front.helper.end("t-running", 7)

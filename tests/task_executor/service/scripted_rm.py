@@ -75,11 +75,15 @@ class ScriptedRM:
                 f"finegrain.v1.{service}Service", {name: method}
             )
             self._server.add_generic_rpc_handlers((generic,))
-        credentials = identities.own(self.identity).server_credentials()
-        port = self._server.add_secure_port(address, credentials)
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"127.0.0.1:{self.add_port(self._server, address)}"
         await self._server.start()
         return self.address
+
+    def add_port(self, server: grpc.aio.Server, address: str) -> int:
+        """Binds the address, and returns the port."""
+        return int(
+            server.add_secure_port(address, identities.own(self.identity).server_credentials())
+        )
 
     async def stop(self) -> None:
         if self._server is not None:

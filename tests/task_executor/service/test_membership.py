@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from finegrain.credentials import Credentials, read_credentials, write_credentials
+from finegrain.credentials import (
+    Credentials,
+    read_credentials,
+    write_credentials,
+    write_private_file,
+)
 from finegrain.errors import (
     ConfigurationError,
     FinegrainError,
@@ -23,6 +28,8 @@ from task_executor import membership
 from task_executor.membership import CREDENTIALS_FILE, executor_credentials, read_join_record
 from tests.support.identities import credentials
 from tests.support.join_server import JoinServer
+from tests.task_executor.service.executor_process import ExecutorProcess
+from tests.task_executor.service.scripted_rm import ScriptedRM, allocation, eventually
 
 WEB = "executor/web-1"
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -204,3 +211,38 @@ async def test_an_expired_certificate_does_not_keep_an_executor_from_its_tasks(
     expired = credentials(WEB, life_s=60, starts_s=-24 * 3600)
     directory.save(expired)
     assert await directory.start() == expired
+
+
+@pytest.mark.slow
+async def test_a_process_joins_and_nothing_that_it_starts_has_the_token(
+    rm: ScriptedRM, process: ExecutorProcess, server: JoinServer
+) -> None:
+    server.managers = (rm.address,)
+    token = server.token(f"executor/{process.executor_id}")
+    file = process.folder / "given.token"
+    write_private_file(file, token.text.encode())
+    process.joined = False
+    process.environment = {"FINEGRAIN_PROVIDED_AS": "small"}
+    process.start(executor_id=None, managers=[], join_token_file=str(file))
+    await eventually(lambda: rm.reports or process.exit_code is not None, "it reports")
+    assert process.exit_code is None, process.log
+    assert (rm.registered.executor_id, rm.registered.provided_as) == (process.executor_id, "small")
+    assert not file.exists()
+    await rm.allocate(allocation())
+    await rm.job_master().submit("env")
+    seen = await rm.job_master().watch()
+    assert b"FINEGRAIN_TASK_ID=task" in seen.stdout
+    helper = Path(f"/proc/{process.helper_pid()}")
+    started = (helper / "environ").read_bytes() + (helper / "cmdline").read_bytes()
+    for text in (seen.stdout, started, process.log.encode()):
+        assert token.secret.encode() not in text
+        assert token.text.encode() not in text
+
+
+async def test_a_process_without_certificate_says_what_to_do(process: ExecutorProcess) -> None:
+    process.joined = False
+    process.start()
+    await eventually(lambda: process.exit_code is not None, "it ends")
+    assert process.exit_code == 1
+    assert f"finegrain token create --executor {process.executor_id}" in process.log
+    assert not process.has_helper()
