@@ -1,4 +1,4 @@
-"""The credentials file: all that a client needs to be somebody in one cluster.
+"""The credentials file: all that a client needs to be a member of one cluster.
 
 It is a JSON file with the addresses of the cluster, the certificates of its authority, and a
 certificate with its private key. Only its owner may read it. Nothing in this module needs the

@@ -105,12 +105,12 @@ class Authority:
 
     @property
     def certificate_pem(self) -> bytes:
-        """Its own certificate, which everybody in the cluster trusts."""
+        """Its own certificate, which all members of the cluster trust."""
         return certificate_pem(self.certificate)
 
     @property
     def private_key_pem(self) -> bytes:
-        """Its private key. Whoever has it can become anybody in the cluster."""
+        """Its private key. With it, a program can become any member of the cluster."""
         return key_pem(self.key)
 
     def sign(

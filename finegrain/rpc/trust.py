@@ -85,7 +85,7 @@ class Trust:
         return caller
 
     def check_not_denied(self, caller: Caller) -> None:
-        """Checks that nobody has denied a caller or its certificate, also after the call began.
+        """Checks that neither a caller nor its certificate is denied, also after the call began.
 
         Args:
             caller: as `identify` returned it. A caller without an identity passes.

@@ -28,7 +28,7 @@ if _version_not_supported:
 class IdentityServiceStub(object):
     """Certificates and identities.
 
-    Everybody in a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
+    Every member of a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
     `executor/web-1`, `user/alice`, or only `ROLE` for the roles `rm` and `metrics`. A certificate states the identity as
     a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's certificate:
     `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case base32 without
@@ -86,7 +86,7 @@ class IdentityServiceStub(object):
 class IdentityServiceServicer(object):
     """Certificates and identities.
 
-    Everybody in a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
+    Every member of a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
     `executor/web-1`, `user/alice`, or only `ROLE` for the roles `rm` and `metrics`. A certificate states the identity as
     a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's certificate:
     `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case base32 without
@@ -198,7 +198,7 @@ def add_IdentityServiceServicer_to_server(servicer, server):
 class IdentityService(object):
     """Certificates and identities.
 
-    Everybody in a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
+    Every member of a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
     `executor/web-1`, `user/alice`, or only `ROLE` for the roles `rm` and `metrics`. A certificate states the identity as
     a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's certificate:
     `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case base32 without

@@ -20,7 +20,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class IdentityServiceStub:
     """Certificates and identities.
 
-    Everybody in a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
+    Every member of a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
     `executor/web-1`, `user/alice`, or only `ROLE` for the roles `rm` and `metrics`. A certificate states the identity as
     a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's certificate:
     `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case base32 without
@@ -82,7 +82,7 @@ class IdentityServiceStub:
 class IdentityServiceAsyncStub:
     """Certificates and identities.
 
-    Everybody in a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
+    Every member of a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
     `executor/web-1`, `user/alice`, or only `ROLE` for the roles `rm` and `metrics`. A certificate states the identity as
     a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's certificate:
     `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case base32 without
@@ -143,7 +143,7 @@ class IdentityServiceAsyncStub:
 class IdentityServiceServicer(metaclass=abc.ABCMeta):
     """Certificates and identities.
 
-    Everybody in a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
+    Every member of a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
     `executor/web-1`, `user/alice`, or only `ROLE` for the roles `rm` and `metrics`. A certificate states the identity as
     a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's certificate:
     `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case base32 without

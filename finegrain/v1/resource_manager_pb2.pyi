@@ -1594,7 +1594,7 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
 
     @property
     def denied(self) -> global___DeniedIdentities:
-        """Whom the executor must reject. Absent: nobody."""
+        """The identities that the executor must reject. Absent: none."""
 
     @property
     def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:
@@ -1723,7 +1723,7 @@ class ReportSlotsResponse(google.protobuf.message.Message):
 
     @property
     def denied(self) -> global___DeniedIdentities:
-        """Whom the executor must reject from now on; only if the executor applies a list with another number."""
+        """The identities that the executor must reject from now on; only if it applies a list with another number."""
 
     @property
     def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:

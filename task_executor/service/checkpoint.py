@@ -55,7 +55,7 @@ class SavedState:
     starts: int = 0  # number of fronts started with this identity; part of their report numbers
     policy: HostPolicy = field(default_factory=HostPolicy)  # settings that an operator made
     policy_number: int = 0  # number of `policy`; 0: an operator made no settings
-    denials: Denials = field(default_factory=Denials)  # whom to reject
+    denials: Denials = field(default_factory=Denials)  # identities to reject
     operators: tuple[SlotOperator, ...] = ()  # operators that are registered for whole slots
     epoch_proof: str = ""  # EpochProof of the highest epoch that was proven, in base64
 

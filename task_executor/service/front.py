@@ -489,6 +489,7 @@ class Front:
             reserved=self._prepared.plan.reserved,
             now=boot_seconds(),
         )
+        self.metrics.certificate_end.set(self.own.credentials.not_after)
         table = self.keeper.table
         self.metrics.update_devices(
             table.devices.host.devices, table.devices.conditions, self.device_watch.usages

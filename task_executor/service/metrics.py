@@ -216,6 +216,11 @@ class ExecutorMetrics:
             "Time since the resource manager last accepted a report.",
             registry=registry,
         )
+        self.certificate_end = Gauge(
+            "finegrain_executor_certificate_expiry_timestamp_seconds",
+            "When the certificate of this executor expires. It is renewed every day.",
+            registry=registry,
+        )
         self.registration_number = Gauge(
             "finegrain_executor_registration_number",
             "Number of the present registration.",

@@ -23,7 +23,7 @@ from task_executor.service.manager_link import ManagerLink
 RENEW_EVERY_S = 24 * 3600.0
 CHECK_S = 300.0  # the clock may be set at any time
 RETRY_S = 60.0
-RETRY_EXPIRED_S = 10.0  # nobody accepts the certificate, so this is urgent
+RETRY_EXPIRED_S = 10.0  # no server accepts the certificate, so this is urgent
 
 Clock = Callable[[], float]
 

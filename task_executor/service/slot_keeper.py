@@ -130,7 +130,7 @@ class SlotKeeper:
         self.reports = ReportLog()
         self.starts = 0  # number of fronts started with this identity, including this front
         self.epoch_proof = EpochProof()  # of the highest epoch that an RM has proven
-        self.denials = Denials()  # whom to reject, from the last registration or report
+        self.denials = Denials()  # identities to reject, as the RM has last sent them
         self.fence: CommandFence[Any] = CommandFence()
         self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
         # Called when a slot is removed. Its tasks are deleted some time later.

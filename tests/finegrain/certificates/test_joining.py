@@ -1,4 +1,4 @@
-"""How a new member gets its certificate, and whom it shows its token to: nobody but the manager."""
+"""How a new member gets its certificate. It shows its token to the resource manager only."""
 
 from __future__ import annotations
 

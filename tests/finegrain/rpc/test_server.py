@@ -89,7 +89,7 @@ def rm_stub(channel: Any) -> Any:
 
 
 def calling(address: str, who: str = USER) -> Any:
-    """A channel of somebody to a resource manager."""
+    """A channel of an identity to a resource manager."""
     return open_channel(address, own(who), RM)
 
 

@@ -1,4 +1,4 @@
-"""Impostors on the network: whoever cannot prove to be the manager hears and commands nothing.
+"""Impostors on the network: a server that is not the manager receives and commands nothing.
 
 A task of an ordinary user can listen on any free port, for example on that of a manager which has
 stopped. It may even have a certificate of the cluster: that of a user.

@@ -1,4 +1,4 @@
-"""Whom an operator has denied, the executor rejects: at once, and also after a restart."""
+"""The executor rejects denied identities: at once, and also after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A certificate is renewed while the executor runs, and nobody notices."""
+"""A certificate is renewed while the executor runs; slots and tasks go on."""
 
 from __future__ import annotations
 
