@@ -92,8 +92,9 @@ def local_managers(state_dir: Path | None = None) -> list[LocalManager]:
 
 
 def _addresses(given: str | Sequence[str]) -> tuple[str, ...]:
-    parts = given.split(",") if isinstance(given, str) else given
-    return tuple(part.strip() for part in parts if part.strip())
+    if isinstance(given, str):
+        return tuple(part.strip() for part in given.split(",") if part.strip())
+    return tuple(given)
 
 
 def _from_file(addresses: tuple[str, ...], path: Path) -> Target:
