@@ -31,7 +31,13 @@ def write_ahead(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def check_version(
-    path: Path, connection: sqlite3.Connection, what: str, application_id: int, version: int
+    path: Path,
+    connection: sqlite3.Connection,
+    what: str,
+    application_id: int,
+    version: int,
+    *,
+    oldest: int | None = None,
 ) -> None:
     """Checks that this version of the client can read the file.
 
@@ -41,6 +47,7 @@ def check_version(
         what: the kind of work that the file belongs to: "batch" or "job".
         application_id: SQLite's application id of such files.
         version: version of the tables that this client reads.
+        oldest: oldest version that it reads, too; None: no older one.
 
     Raises:
         ConfigurationError: it is not such a state file, or has another version.
@@ -54,7 +61,7 @@ def check_version(
             reason=Reason.STORE_CORRUPT,
             details={"path": path},
         )
-    if found != version:
+    if not (oldest or version) <= found <= version:
         raise ConfigurationError(
             f"{path} has version {found}, this client reads version {version}; use the "
             "client that wrote it",
@@ -65,7 +72,7 @@ def check_version(
 
 @contextmanager
 def reading(
-    path: Path, what: str, application_id: int, version: int
+    path: Path, what: str, application_id: int, version: int, *, oldest: int | None = None
 ) -> Iterator[sqlite3.Connection]:
     """Opens a state file for reading, even while a runner works on it.
 
@@ -78,7 +85,7 @@ def reading(
     if not path.exists():
         raise NotFound(f"there is no state file {path}", details={"path": path})
     with named(path, what), closing(connect(path)) as connection:
-        check_version(path, connection, what, application_id, version)
+        check_version(path, connection, what, application_id, version, oldest=oldest)
         yield connection
 
 

@@ -12,6 +12,10 @@ APPLICATION_ID = 0x66674261
 """Distinguishes the state file of a batch from other SQLite files."""
 
 SCHEMA_VERSION = 2
+OLDEST_VERSION = 1
+"""Oldest version that can be read. Opening a file for work upgrades it."""
+UPGRADE_FROM_1 = "alter table jobs drop column secret"
+"""The owner of a job has replaced its secret."""
 
 TABLES = """
 create table meta (key text primary key, value text not null) without rowid;

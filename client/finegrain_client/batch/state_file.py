@@ -22,10 +22,12 @@ from finegrain_client.batch.lock import take_lock
 from finegrain_client.batch.rows import AttemptRow, Changes, JobRow, Known, SubmittedRow
 from finegrain_client.batch.schema import (
     APPLICATION_ID,
+    OLDEST_VERSION,
     RESULT_COLUMNS,
     RESULTS,
     SCHEMA_VERSION,
     TABLES,
+    UPGRADE_FROM_1,
 )
 from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.values import BatchState, ThreadResult, ThreadState
@@ -112,6 +114,7 @@ class StateFile:
             with sqlite_file.named(path, "batch"):
                 connection = sqlite_file.connect(path)
                 check_version(path, connection)  # checked first: other files stay unchanged
+                _upgrade(connection)
                 return cls(path, lock, sqlite_file.write_ahead(connection))
         except BaseException:
             os.close(lock)
@@ -302,6 +305,14 @@ class StateFile:
         return JobRow(row["number"], row["job_id"], row["range_id"], bool(row["ended"]))
 
 
+def _upgrade(connection: sqlite3.Connection) -> None:
+    if connection.execute("pragma user_version").fetchone()[0] == OLDEST_VERSION:
+        # One transaction: a crash leaves the old version or the new one.
+        connection.executescript(
+            f"begin; {UPGRADE_FROM_1}; pragma user_version = {SCHEMA_VERSION}; commit;"
+        )
+
+
 def read_results(
     connection: sqlite3.Connection, *, failed_only: bool = False, limit: int = -1
 ) -> Iterator[ThreadResult]:
@@ -323,7 +334,9 @@ def check_version(path: Path, connection: sqlite3.Connection) -> None:
     Raises:
         ConfigurationError: it is not the state file of a batch, or has another version.
     """
-    sqlite_file.check_version(path, connection, "batch", APPLICATION_ID, SCHEMA_VERSION)
+    sqlite_file.check_version(
+        path, connection, "batch", APPLICATION_ID, SCHEMA_VERSION, oldest=OLDEST_VERSION
+    )
 
 
 @contextmanager
@@ -334,5 +347,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         NotFound: there is no such file.
         ConfigurationError: it is not the state file of a batch, or has another version.
     """
-    with sqlite_file.reading(path, "batch", APPLICATION_ID, SCHEMA_VERSION) as connection:
+    with sqlite_file.reading(
+        path, "batch", APPLICATION_ID, SCHEMA_VERSION, oldest=OLDEST_VERSION
+    ) as connection:
         yield connection

@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -168,6 +169,22 @@ def test_other_files_are_refused(path: Path, content: bytes) -> None:
     assert refused.value.reason == fg.Reason.STORE_CORRUPT
     with pytest.raises(fg.ConfigurationError):
         read_status(path)
+
+
+def test_a_file_of_the_first_version_is_read_and_upgraded(path: Path) -> None:
+    state = StateFile.create(path, SPEC, None)
+    row = state.add_job("job-1")
+    state.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "alter table jobs add column secret text not null default 'x'; pragma user_version = 1"
+        )
+    assert list(read_thread_results(path)) == []
+    again = StateFile.open(path)
+    assert again.known().job == row
+    assert again.add_job("job-2").job_id == "job-2"
+    again.close()
+    StateFile.open(path).close()
 
 
 def test_a_file_of_another_version_is_refused(path: Path) -> None:
