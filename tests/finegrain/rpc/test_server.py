@@ -315,11 +315,12 @@ async def test_cancelled_streams_leave_no_handler() -> None:
 async def test_thousands_of_callers_at_once_are_all_served() -> None:
     async with (
         served(Servicer()) as (server, address),
-        calling(address, EXECUTOR) as channel,
+        calling(address) as user,
+        calling(address, EXECUTOR) as executor,
     ):
-        stub = rm_stub(channel)
-        streams = [stub.WatchJob(rm_pb2.WatchJobRequest()) for _ in range(1_500)]
-        calls = [stub.ReportSlots(rm_pb2.ReportSlotsRequest()) for _ in range(3_000)]
+        streams = [rm_stub(user).WatchJob(rm_pb2.WatchJobRequest()) for _ in range(1_500)]
+        reporting = rm_stub(executor)
+        calls = [reporting.ReportSlots(rm_pb2.ReportSlotsRequest()) for _ in range(3_000)]
         answers = await asyncio.gather(*calls)
         for stream in streams:
             await stream.read()

@@ -89,12 +89,13 @@ class ExecutorProcess:
                 stderr=log,
             )
 
-    def give_credentials(self) -> None:
+    def give_credentials(self, executor_id: str = "") -> None:
         """Writes the certificate with which the executor starts without a token."""
         path = self.state_dir / CREDENTIALS_FILE
         if not path.exists() and self.joined:
             self.state_dir.mkdir(exist_ok=True)
-            write_credentials(path, identities.credentials(f"executor/{self.executor_id}"))
+            who = f"executor/{executor_id or self.executor_id}"
+            write_credentials(path, identities.credentials(who))
 
     def endpoint(self) -> dict[str, Any]:
         """What the running front says of itself."""

@@ -148,6 +148,7 @@ async def test_a_planned_stop_of_the_front_leaves_the_helper_alone(
 async def test_a_helper_of_another_executor_is_refused_with_the_way_out(
     process: ExecutorProcess, unit: HelperUnit
 ) -> None:
+    process.give_credentials("somebody-else")
     process.start(executor_id="somebody-else")
     await eventually(lambda: process.exit_code is not None, "it gives up")
     assert f"belongs to executor {unit.executor_id}, not to somebody-else" in process.log
