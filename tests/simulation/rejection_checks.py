@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from finegrain.devices.request import DeviceRequest
 from finegrain.errors import Reason
 from finegrain.resources import Amounts, booking, fits, has_separate_pools
 from finegrain.values.states import ExecutorState, RequestState
@@ -98,6 +99,7 @@ def _wrong(state: State, spec: RequestSpec) -> Iterator[str]:
         spec.cpu_policy.topology_constrained
         or spec.cpu_policy.best_effort
         or state.hosts.indexes.aligning
+        or (spec.profile is not None and any(map(_is_choosy, spec.profile.devices)))
     ):
         return
     for host in state.hosts.values():
@@ -105,6 +107,14 @@ def _wrong(state: State, spec: RequestSpec) -> Iterator[str]:
         profile = spec.profile or host.executor.registration.default_profile
         if _could_host(host.total, host.labels, replace(spec, profile=profile)):
             yield f"{spec.allocation_id} is rejected, and {host.host_id} could host it"
+
+
+def _is_choosy(request: DeviceRequest) -> bool:
+    """True if not every device with the amounts suits the request: it wants a virtual function, a
+    model, a certain place, or a level of enforcement.
+    """
+    bare = DeviceRequest(request.type, 1, (), near=request.near)
+    return replace(request, count=1, amounts=()) != bare
 
 
 def _could_host(total: Amounts, labels: Mapping[str, str], spec: RequestSpec) -> bool:
