@@ -1,8 +1,8 @@
-"""Environment variables by which a provider or an installer lets an executor join a cluster.
+"""Environment variables with which a provider or an installer lets an executor join a cluster.
 
 FINEGRAIN_PROVIDED_AS names the executor shape of a provider. FINEGRAIN_JOIN_TOKEN is the cluster
-token itself, for a host without a token file. The token is removed from the environment before any
-process is started that would inherit it.
+token itself, for a host without a token file. The executor removes the token from its environment
+before it starts a process that would inherit the token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ JOIN_TOKEN_VARIABLE = "FINEGRAIN_JOIN_TOKEN"
 
 
 def take_join_token() -> str:
-    """Removes the token from the environment and returns it; empty if there was none.
+    """Removes the token from the environment and returns it. Returns an empty text if there was no
+    token.
 
     Raises:
         ConfigurationError: the value cannot be a token.
@@ -36,27 +37,28 @@ def take_join_token() -> str:
 def cluster_token(join_token: str, given: Path | None, usual: Path) -> str:
     """Returns the cluster token.
 
-    A readable configured file is preferred, then the join token, then the usual file.
+    It prefers a readable configured file, then the join token, then the usual file.
 
     Args:
         join_token: the token from the environment; empty: none.
-        given: the configured token file, if any.
-        usual: the token file to use if there is neither.
+        given: the configured token file; None: none is configured.
+        usual: the token file to use if neither exists.
 
     Raises:
         ConfigurationError: there is no token, or its file cannot be used.
     """
-    # A token file that cannot be read must not keep a host from joining.
+    # A token file that cannot be read must not prevent a host from joining.
     if join_token and (given is None or not os.access(given, os.R_OK)):
         return join_token
     return read_token(given or usual)
 
 
 def provided_as(configured: str) -> str:
-    """Returns the executor shape that a provider started this executor as; empty: no provider did.
+    """Returns the shape under which a provider started this executor; empty: no provider started
+    it.
 
     Raises:
-        InvalidArgument: it is not a valid name.
+        InvalidArgument: the value is not a valid name.
     """
     name = configured or os.environ.get(PROVIDED_AS_VARIABLE, "")
     return check_id("provided_as", name) if name else ""
