@@ -17,6 +17,9 @@ from finegrain_client.types.status import OutputChunk, StreamName
 TAIL_BYTES = 1_000
 """Number of bytes at the end of each stream that the state file keeps."""
 
+MISSING = b"\n[finegrain: %d bytes are missing here: OUTPUT_LOST]\n"
+"""Marks a gap, where the executor dropped output beyond the limit."""
+
 SYNCS_AT_ONCE = 32
 
 PART = ".part"
@@ -39,7 +42,10 @@ class Output:
         Raises:
             OSError: it cannot be written.
         """
-        self._tails[chunk.stream] = (self.tail(chunk.stream) + chunk.data)[-TAIL_BYTES:]
+        data = chunk.data
+        if chunk.missing_bytes:
+            data = MISSING % chunk.missing_bytes + data
+        self._tails[chunk.stream] = (self.tail(chunk.stream) + data)[-TAIL_BYTES:]
         if self._folder is None:
             return
         first = chunk.stream not in self._begun
@@ -47,7 +53,7 @@ class Output:
         # The first chunk truncates the file: a runner that takes over the attempt reads its output
         # from the start.
         with self._part(self._folder, chunk.stream).open("wb" if first else "ab") as file:
-            file.write(chunk.data)
+            file.write(data)
 
     def tail(self, stream: StreamName) -> bytes:
         """Returns the end of a stream."""

@@ -139,7 +139,7 @@ class Attempt:
                 signal=result.signal,
                 oom_killed=result.oom_killed,
                 timed_out=result.timed_out,
-                reason=result.end_reason,
+                reason=result.end_reason or (Reason.OUTPUT_LOST if result.output_lost else ""),
                 message="" if result.ok else self._how(result),
                 executor_id=self.slot.executor_id,
                 start_time=start,

@@ -237,6 +237,7 @@ class Slot(ContextHandle[AsyncSlot]):
         stdin: bytes | Iterable[bytes] | Literal["pipe"] | None = None,
         output: Literal["capture", "stream"] | Callable[[OutputChunk], None] = "capture",
         output_limit_bytes: int = 0,
+        hold_output: bool = False,
         task_id: str = "",
         cancel_on_interrupt: bool = True,
     ) -> Task:
@@ -253,7 +254,11 @@ class Slot(ContextHandle[AsyncSlot]):
             output: "capture": the result contains the output; "stream": the caller reads
                 `Task.output`; a function: it is called with every `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
-                executor's own limit; 0: the executor's limit.
+                executor's own limit; 0: the executor's limit. Of more output, it keeps
+                the first and the last part.
+            hold_output: whether the task waits when the output that `output` has not processed
+                reaches this limit, so that no output is lost. It needs a function as `output`. If
+                this process has no connection to the executor for 60 s, output is dropped again.
             task_id: identity of the task; empty: the client generates one.
             cancel_on_interrupt: whether interrupting this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.
@@ -275,6 +280,7 @@ class Slot(ContextHandle[AsyncSlot]):
                     stdin=async_input(stdin),
                     output=output,
                     output_limit_bytes=output_limit_bytes,
+                    hold_output=hold_output,
                     task_id=task_id,
                     cancel_on_interrupt=cancel_on_interrupt,
                 )
