@@ -1,4 +1,4 @@
-"""Resource amounts: what a slot consists of, and what a host has.
+"""Resource amounts of slots and hosts.
 
 All amounts are non-negative integers, and an absent dimension is zero. `Amounts` maps the name of a
 dimension to its amount. The names are the field names of the protocol ("cpu_milli", "memory_bytes",
@@ -29,7 +29,7 @@ DEVICE_PREFIX = "device."
 PORTS = "ports"
 """The countable resource of network ports, which executors offer if they have `task_ports`."""
 
-_KNOWN_BOOKINGS = 16_384  # cached; a cluster has few different profiles
+_KNOWN_BOOKINGS = 16_384  # cached bookings; a cluster has few different profiles
 
 MEMORY_PARTS = (
     TASK_HEAP_MEMORY_BYTES,
@@ -45,7 +45,7 @@ GIB = 1024 * MIB
 MEMORY_GRAIN_BYTES = 64 * KIB
 """Booked memory is rounded up to a multiple of this.
 
-So the kernel's own rounding of limits never makes a difference to what is booked.
+The kernel rounds limits, too. With this rounding, the limit of a slot always equals its booking.
 """
 
 Amounts = Mapping[str, int]
@@ -55,8 +55,8 @@ Amounts = Mapping[str, int]
 @dataclass(frozen=True, slots=True)
 class ResourceProfile:
     """The resources of one slot. `extended` is sorted by name and has no zeros. `devices` is sorted
-    by type, with at most one request for each. `isolation` has the levels that are required for cpu
-    and memory, those for devices are in `devices`.
+    by type, with at most one request for each type. `isolation` has the levels that are required
+    for cpu and memory; `devices` has the levels for devices.
     """
 
     cpu_milli: int = 0
@@ -70,7 +70,7 @@ class ResourceProfile:
 
     @property
     def required_isolation(self) -> dict[str, str]:
-        """All levels of enforcement that are required, by dimension."""
+        """All required levels of enforcement, by dimension."""
         asked = (self.isolation, *(each.isolation for each in self.devices))
         return {name: level for part in asked for name, level in part}
 
@@ -139,8 +139,8 @@ def booking(
     for name, amount in profile.extended:
         amounts[EXTENDED_PREFIX + name] = amount
     for request in profile.devices:
-        # As requested: which devices these are, and so how many bytes a share of memory is, is
-        # known only after the choice.
+        # Book the requested amounts. The devices are not chosen yet, so the bytes of a share of
+        # memory are unknown.
         for name, amount in request.totals:
             amounts[DEVICE_PREFIX + name] = amount
     # An absent dimension is zero, so equal amounts must be equal as dicts.
@@ -151,19 +151,21 @@ def booking(
 def shared_booking(
     profile: ResourceProfile, separate_pools: bool, best_effort: bool = False
 ) -> dict[str, int]:
-    """Returns the same as `booking`. Equal slots share one dict, so callers must not change it."""
+    """Returns the same as `booking`. Slots with equal arguments share one dict, so callers must not
+    change it.
+    """
     return booking(profile, separate_pools=separate_pools, best_effort=best_effort)
 
 
 def devices_or_bytes(dimension: str, amount: int) -> float:
-    """Returns an amount of a dimension of devices in the unit for people: devices, so that 0.5 is
-    half of one; memory in bytes.
+    """Returns an amount of a device dimension in the unit for people: bytes for memory, otherwise
+    devices (0.5 is half a device).
     """
     return amount if dimension == GPU_MEMORY else amount / WHOLE
 
 
 def total_of_devices(devices: Iterable[Device | DeviceShare]) -> dict[str, int]:
-    """Returns what devices have together, or what slots have of them, by dimension."""
+    """Returns the sums over devices, or over shares of devices, by dimension."""
     return total_of(
         {
             DEVICE_PREFIX + name: amount
@@ -198,7 +200,7 @@ def increase(amounts: dict[str, int], more: Amounts) -> None:
 
 
 def decrease(amounts: dict[str, int], less: Amounts) -> None:
-    """Subtracts amounts in place; names whose amount becomes 0 are removed."""
+    """Subtracts amounts in place, and removes dimensions whose amount becomes 0."""
     for name, amount in less.items():
         left = amounts[name] - amount
         if left:
@@ -218,7 +220,7 @@ def larger_of(left: Amounts, right: Amounts) -> dict[str, int]:
 
 
 def total_of(many: Iterable[Amounts]) -> dict[str, int]:
-    """Returns the sum of many, without zeros."""
+    """Returns the sum of many amounts, without zeros."""
     result: dict[str, int] = {}
     for amounts in many:
         for name, amount in amounts.items():
@@ -242,7 +244,7 @@ def shortfall(need: Amounts, free: Amounts) -> dict[str, int]:
 
 def round_up(amount: int, grain: int) -> int:
     """Returns the smallest multiple of `grain` that is not below `amount`."""
-    # Integer division rounds down; negated before and after it, it rounds up.
+    # Integer division rounds down. With a negation before and after it, the result is rounded up.
     return -(-amount // grain) * grain
 
 

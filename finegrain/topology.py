@@ -1,10 +1,10 @@
-"""The model of a host: what detection found, for planning and for people.
+"""The model of a host as detection found it, for planning and for people.
 
 Everything is immutable. Ids printed by kernels (core_id, physical_package_id, node ids) are only
-labels: they repeat, have gaps and may be -1. The sets of cpus are what counts. A reference from one
-part to another is its position in the tuple of that kind (``Core.package`` is an index into
-``HostTopology.packages``). NUMA nodes are referred to by id instead, because their ids are unique
-and cpusets use them.
+labels: they repeat, have gaps and may be -1. Code must rely on the sets of cpus instead. A
+reference from one part to another is its position in the tuple of that kind (``Core.package`` is an
+index into ``HostTopology.packages``). NUMA nodes are referred to by id instead, because their ids
+are unique and cpusets use them.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from finegrain.mapping.json_form import from_json, to_json
 
 
 class NodeKind(StrEnum):
-    """What a NUMA node has, by its online cpus and its memory."""
+    """Whether a NUMA node has online cpus and memory."""
 
     CPU_AND_MEMORY = "cpu+memory"
     CPU_ONLY = "cpu-only"  # its cpus use the memory of another node
@@ -31,8 +31,8 @@ class GpuHealth(StrEnum):
 
     OK = "ok"
     LOST = "lost"  # not on the bus any more: every query fails until the host is reset
-    UNKNOWN = "unknown"  # it answers, but without its memory size, so nothing can be carved
-    FAULTY = "faulty"  # it answers, and the driver asks for a repair; the problem says which
+    UNKNOWN = "unknown"  # it reports no memory size, so no slot can use it
+    FAULTY = "faulty"  # the driver asks for a repair; `problem` names the repair
 
 
 class PciKind(StrEnum):
@@ -50,10 +50,12 @@ class PciKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """One physical core with its online hardware threads, whose number differs between cores."""
+    """One physical core with its online hardware threads. The number of threads may differ between
+    cores.
+    """
 
     cpus: CpuSet
-    core_id: int | None = None  # label; repeats within a package on dies, clusters and s390
+    core_id: int | None = None  # label; may repeat within a package (dies, clusters, s390)
     package: int = 0  # index into HostTopology.packages
     numa_node: int | None = None  # node id; None if no node lists these cpus
     l3_group: int | None = None  # index into HostTopology.l3_groups
@@ -62,7 +64,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One socket, by the sibling maps of its cpus."""
+    """One socket, as the sibling maps of its cpus describe it."""
 
     cpus: CpuSet
     physical_package_id: int | None  # label; may be -1, shared or huge
@@ -71,7 +73,7 @@ class Package:
 @dataclass(frozen=True, slots=True)
 class Die:
     cpus: CpuSet
-    die_id: int  # label, unique at most within its package
+    die_id: int  # label; unique only within its package, or not at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +88,15 @@ class L3Group:
 class CpuKind:
     """One kind of core on a hybrid host. Core counts of different kinds are not comparable."""
 
-    name: str  # "core" or "atom" if the kernel names them, else source and value
+    name: str  # "core" or "atom" if the kernel names the kinds, else source and value
     cpus: CpuSet
     value: int | None  # higher is faster; comparable within one host only
-    source: str  # the file that distinguishes the kinds, with N for the number
+    source: str  # the file that distinguishes the kinds, with N for the cpu number
 
 
 @dataclass(frozen=True, slots=True)
 class HugePages:
-    """Huge pages of one size; they are reserved and no longer part of normal memory."""
+    """Huge pages of one size. They are reserved, and not part of normal memory."""
 
     page_bytes: int
     count: int
@@ -110,9 +112,9 @@ class NumaNode:
     cpus: CpuSet  # online cpus
     memory_bytes: int | None  # MemTotal of the node, with huge pages; None: unknown
     hugepages: tuple[HugePages, ...] = ()
-    distances: tuple[int, ...] = ()  # as printed, one per online node in order of ids; () if absent
-    memory_allowed: bool = True  # whether the cpuset allows its memory, wherever our cpus are
-    nearest_cpus: CpuSet = EMPTY  # of a node without cpus: the nearest ones, or none
+    distances: tuple[int, ...] = ()  # to each online node, by ascending id; () if unknown
+    memory_allowed: bool = True  # whether the cpuset allows its memory
+    nearest_cpus: CpuSet = EMPTY  # for a node without cpus: the cpus nearest to it
 
     @property
     def kind(self) -> NodeKind:
@@ -131,7 +133,7 @@ class NumaNode:
         """Memory without huge pages."""
         if self.memory_bytes is None:
             return None
-        # The two figures come from different files of the kernel, and may not match.
+        # The two numbers come from different files of the kernel, and may not match.
         return max(self.memory_bytes - self.hugepages_bytes, 0)
 
 
@@ -144,28 +146,28 @@ class PciDevice:
     pci_class: str
     vendor: str
     device: str
-    numa_node: int | None  # best estimate: its own file, else local cpus, else a bridge above
-    reported_numa_node: int | None  # the device's own file, -1 included
-    local_cpus: CpuSet | None  # the device's own file, only online cpus
-    is_virtual_function: bool  # SR-IOV: not a separate card
+    numa_node: int | None  # from its own file, else its local cpus, else a bridge above
+    reported_numa_node: int | None  # from the device's own file; may be -1
+    local_cpus: CpuSet | None  # from the device's own file; only online cpus
+    is_virtual_function: bool  # True: a function of SR-IOV, not a separate card
     net: tuple[str, ...] = ()
     infiniband: tuple[str, ...] = ()
     drm: tuple[str, ...] = ()
     mic: tuple[str, ...] = ()
     pcie_group: str = ""  # bus id of the switch or root port above it; empty: unknown
-    physical_function: str = ""  # bus id of the card that a virtual function belongs to
-    problem: str = ""  # why slots cannot use it, such as no active port; empty: nothing is known
+    physical_function: str = ""  # for a virtual function: bus id of its card
+    problem: str = ""  # why slots cannot use it, such as no active port; empty: no problem known
 
 
 @dataclass(frozen=True, slots=True)
 class Fpga:
     """A region of an FPGA that can be programmed, of the kernel's class fpga_region."""
 
-    name: str  # of the region, such as region0
+    name: str  # name of the region, such as region0
     minor: int  # the number in that name
     pci_bus_id: str | None = None  # None: it is not on the PCI bus
     numa_node: int | None = None
-    model: str = ""  # of its FPGA manager
+    model: str = ""  # model of its FPGA manager
     problem: str = ""  # why slots cannot use it; empty: it works
 
 
@@ -185,15 +187,15 @@ class MigInstance:
 class GpuProcess:
     """A process that computes on a GPU."""
 
-    pid: int  # as the host's first PID namespace numbers it
-    memory_bytes: int | None = None  # of the GPU; None: the driver does not report it
+    pid: int  # in the host's first PID namespace
+    memory_bytes: int | None = None  # memory of the GPU; None: the driver does not report it
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU as its driver reports it.
 
-    Identify it by UUID: index, minor and bus order all differ.
+    Identify it by UUID, because index, minor and bus order may all differ.
     """
 
     uuid: str
@@ -201,19 +203,19 @@ class Gpu:
     minor: int | None = None  # the N of /dev/nvidiaN
     pci_bus_id: str | None = None
     name: str = "unknown"
-    memory_bytes: int | None = None  # usable: without what driver and firmware reserve
-    driver_bytes: int = 0  # what they reserve
+    memory_bytes: int | None = None  # usable memory, without `driver_bytes`
+    driver_bytes: int = 0  # memory that driver and firmware reserve
     vendor: str = "nvidia"
-    pcie_group: str = ""  # as in PciDevice; empty: that of its PCI device
+    pcie_group: str = ""  # as in PciDevice; empty: the group of its PCI device
     health: GpuHealth = GpuHealth.OK
-    problem: str = ""  # why slots cannot use it, and the repair; empty: `health` says enough
-    processes: tuple[GpuProcess, ...] = ()  # that compute on it now, of any user
+    problem: str = ""  # why slots cannot use it, and the repair; may be empty
+    processes: tuple[GpuProcess, ...] = ()  # processes of all users that compute on it now
     mig_enabled: bool = False
     mig_mode_pending: bool = False  # a change of the mode takes effect at the next reset
     mig_instances: tuple[MigInstance, ...] = ()
-    cpus: CpuSet | None = None  # online cpus near the GPU; the driver limits them to our cpuset
-    numa_node: int | None = None  # node of those cpus, by PCI; bind here
-    memory_numa_node: int | None = None  # node made of the GPU's own memory; never bind cpus here
+    cpus: CpuSet | None = None  # online cpus near the GPU, limited to the cpuset
+    numa_node: int | None = None  # node of these cpus, by PCI; bind cpus here
+    memory_numa_node: int | None = None  # node of the GPU's own memory; never bind cpus here
 
     @property
     def schedulable_as(self) -> str:
@@ -225,27 +227,27 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuLink:
-    """How two GPUs are connected; UUIDs are ordered by index."""
+    """The connection of two GPUs. The GPU with the lower index comes first."""
 
     first_uuid: str
     second_uuid: str
-    nvlink_count: int  # bonded NVLinks, direct or through a switch
+    nvlink_count: int  # number of bonded NVLinks, direct or through a switch
     via_switch: bool
     common_ancestor: str | None  # nearest first: PIX, PXB, PHB, NODE, SYS; INTERNAL on one board
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the cgroups above this process allow. None: no limit, or none visible."""
+    """Limits of the cgroups above this process. None: there is no limit, or no visible limit."""
 
     cgroup_version: str | None = None  # v1, v2, hybrid, cpuset-fs
     cpuset_path: str | None = None  # the cgroup whose cpuset files were read
-    cpuset_cpus: CpuSet | None = None  # as written there; may name offline cpus
+    cpuset_cpus: CpuSet | None = None  # as in the file; may contain offline cpus
     cpuset_nodes: NodeSet | None = None
-    cpuset_directory: str | None = None  # directory of those files, relative to the root
-    memory_limit_bytes: int | None = None  # the smallest on the path to the root
+    cpuset_directory: str | None = None  # directory of the cpuset files, relative to the root
+    memory_limit_bytes: int | None = None  # the smallest limit on the path to the root
     memory_limit_file: str | None = None
-    cpu_quota_milli: int | None = None  # CPU *time* in thousandths of one cpu; smallest, as above
+    cpu_quota_milli: int | None = None  # smallest limit of CPU time, in thousandths of one cpu
     cpu_quota_file: str | None = None
 
 
@@ -255,7 +257,7 @@ class HostTopology:
 
     online: CpuSet
     allowed: CpuSet  # online cpus that this process may use
-    cores: tuple[Core, ...]  # they partition the online cpus
+    cores: tuple[Core, ...]  # each online cpu belongs to exactly one core
     numa_nodes: tuple[NumaNode, ...]
     packages: tuple[Package, ...] = ()
     offline: CpuSet = EMPTY  # cpus that exist but are not online
@@ -263,18 +265,18 @@ class HostTopology:
     nohz_full: CpuSet = EMPTY
     possible: CpuSet | None = None
     present: CpuSet | None = None
-    online_source: str = ""  # file, or kind of files, that it was read from
-    cores_known: bool = True  # False: the kernel does not tell, every cpu counts as a core
+    online_source: str = ""  # file, or kind of files, from which `online` was read
+    cores_known: bool = True  # False: the kernel does not report cores, so every cpu counts as one
     packages_known: bool = True  # False: one package of all cpus is assumed
     numa_known: bool = True  # False: one node of all cpus and all memory is assumed
     dies: tuple[Die, ...] = ()
     clusters: tuple[CpuSet, ...] = ()
-    books: tuple[CpuSet, ...] = ()  # s390: align to books and drawers, a package can be one CPU
+    books: tuple[CpuSet, ...] = ()  # s390: for alignment, because a package can be one CPU
     drawers: tuple[CpuSet, ...] = ()
     l3_groups: tuple[L3Group, ...] = ()
     cpu_kinds: tuple[CpuKind, ...] = ()  # empty unless hybrid; fastest first
     memory_total_bytes: int | None = None  # MemTotal of the machine
-    node_memory_grows: bool = False  # the nodes together show less than the machine has
+    node_memory_grows: bool = False  # the memory of all nodes is less than that of the machine
     hugepages: tuple[HugePages, ...] = ()  # of the whole machine
     limits: Limits = Limits()
     pci_devices: tuple[PciDevice, ...] = ()
@@ -287,12 +289,12 @@ class HostTopology:
 
     @property
     def allowed_nodes(self) -> NodeSet:
-        """Nodes whose memory may be used, wherever the allowed cpus are."""
+        """Nodes whose memory may be used. They need not contain allowed cpus."""
         return CpuSet(node.id for node in self.numa_nodes if node.memory_allowed)
 
     @property
     def whole_cores(self) -> tuple[Core, ...]:
-        """Cores of which all online threads are allowed."""
+        """Cores whose online threads are all allowed."""
         return tuple(core for core in self.cores if core.cpus <= self.allowed)
 
     def node(self, node_id: int) -> NumaNode | None:
@@ -309,7 +311,7 @@ class HostTopology:
         """Reads the data of `to_dict`; ignores unknown keys, and uses defaults for missing ones.
 
         Raises:
-            InvalidArgument: the data has another form; names the field.
+            InvalidArgument: the data has another form. The error names the field.
         """
         return from_json(cls, data)
 

@@ -19,7 +19,7 @@ _WIDTH: Final = 100
 def render_topology(topology: HostTopology, capacity: Capacity | None = None) -> str:
     """Returns the host as lines of text, without a newline at the end.
 
-    With a capacity, cpus that slots cannot use are marked: reserved, isolated, or not ours (outside
+    With a capacity, it marks cpus that slots cannot use: reserved, isolated, or "not ours" (outside
     the cpuset or the share).
     """
     lines = [_headline(topology)]
@@ -30,13 +30,13 @@ def render_topology(topology: HostTopology, capacity: Capacity | None = None) ->
         lines.append(f"package {index}" + (f" (id {label})" if label not in {None, index} else ""))
         for node in _nodes_of(topology, package.cpus):
             lines += [f"  {line}" for line in _node(topology, node, capacity, package.cpus)]
-        # Cores whose node is unknown would otherwise be missing from the drawing.
+        # Draw cores with an unknown node here, because no node contains them.
         homeless = [
             core for core in topology.cores if core.package == index and core.numa_node is None
         ]
         lines += [f"  {line}" for line in _caches(topology, homeless, capacity)]
     for node in topology.numa_nodes:
-        # Nodes with memory only belong to no package, so they come after all packages.
+        # Nodes without cpus belong to no package, so they come after all packages.
         if not node.cpus:
             lines += _node(topology, node, capacity, EMPTY)
     lines += _kinds(topology)
@@ -88,7 +88,7 @@ def _nodes_of(topology: HostTopology, cpus: CpuSet) -> Iterator[NumaNode]:
 def _node(
     topology: HostTopology, node: NumaNode, capacity: Capacity | None, within: CpuSet
 ) -> list[str]:
-    """Returns the lines of one node; if it spans packages, with its cpus in one of them."""
+    """Returns the lines of one node, with those of its cpus that are in `within`."""
     memory = "memory unknown"
     if node.memory_bytes is not None:
         memory = bytes_text(node.memory_bytes) if node.memory_bytes else "no memory"
@@ -106,7 +106,7 @@ def _node(
 
 
 def _caches(topology: HostTopology, cores: list[Core], capacity: Capacity | None) -> list[str]:
-    """Returns the cores, grouped by their level 3 caches; cores without one are last."""
+    """Returns the cores, grouped by their level 3 caches. Cores without such a cache come last."""
     lines = []
     caches = sorted({core.l3_group for core in cores if core.l3_group is not None})
     loose = [core for core in cores if core.l3_group is None]
@@ -125,13 +125,15 @@ def _hugepages(all_pages: tuple[HugePages, ...]) -> str:
 
 
 def _cores(topology: HostTopology, cores: list[Core], capacity: Capacity | None) -> list[str]:
-    """Returns the cores with their marks: one by one if few, else as sets with equal marks."""
+    """Returns the cores with their marks. If there are many cores, those with equal marks share a
+    line.
+    """
     if len(cores) <= _CORES_SHOWN_MAX:
         words = [
             f"core {core.cpus}" + _bracket(_core_marks(topology, core, capacity)) for core in cores
         ]
         return _wrapped(words)
-    # Hosts may have hundreds of cores; one line per mark keeps the drawing short.
+    # Hosts may have hundreds of cores. One line per mark keeps the drawing short.
     by_mark: dict[str, list[CpuSet]] = {}
     for core in cores:
         mark = _bracket(_core_marks(topology, core, capacity))
@@ -193,7 +195,7 @@ def device_lines(topology: HostTopology) -> list[str]:
                 f"GPU {ends.get(link.first_uuid)} - GPU {ends.get(link.second_uuid)}: "
                 f"{counted(link.nvlink_count, 'NVLink')}{through}"
             )
-    # GPUs that the driver reports are drawn already, with more detail.
+    # Skip GPUs that the driver reports, because they are drawn above with more detail.
     known = {gpu.pci_bus_id for gpu in topology.gpus}
     lines += [
         _pci(device)

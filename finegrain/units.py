@@ -1,9 +1,9 @@
-"""Converts amounts that people write to integers, and back for tables.
+"""Converts amounts that people write to integers, and integers to texts for tables.
 
 Sizes: a plain number is bytes; K, M, G, T, P (also Ki, KiB, KB) are powers of 1024, as container
 tools read them. Cpus: "2", "0.5", or "500m" for thousandths. Durations: a plain number is seconds;
-ms, s, m, h, d. There is no floating point: a text is read as a decimal, and an amount that is not a
-whole number of the base unit is rejected.
+the units are ms, s, m, h and d. Texts are read as decimals, without floating point. An amount that
+is not a whole number of the base unit is rejected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def parse_bytes(field: str, text: str) -> int:
     """Returns the bytes of a size such as "512M" or "1.5Gi".
 
     Raises:
-        InvalidArgument: it is not a size, or not a whole number of bytes.
+        InvalidArgument: the text is not a size, or not a whole number of bytes.
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
@@ -37,7 +37,8 @@ def parse_cpu_milli(field: str, text: str) -> int:
     """Returns the thousandths of a core of an amount such as "2", "0.5" or "500m".
 
     Raises:
-        InvalidArgument: it is not an amount of cpu, or finer than a thousandth.
+        InvalidArgument: the text is not an amount of cpu, or it is not a whole number of
+            thousandths.
     """
     match = _CPU.fullmatch(text.strip())
     if not match:
@@ -50,7 +51,7 @@ def parse_duration_ms(field: str, text: str) -> int:
     """Returns the milliseconds of a duration such as "30", "1.5s", "250ms" or "10m".
 
     Raises:
-        InvalidArgument: it is not a duration, or not a whole number of milliseconds.
+        InvalidArgument: the text is not a duration, or not a whole number of milliseconds.
     """
     match = _DURATION.fullmatch(text.strip())
     if not match:
@@ -84,7 +85,9 @@ def format_bytes(amount: int) -> str:
 
 
 def format_bytes_exactly(amount: int) -> str:
-    """Returns a size as `parse_bytes` reads it back, in the largest unit that keeps it whole."""
+    """Returns a size that `parse_bytes` reads back exactly, in the largest unit that gives a whole
+    number.
+    """
     for unit, factor in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
         if amount and amount % factor == 0:
             return f"{amount // factor}{unit}"
@@ -99,7 +102,7 @@ def counted(number: int, noun: str) -> str:
 def format_cpu(cpu_milli: int) -> str:
     """Returns cores for people: "0.5", "12"."""
     whole, rest = divmod(cpu_milli, 1000)
-    # This removes zeros before the dot is removed, so that the zero of "10" stays.
+    # Remove zeros first and the dot afterwards, so that the zero of "10" stays.
     return f"{whole}.{rest:03d}".rstrip("0").rstrip(".")
 
 
@@ -107,7 +110,7 @@ def format_duration(seconds: float) -> str:
     """Returns a duration for people: "4.2s", "3m07s", "2h05m", "3d04h"."""
     if seconds < 60:
         return f"{seconds:.1f}s"
-    # Rounded down, so that a duration is never shown as longer than it was.
+    # Round down, so that a duration is never shown as longer than it was.
     minutes, rest = divmod(int(seconds), 60)
     if minutes < 60:
         return f"{minutes}m{rest:02d}s"

@@ -1,6 +1,6 @@
 """All options of a task executor. The command line sets them from the configuration.
 
-No default here depends on the host.
+No default in this module depends on the host.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class DeviceType:
 
     name: str
     paths: tuple[str, ...] = ()  # files or patterns; each file is a device
-    command: str = ""  # lists the devices
-    capacities: tuple[tuple[str, int], ...] = ()  # of each device; the type itself: 100
-    shared: bool = False  # slots can have parts of a device
-    numa_node: int | None = None  # of all of them; None: as the kernel or the command reports
+    command: str = ""  # command that lists the devices
+    capacities: tuple[tuple[str, int], ...] = ()  # of each device, besides 100 of the type itself
+    shared: bool = False  # True: slots can have parts of a device
+    numa_node: int | None = None  # of all devices; None: the kernel or the command reports it
     model: str = ""
     vendor: str = ""
 
@@ -50,51 +50,51 @@ class TaskExecutorOptions:
     log: LogOptions = field(default_factory=LogOptions)
     labels: tuple[tuple[str, str], ...] = ()
     reserved_cpus: str = ""  # cpu list reserved for the system
-    reserved_cpus_strict: bool = False  # True: slots in shared pools do not run there either
+    reserved_cpus_strict: bool = False  # True: slots in shared pools cannot use them either
     reserved_memory_bytes: int | None = None  # None: 5 %, at least 256 MiB, at most 4 GiB
-    cpus: str = ""  # share: exactly these cpus, no second reserve
-    cpu_milli: int | None = None  # share: book no more cpu time than this
-    memory_bytes: int | None = None  # share: exactly this much memory, no second reserve
+    cpus: str = ""  # share of the host: exactly these cpus, without a reserve
+    cpu_milli: int | None = None  # share of the host: largest cpu time to book
+    memory_bytes: int | None = None  # share of the host: its memory, without a reserve
     memory_pools: tuple[tuple[str, int], ...] = ()  # a separate pool for each memory part, in bytes
     extended: tuple[tuple[str, int], ...] = ()  # countable resources by name, or NAME@NODE
-    task_ports: str = TASK_PORTS_DEFAULT  # network ports for slots, or none
+    task_ports: str = TASK_PORTS_DEFAULT  # range of network ports for slots, or none
     devices: str = "auto"  # auto: all devices, unless `cpus` is a share of the host; all; none
     open_devices: tuple[str, ...] = ()  # types of devices that every task can open
-    device_types: tuple[DeviceType, ...] = ()  # besides those that are detected
+    device_types: tuple[DeviceType, ...] = ()  # in addition to the detected types
     gpu_context_bytes: int = 300 * MIB  # memory of a GPU that CUDA takes for each task
-    foreign_gpu_use: str = "auto"  # of GPUs that others use: avoid, ignore; auto: avoid where seen
+    foreign_gpu_use: str = "auto"  # GPUs that other programs use: avoid, ignore, auto
     gpu_partitions: tuple[str, ...] = ()  # see `task_executor/host/gpu_partitions.py`
-    gpu_partitions_only: bool = False  # several whole GPUs of a slot are always a partition
+    gpu_partitions_only: bool = False  # True: several whole GPUs of a slot must be a partition
     gpu_parking: str = "off"  # one of `finegrain.devices.parking.MODES`
-    mps: bool = False  # run MPS daemons for shared NVIDIA GPUs
-    fake_gpus: str = ""  # name of a machine whose GPUs are played; empty: the real ones
-    bind_policy: str = ""  # a HostBindPolicy; here and in the next four, empty: not set
+    mps: bool = False  # True: run MPS daemons for shared NVIDIA GPUs
+    fake_gpus: str = ""  # name of a machine whose GPUs are simulated; empty: real GPUs
+    bind_policy: str = ""  # a HostBindPolicy; here and in the next four lines, empty: not set
     numa_strategy: str = ""  # a NumaStrategy
     alignment_policy: str = ""  # a NumaPolicy, not Default
     default_bind_policy: str = ""  # a BindPolicy, neither Default nor ConstrainedBurst
     default_exclusive_policy: str = ""  # an ExclusivePolicy, not Default
     best_effort_percent: int = 100  # CPU that best-effort slots may book, in percent of their pool
     best_effort_squeeze: str = "none"  # none, cpuset
-    best_effort_squeeze_threshold: int = 65  # percent of the host that may be busy
-    best_effort_squeeze_minimum: int = 0  # percent of the host that best-effort slots keep
+    best_effort_squeeze_threshold: int = 65  # largest busy share of the host, in percent
+    best_effort_squeeze_minimum: int = 0  # share that best-effort slots keep, in percent
     kubelet_dir: Path | None = DEFAULT_KUBELET_DIR  # None: do not look for a kubelet
     kubelet_config: Path | None = None  # None: config.yaml in kubelet_dir
     default_slot_fraction: float | None = None
     default_slot_managed_percent: int = 40  # of the memory of a default slot; no effect with pools
     number_of_slots: int | None = None  # deprecated: use default_slot_fraction
     slots_max: int = 0
-    pids_max: int = 4096  # per slot, if the request does not set it
-    managed_memory_page_bytes: int = 32 * 1024  # quotas of operators are whole pages
+    pids_max: int = 4096  # for each slot whose request does not set it
+    managed_memory_page_bytes: int = 32 * 1024  # quotas of operators are multiples of it
     isolation: str = "auto"  # auto, none
     cgroup_parent: str = ""  # delegated subtree; empty: the daemon's own cgroup
-    task_user: str = "nobody"  # user of tasks if run as root; "" or "self": the daemon's own
+    task_user: str = "nobody"  # user of tasks if it runs as root; "" or "self": the daemon's user
     allow_root_tasks: bool = False
     task_kill_grace_ms: int = 5_000
-    output_limit_bytes: int = 64 * 1024 * 1024  # per stream and task
+    output_limit_bytes: int = 64 * 1024 * 1024  # for each output stream of a task
     offer_timeout_ms: int = 10_000
     offer_targets: tuple[str, ...] = ()  # host names and networks for offers; empty: all
     orphan_timeout_ms: int | None = 600_000  # None: never
-    helper_socket: Path | None = None  # of a separate helper unit; None: the front starts one
+    helper_socket: Path | None = None  # socket of a helper unit; None: the front starts a helper
     helper_state_dir: Path | None = None  # state directory of that helper
-    front_user: str = ""  # user that may connect to that socket
-    stop_tasks_on_exit: bool = False  # for `finegrain up`: leave nothing running
+    front_user: str = ""  # user that may connect to `helper_socket`
+    stop_tasks_on_exit: bool = False  # True: end all tasks when the executor ends (`finegrain up`)

@@ -1,12 +1,13 @@
-"""Moves processes off their GPUs and back, with NVIDIA's `cuda-checkpoint`. The helper executes it.
+"""Moves processes off their GPUs and back, with NVIDIA's `cuda-checkpoint`. The helper runs this
+program.
 
 It reads one order from standard input and writes one answer to standard output, both as JSON. A
-process that uses CUDA is running, locked (its calls wait), or checkpointed (what it had on the GPU
-lies in its own memory, and it has left the GPU). An order can be repeated after any failure: it
-starts from the state in which it finds each process.
+process that uses CUDA is running, locked (its calls wait), or checkpointed (its memory contains its
+data from the GPU, and it has left the GPU). An order can be repeated after any failure, because it
+begins from the present state of each process.
 
-The program needs root, and may load the driver's library. So it runs in a process of its own, which
-uses the standard library only.
+The program needs root, and may load the driver's library. So it runs in a separate process, which
+uses only the standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 PROGRAM = "cuda-checkpoint"
 RUNNING, LOCKED, CHECKPOINTED = "running", "locked", "checkpointed"
 
-_LOCK_MS = 10_000  # work that was submitted to the GPU must end within this time
+_LOCK_MS = 10_000  # time limit for work that was submitted to the GPU
 _STATE_S, _COPY_S = 60.0, 1_800.0  # an action copies up to all memory of a GPU
 _AFTER = {"lock": LOCKED, "checkpoint": CHECKPOINTED, "restore": LOCKED, "unlock": RUNNING}
 
@@ -32,13 +33,13 @@ class ParkError(Exception):
 
 
 def park(pids: list[int]) -> int:
-    """Moves processes off their GPUs; returns how many were moved now.
+    """Moves processes off their GPUs. Returns the number of processes that this call moved.
 
     Raises:
-        ParkError: one could not be moved; others may have been.
+        ParkError: a process could not be moved. Other processes may have been moved.
     """
     states = {pid: state for pid in pids if (state := _state(pid)) in (RUNNING, LOCKED)}
-    # All are locked before the first one is moved, because they may share memory of a GPU.
+    # Lock all processes before the first one is moved, because they may share memory of a GPU.
     for pid, state in states.items():
         if state == RUNNING:
             _act(pid, "lock", "--timeout", str(_LOCK_MS))
@@ -48,18 +49,19 @@ def park(pids: list[int]) -> int:
 
 
 def unpark(pids: list[int], device_map: str) -> int:
-    """Moves processes to their GPUs again; returns how many were moved now.
+    """Moves processes back to GPUs. Returns the number of processes that this call moved.
 
     Args:
         pids: the processes.
-        device_map: "old=new" for UUIDs of GPUs; empty: they return to those that they had.
+        device_map: "old=new" for UUIDs of GPUs; empty: the processes return to their previous GPUs.
 
     Raises:
-        ParkError: one could not be moved; others may have been.
+        ParkError: a process could not be moved. Other processes may have been moved.
     """
     options = ("--device-map", device_map) if device_map else ()
     states = {pid: state for pid in pids if (state := _state(pid)) in (LOCKED, CHECKPOINTED)}
-    # None goes on before all are back, because they may share memory of a GPU.
+    # Move all processes back before the first one continues, because they may share memory of a
+    # GPU.
     for pid, state in states.items():
         if state == CHECKPOINTED:
             _act(pid, "restore", *options)
@@ -71,20 +73,20 @@ def unpark(pids: list[int], device_map: str) -> int:
 def _state(pid: int) -> str:
     """Returns the state of a process; empty if it does not use CUDA, or has ended.
 
-    The program fails in the same way for a process that it cannot reach. The executor asks the
-    driver in the end who still has memory.
+    For a process that it cannot reach, the program fails in the same way. So at the end the
+    executor reads from the driver which processes still have memory.
     """
-    status, said = _run(_STATE_S, "--get-state", "--pid", str(pid))
-    if status == 0 and said not in (RUNNING, LOCKED, CHECKPOINTED):
-        raise ParkError(f"{PROGRAM} reports the state {said!r} of process {pid}")
-    return said if status == 0 else ""
+    status, output = _run(_STATE_S, "--get-state", "--pid", str(pid))
+    if status == 0 and output not in (RUNNING, LOCKED, CHECKPOINTED):
+        raise ParkError(f"{PROGRAM} reports the state {output!r} of process {pid}")
+    return output if status == 0 else ""
 
 
 def _act(pid: int, action: str, *options: str) -> None:
-    status, said = _run(_COPY_S, "--action", action, "--pid", str(pid), *options)
-    # A process that has ended has left the GPU. An agent before this one may have been quicker.
+    status, output = _run(_COPY_S, "--action", action, "--pid", str(pid), *options)
+    # A process that has ended has left the GPU. An earlier agent may have carried out the action.
     if status != 0 and Path(f"/proc/{pid}").exists() and _state(pid) != _AFTER[action]:
-        raise ParkError(f"{PROGRAM} could not {action} process {pid}: {said or 'it said nothing'}")
+        raise ParkError(f"{PROGRAM} could not {action} process {pid}: {output or 'no output'}")
 
 
 def _run(seconds: float, *arguments: str) -> tuple[int, str]:

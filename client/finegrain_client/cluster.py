@@ -96,7 +96,7 @@ class Cluster(Operations, Identities):
 
     @property
     def address(self) -> str:
-        """Address of the resource manager that the client currently talks to."""
+        """Address of the resource manager that the client currently calls."""
         return self._connection.manager_address
 
     # For job masters.
@@ -166,7 +166,7 @@ class Cluster(Operations, Identities):
         """Returns one executor with its topology and slots.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN.
+            NotFound: EXECUTOR_UNKNOWN: there is no such executor.
         """
         message = pb.GetExecutorRequest(executor_id=executor_id)
         answer = await self._connection.call_cluster(
@@ -179,10 +179,10 @@ class Cluster(Operations, Identities):
         )
 
     async def devices(self, executor_id: str = "") -> list[ExecutorDevices]:
-        """Returns the devices of all executors that have some, or of one executor, ordered by id.
+        """Returns the devices of all executors with devices, or of one executor, ordered by id.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN.
+            NotFound: EXECUTOR_UNKNOWN: there is no such executor.
         """
         return await self._pages(
             lambda cluster, token, timeout_s: cluster.ListDevices(
@@ -200,7 +200,7 @@ class Cluster(Operations, Identities):
         The report has their layout, the slots that use them, and the settings in effect.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN.
+            NotFound: EXECUTOR_UNKNOWN: there is no such executor.
         """
         message = pb.GetTopologyRequest(executor_id=executor_id)
         answer = await self._connection.call_cluster(
@@ -211,14 +211,15 @@ class Cluster(Operations, Identities):
     async def host_policy(self, executor_id: str | None) -> HostPolicyStatus:
         """Returns the policy settings of an executor's host.
 
-        These are the settings set at runtime, and each setting in effect with its source.
+        The result has the settings that operators made at runtime, and each setting in effect with
+        its source.
 
         Args:
-            executor_id: the executor; None: the settings for the whole cluster, which apply where a
-                host sets nothing else.
+            executor_id: the executor; None: the settings for the whole cluster, which apply to
+                hosts without a setting of their own.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN.
+            NotFound: EXECUTOR_UNKNOWN: there is no such executor.
         """
         message = pb.GetHostPolicyRequest(executor_id=executor_id or "")
         answer = await self._connection.call_cluster(
@@ -230,8 +231,8 @@ class Cluster(Operations, Identities):
         """Returns existing slots, ordered by executor and allocation id.
 
         Args:
-            executor_id: return only slots on this executor; empty: on all.
-            job_id: return only slots of this job; empty: of all.
+            executor_id: return only slots on this executor; empty: on all executors.
+            job_id: return only slots of this job; empty: of all jobs.
         """
         return await self._pages(
             lambda cluster, token, timeout_s: cluster.ListSlots(
@@ -253,8 +254,8 @@ class Cluster(Operations, Identities):
         """Returns requests in queue order.
 
         Args:
-            job_id: return only requests of this job; empty: of all.
-            states: return only requests in these states; empty: those that have not ended.
+            job_id: return only requests of this job; empty: of all jobs.
+            states: return only requests in these states; empty: requests that have not ended.
             allocation_ids: return only these ids, or ids with these prefixes (at least 4
                 characters).
 
@@ -300,7 +301,7 @@ class Cluster(Operations, Identities):
 
         Args:
             from_sequence: sequence number of the first event to yield; 0: start with the newest
-                ones, as many as `newest` says.
+                events, in the number `newest`.
             subject_id: yield only events about this executor, job or allocation id.
             follow: if true, never ends, and yields events as they happen.
             newest: number of past events to start with if `from_sequence` is 0.
@@ -335,11 +336,11 @@ class Cluster(Operations, Identities):
 
         Args:
             allocation_id: the request.
-            executor_id: explain only this executor; empty: all.
+            executor_id: explain only this executor; empty: all executors.
             max_executors: largest number of executors to list in full; 0: 20.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN.
+            NotFound: ALLOCATION_UNKNOWN: there is no such request.
         """
         message = rm.ExplainRequest(
             allocation_id=allocation_id, executor_id=executor_id, max_executors=max_executors
@@ -350,7 +351,7 @@ class Cluster(Operations, Identities):
         return read(Explanation, answer)
 
     async def providers(self) -> Providers:
-        """Returns how the cluster scales: executor shapes, executors that were requested, and why.
+        """Returns the executor shapes, and the requested executors with the reason for each.
 
         All lists are empty if no provider is configured.
         """
@@ -381,7 +382,7 @@ class Cluster(Operations, Identities):
             quantile: fraction of all threads that should finish within `target_s`; None: 0.95.
 
         Raises:
-            NotFound: JOB_UNKNOWN.
+            NotFound: JOB_UNKNOWN: there is no such job.
             InvalidArgument: `target_s` is not a valid time, or `quantile` is not between 0 and 1.
         """
         if quantile is not None and not 0 < quantile < 1:

@@ -122,7 +122,7 @@ class Connection:
 
     @property
     def manager_address(self) -> str:
-        """Address of the resource manager that the client currently talks to."""
+        """Address of the resource manager that the client currently calls."""
         return self._leaders.current
 
     @property
@@ -153,7 +153,7 @@ class Connection:
 
         Args:
             call: makes one try; gets the stub and the deadline in seconds.
-            policy: budget and delays; None: those of the connection.
+            policy: budget and delays; None: the policy of the connection.
 
         Raises:
             FinegrainError: see `call_with_retries`.
@@ -181,7 +181,7 @@ class Connection:
 
         Args:
             address: the resource manager that failed; nothing changes if it is not the current one.
-            error: its error; if it names the leader, the client switches to that one.
+            error: its error; if the error names the leader, the client switches to the leader.
         """
         return self._leaders.failed(address, error)
 
@@ -192,7 +192,7 @@ class Connection:
 
         async def once(timeout_s: float) -> T:
             nonlocal used
-            # Each try may go to another resource manager, so it is read again.
+            # Each try may go to another resource manager, so the address is read again.
             used = self.manager_address
             answer = await attempt(timeout_s)
             self.manager_answered(used)

@@ -64,10 +64,10 @@ def _newer(said: str) -> FailedPrecondition:
 
 
 def _known(read: Callable[[MessageT, str], T], message: MessageT, field: str) -> T:
-    """Reads a value with a parser that the servers share, and translates its error.
+    """Reads a value with a parser that the servers also use, and converts the parser's error.
 
     Raises:
-        FailedPrecondition: VERSION_MISMATCH: the value is one that this client does not know.
+        FailedPrecondition: VERSION_MISMATCH: this client does not know the value.
     """
     try:
         return read(message, field)

@@ -110,7 +110,7 @@ class StillWaiting(FinegrainError, TimeoutError):
 class ResizeRefused(FailedPrecondition):
     """The slot did not get the requested size.
 
-    It keeps its size, or another change has replaced this one.
+    The slot keeps its size, or another change has replaced this change.
 
     `status` is the state of the slot after the refusal.
     """
@@ -173,6 +173,6 @@ class TaskNotStarted(FinegrainError):
 
 
 class JobEnded(FailedPrecondition):
-    """The job has ended: by its master, by its lease, or by an operator."""
+    """The job has ended: its job master or an operator ended it, or its lease expired."""
 
     default_reason = Reason.JOB_ENDED

@@ -1,4 +1,4 @@
-"""Marks methods that only this package calls, not its users."""
+"""Marks methods that only this package calls. They are not for users of the package."""
 
 from __future__ import annotations
 

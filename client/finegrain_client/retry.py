@@ -81,7 +81,7 @@ def code_of(error: grpc.RpcError) -> grpc.StatusCode:
 
 
 def delay_before_retry(error: grpc.RpcError, backoff: Backoff) -> float | None:
-    """Returns the seconds to wait before the call may be retried; None: it must not be."""
+    """Returns the seconds to wait before a retry; None: the call must not be retried."""
     code = code_of(error)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return backoff.next_s()
@@ -94,10 +94,12 @@ def delay_before_retry(error: grpc.RpcError, backoff: Backoff) -> float | None:
 
 
 def raise_if_closed() -> None:
-    """Raises if a call was cancelled because its channel was closed, not because its task was.
+    """Raises an error if a call was cancelled because its channel was closed.
+
+    It returns if the call was cancelled because the current task is being cancelled.
 
     Raises:
-        FailedPrecondition: the current task is not being cancelled.
+        FailedPrecondition: the channel was closed: the current task is not being cancelled.
     """
     task = asyncio.current_task()
     if task is not None and not task.cancelling():
@@ -136,7 +138,7 @@ async def call_with_retries(
         except grpc.RpcError as error:
             delay_s = delay_before_retry(error, backoff)
             if delay_s is None or time.monotonic() + delay_s >= end:
-                # If the budget ran out, the failure before that explains more than the timeout.
+                # If the budget ran out, the previous failure explains more than the timeout.
                 late = code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED
                 raise error_from_rpc(last if late and last else error, where()) from None
             last = error

@@ -46,11 +46,11 @@ class DeviceHint:
         model: words that the name of their model must contain, such as "H100"; empty: any model.
         labels: labels that the devices must have.
         every: if true, the slot gets the requested amount of each such device of its host.
-        near: type of other devices of the slot, such as "gpu". These devices should be near the
-            other ones. Empty: no such condition.
-        near_required: if true, each of these devices must be at a PCIe switch of the devices that
+        near: type of other devices of the slot, such as "gpu". The devices of `type` should be near
+            the other devices. Empty: no such condition.
+        near_required: if true, each device of `type` must be at a PCIe switch of the devices that
             `near` names.
-        per_group: if true, one of these devices is chosen at each PCIe switch of the devices that
+        per_group: if true, one device of `type` is chosen at each PCIe switch of the devices that
             `near` names, as far as possible.
         scope: all GPUs must be at one NUMA node ("numa") or PCIe switch ("pcie"); empty: anywhere.
         virtual_function: if true, the slot gets a dedicated virtual function of each device.

@@ -17,7 +17,7 @@ BUSY_TIMEOUT_S = 30.0
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Opens a file. One thread may use it at a time, but not always the same one."""
+    """Opens a file. Any thread may use the connection, but only one thread at a time."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     return connection
@@ -43,9 +43,9 @@ def check_version(
 
     Args:
         path: the file.
-        connection: opened on it.
-        what: the kind of work that the file belongs to: "batch" or "job".
-        application_id: SQLite's application id of such files.
+        connection: an open connection to it.
+        what: the kind of work that the file must belong to: "batch" or "job".
+        application_id: SQLite's application id of files of this kind.
         version: version of the tables that this client reads.
         oldest: oldest version that it reads, too; None: no older one.
 

@@ -1,1 +1,1 @@
-"""Devices of hosts, such as GPUs, NICs and FPGAs: what there is, and what slots request and get."""
+"""Devices of hosts, such as GPUs, NICs and FPGAs: descriptions, requests and shares of slots."""

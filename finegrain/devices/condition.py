@@ -1,7 +1,7 @@
-"""How a device is at present: its health, and what uses it other than slots.
+"""The present condition of a device: its health, and its uses by programs other than slots.
 
-An executor reports the condition of each device that differs from what it announced when it
-registered. A condition replaces the `problem` of the announcement.
+An executor reports the condition of each device that has changed since the executor registered. A
+condition replaces the `problem` of the registered device.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from finegrain.mapping.value import Value
 from finegrain.units import format_bytes
 
 USES_SHOWN: Final = 3
-"""Most uses that a text names; it counts the others."""
+"""Maximum number of uses that a text names. It counts the others."""
 
 
 class DeviceHealth(StrEnum):
-    """Health of a device. Only a healthy one gets new work."""
+    """Health of a device. Only a healthy device gets new work."""
 
     HEALTHY = "healthy"
-    PROBING = "probing"  # it answers again, and must pass a probe, or a delay, before it is used
+    PROBING = "probing"  # it answers again; a probe or a delay must pass before slots use it
     UNHEALTHY = "unhealthy"
     UNKNOWN = "unknown"  # the driver does not answer
     GONE = "gone"  # the driver no longer lists it
@@ -29,14 +29,14 @@ class DeviceHealth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ForeignUse(Value):
-    """A use of a device by something that is no slot.
+    """A use of a device by something other than a slot.
 
     Attributes:
         kind: "process", or "pod" for a device that a kubelet has given to a container.
-        name: command of the process if it can be read, or UID of the pod and its container.
-        pid: of the process; 0: of a pod.
-        user: that the process runs as; empty: unknown.
-        memory_bytes: of the device; 0: unknown.
+        name: command of the process if it can be read, or UID of the pod and name of its container.
+        pid: pid of the process; 0 for a pod.
+        user: user of the process; empty: unknown.
+        memory_bytes: memory of the device that it uses; 0: unknown.
     """
 
     kind: str
@@ -61,13 +61,14 @@ class DeviceCondition(Value):
     """The present condition of one device.
 
     Attributes:
-        type: of the device.
-        uuid: of the device.
+        type: type of the device.
+        uuid: UUID of the device.
         health: whether it works.
-        problem: why it is not healthy, and what to do; empty: it is.
-        work_lost: work that has the device cannot go on, so its slots may be ended.
-        failures: how often it failed within the last hour.
-        foreign_uses: what uses it beside slots; it then gets no new work.
+        problem: why it is not healthy, and what to do; empty: it is healthy.
+        work_lost: True: work on the device cannot continue, so the slots that have it may be ended.
+        failures: number of failures within the last hour.
+        foreign_uses: uses by something other than slots. If there are any, the device gets no new
+            work.
     """
 
     type: str
@@ -80,7 +81,7 @@ class DeviceCondition(Value):
 
     @property
     def foreign_text(self) -> str:
-        """The foreign uses for people; empty without any."""
+        """The foreign uses as a text for people; empty if there are none."""
         shown = [each.text for each in self.foreign_uses[:USES_SHOWN]]
         if more := len(self.foreign_uses) - len(shown):
             shown.append(f"{more} more")
@@ -91,4 +92,4 @@ class DeviceCondition(Value):
         """Why the device gets no new work; empty: nothing prevents it."""
         if self.problem:
             return self.problem
-        return f"used by others: {self.foreign_text}" if self.foreign_uses else ""
+        return f"used outside of slots: {self.foreign_text}" if self.foreign_uses else ""

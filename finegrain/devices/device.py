@@ -1,7 +1,7 @@
-"""The devices of a host, as an executor announces them.
+"""The devices of a host, as an executor registers them.
 
-A device is identified by type and UUID. Its minor number may change with a restart of the host. All
-amounts are integers: shares in hundredths of a device, memory in bytes.
+Type and UUID identify a device. Its minor number may change when the host restarts. All amounts are
+integers: shares in hundredths of a device, memory in bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class VirtualFunction:
-    """A virtual function of a NIC, which one slot can have for itself."""
+    """A virtual function of a NIC. Only one slot can have it."""
 
     bus_id: str
     labels: Labels = ()
@@ -49,27 +49,27 @@ class Device:
     Attributes:
         type: "gpu", "rdma", "fpga", the profile of a MIG instance ("mig-1g.10gb"), or a type that
             the operator configured.
-        uuid: identity, which stays the same after a restart or in another PCI slot.
-        minor: number of the device on its host, as long as the host runs.
-        capacity: what slots can have of it when it is healthy, by dimension.
+        uuid: identity of the device, which stays the same after a restart or in another PCI slot.
+        minor: number of the device on its host, valid until the host restarts.
+        capacity: capacity for slots when it is healthy, by dimension.
         vendor: such as "nvidia"; empty: unknown.
-        model: as the vendor names it.
+        model: the vendor's name of the model.
         numa_node: id of the NUMA node that it is attached to; None: unknown.
-        pcie_group: names the PCIe switch or root port above it; devices with equal names are near
-            to each other. Empty: unknown.
+        pcie_group: name of the PCIe switch or root port above it; empty: unknown. Devices with
+            equal names are near to each other.
         pci_address: such as "0000:3b:00.0".
         labels: further properties that requests can select by.
         functions: its virtual functions.
         parent_uuid: the GPU that a MIG instance is a part of.
         whole_only: no slot can have a part of it.
-        problem: why it gets no new work; empty: it is healthy.
-        memory_bytes: memory of the device, as the vendor states it.
-        driver_bytes: memory that the driver reserves, which is no part of the capacity.
+        problem: why the device gets no new work; empty: it is healthy.
+        memory_bytes: memory of the device according to its vendor.
+        driver_bytes: memory that the driver reserves. It does not belong to the capacity.
         local_cpus: cpus close to it, as a cpu list.
-        levels: how strictly its executor can hold a slot to a share of it, by dimension, and to the
+        levels: the level at which its executor can enforce a share of each dimension, and of the
             whole device ("whole"); see `finegrain/devices/levels.py`.
-        parking: how slots that have it can be parked: "same-gpu" or "any-gpu"; empty: not at all.
-            See `finegrain/devices/parking.py`.
+        parking: how its slots can be parked: "same-gpu" or "any-gpu"; empty: they cannot. See
+            `finegrain/devices/parking.py`.
     """
 
     type: str
@@ -100,21 +100,23 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLink:
-    """How two GPUs of a host are connected, other than by their place on the PCIe bus."""
+    """A link between two GPUs of a host."""
 
     first_uuid: str
     second_uuid: str
     lanes: int = 0  # bonded NVLink or XGMI links, direct or through a switch; 0: none
-    path: str = ""  # nearest first: PIX, PXB, PHB, NODE, SYS; empty: unknown
+    path: str = ""  # PIX (nearest), PXB, PHB, NODE or SYS; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A set of GPUs that the vendor lets work together, such as one half of a board."""
+    """A set of GPUs that, according to the vendor, can work together, such as one half of a
+    board.
+    """
 
     minors: tuple[int, ...]
-    score: int = 1  # higher is better; partitions of equal score are a tier
-    bandwidth: int = 0  # of a ring over its members, in GB/s; 0: unknown
+    score: int = 1  # higher is better; partitions with equal scores form a tier
+    bandwidth: int = 0  # bandwidth of a ring over its members, in GB/s; 0: unknown
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,11 @@ class HostDevices:
     """All devices of a host.
 
     Attributes:
-        devices: by type and minor, ascending.
-        links: between GPUs; pairs that are not listed have no NVLink.
-        partitions: sets of GPUs to choose from; empty: any set may be used.
-        partitions_only: GPUs are given out in these sets only, if a slot has several whole ones.
-        fake: no real devices are behind them.
+        devices: the devices, sorted by type and minor.
+        links: links between GPUs. Pairs of GPUs that are not listed have no NVLink.
+        partitions: sets of GPUs to choose from; empty: a slot may have any set.
+        partitions_only: True: a slot with several whole GPUs must have one of these sets.
+        fake: True: the devices do not really exist.
     """
 
     devices: tuple[Device, ...] = ()
@@ -146,14 +148,14 @@ NO_DEVICES = HostDevices()
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """What a slot has of one device.
+    """A slot's share of one device.
 
     Attributes:
-        type: of the device.
-        uuid: of the device.
-        minor: of the device when it was given to the slot.
-        amounts: by dimension, memory both in bytes and as a ratio.
-        functions: bus ids of its virtual functions that belong to the slot.
+        type: type of the device.
+        uuid: UUID of the device.
+        minor: minor number of the device when the slot got it.
+        amounts: amounts by dimension. Memory is in bytes and also a ratio.
+        functions: bus ids of the device's virtual functions that the slot has.
     """
 
     type: str
@@ -166,8 +168,8 @@ class DeviceShare:
 def shares_together(
     before: Iterable[DeviceShare], after: Iterable[DeviceShare]
 ) -> tuple[DeviceShare, ...]:
-    """Returns what a slot has while either of two sets of shares may be in force: of each device
-    the larger amount in each dimension.
+    """Returns the shares of a slot while either of two sets of shares may be in effect. For each
+    device, it has the larger amount in each dimension.
     """
     found: dict[tuple[str, str], DeviceShare] = {}
     for share in (*before, *after):

@@ -1,6 +1,6 @@
-"""Levels of enforcement: how strictly a host holds slots to their share of a resource.
+"""Levels of enforcement: how strictly a host limits a slot to its share of a resource.
 
-A request can require the lowest level that it accepts, by dimension.
+For each dimension, a request can require a lowest level.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ KERNEL: Final = "kernel"
 LEVELS: Final = (NONE, VISIBLE_ONLY, WATCH, MPS, KERNEL)
 """Levels, weakest first.
 
-none: nothing is enforced.
-visible-only: tasks find their devices in environment variables.
-watch: use is measured, and the tasks of a slot that uses more than its share are ended.
-mps: the driver's MPS service refuses what is above the share.
-kernel: the kernel or the driver refuses what is above the share.
+none: nothing is enforced. visible-only: tasks find their devices in environment variables. watch:
+the executor measures use, and ends the tasks of a slot that uses more than its share. mps: the
+driver's MPS service refuses use above the share. kernel: the kernel or the driver refuses use above
+the share.
 """
 
 WHOLE_DEVICE: Final = "whole"
@@ -33,13 +32,15 @@ WHOLE_DEVICE: Final = "whole"
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
 OF_SLOTS: Final = (CPU, MEMORY)
-"""Dimensions of every slot. A host enforces them by its kernel or not at all."""
+"""Dimensions of every slot. The kernel of the host enforces them, or nothing does."""
 
 OF_GPUS: Final = (GPU_CORE, GPU_MEMORY)
 
 
 def is_at_least(level: str, wanted: str) -> bool:
-    """Returns True if a level is as strict as `wanted`; an unknown level counts as "none"."""
+    """Returns True if a level is at least as strict as `wanted`. An unknown level counts as
+    "none".
+    """
     return _strictness(level) >= _strictness(wanted)
 
 
@@ -49,13 +50,13 @@ def weakest(levels: Iterable[str]) -> str:
 
 
 def level_of(device: Device, name: str, *, is_whole: bool) -> str:
-    """Returns the level at which a slot is held to its share of a device.
+    """Returns the level at which a slot's share of a device is enforced.
 
     Args:
         device: the device.
-        name: dimension.
-        is_whole: the slot has all of the device. That may be enforced better than a share, because
-            nothing else can open its files.
+        name: name of the dimension.
+        is_whole: True: the slot has the whole device. This may be enforced more strictly than a
+            share, because no other slot can open the device's files.
     """
     levels = dict(device.levels)
     share = levels.get(name, NONE)
@@ -72,12 +73,12 @@ def check_required(required: Mapping[str, str], types: Iterable[str], field: str
     """Checks the levels that a request requires.
 
     Args:
-        required: level by dimension.
-        types: types of devices that it requests.
+        required: required level by dimension.
+        types: types of the requested devices.
         field: path of `required`, for errors.
 
     Returns:
-        The same, sorted, without what every host meets.
+        The required levels, sorted, without those that every host meets.
 
     Raises:
         InvalidArgument: a dimension is not requested, or a level is unknown.
@@ -85,9 +86,9 @@ def check_required(required: Mapping[str, str], types: Iterable[str], field: str
     known = (*OF_SLOTS, *(name for type_ in types for name in dimensions_of(type_)))
     for name, level in required.items():
         if name not in known:
-            expected = f"one of {', '.join(known)}: what the request asks for"
+            expected = f"one of {', '.join(known)}: the requested resources"
             raise InvalidArgument(f"{field} name", name, expected)
-        # The kernel is all that limits cpu and memory.
+        # Only the kernel can limit cpu and memory.
         accepted = (NONE, KERNEL) if name in OF_SLOTS else LEVELS
         if level not in accepted:
             raise InvalidArgument(f"{field}[{name}]", level, f"one of {', '.join(accepted)}")

@@ -1,7 +1,8 @@
-"""The names by which a request asks for devices, and what they mean.
+"""The names of device resources in a request, and their meaning.
 
 A request names resources: `gpu: 50` or `gpu-core: 60, gpu-memory: 4 GiB`. `device_requests` checks
-them. It returns one `DeviceRequest` for each type: how many devices, and how much of each.
+them. For each type, it returns a `DeviceRequest` with the number of devices, and the amounts of
+each device.
 
 Examples, in hundredths of a device unless noted:
 
@@ -12,8 +13,8 @@ Examples, in hundredths of a device unless noted:
     rdma 100, fpga 200                   one RDMA NIC, two FPGAs
 
 Source: `ValidateDeviceRequest` of Koordinator's deviceshare. Two points differ here. `gpu-core`
-alone is accepted: the memory is not limited then. Dimensions that disagree on the number of GPUs
-are rejected, because no host could ever serve them.
+alone is accepted, and the memory is not limited. Dimensions that stand for different numbers of
+GPUs are rejected, because no host could ever serve them.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from finegrain.errors import InvalidArgument
 from finegrain.units import format_bytes_exactly
 
 GPU_SHARED: Final = "gpu.shared"
-"""Number of GPUs over which the other amounts are spread."""
+"""Number of GPUs over which the request spreads its other amounts."""
 
 NPU_CORE: Final = "huawei.com/npu-core"
 NPU_CPU: Final = "huawei.com/npu-cpu"
 NPU_DVPP: Final = "huawei.com/npu-dvpp"
 
 VENDOR_COUNTS: Final = {"nvidia.com/gpu": "nvidia", "amd.com/gpu": "amd", "dcu.com/gpu": "hygon"}
-"""Names that count whole GPUs, and their vendor."""
+"""Names that count whole GPUs, with the vendor of these GPUs."""
 
 MIG_PREFIX: Final = "mig-"
 DEVICES_MAX: Final = 1_024
-"""Most devices of one type that a request may ask for."""
+"""Maximum number of devices of one type in a request."""
 
 _DOMAINS: Final = ("kubernetes.io/", "koordinator.sh/", "finegrain.io/")
 _NVIDIA_MIG: Final = "nvidia.com/" + MIG_PREFIX
@@ -82,15 +83,15 @@ _ALLOWED: Final = (
 def device_requests(
     resources: Mapping[str, int], field: str = "devices"
 ) -> tuple[DeviceRequest, ...]:
-    """Returns the devices that a request needs, by type.
+    """Returns the device requests for the named resources, sorted by type.
 
     Args:
         resources: amounts by name: hundredths of a device, `gpu-memory` in bytes, names such as
             `nvidia.com/gpu` in whole devices. Zeros count as absent.
-        field: for errors.
+        field: path of `resources`, for errors.
 
     Raises:
-        InvalidArgument: a name or amount is not allowed, or no host could ever serve it.
+        InvalidArgument: a name or amount is not allowed, or no host could ever serve the request.
     """
     by_type: dict[str, dict[str, int]] = {}
     for name, given in resources.items():
@@ -99,7 +100,7 @@ def device_requests(
             raise InvalidArgument(f"{field}[{name}]", amount, "0 or more")
         if amount:
             known = _without_domain(name)
-            # The vendor counts instances, as it counts GPUs.
+            # Like whole GPUs, instances are counted, not given in hundredths.
             if name.startswith(_NVIDIA_MIG):
                 amount *= WHOLE
             type_ = GPU if known in _GPU_NAMES else known
@@ -118,13 +119,13 @@ def is_dimension(name: str) -> bool:
 
 
 def near_gpus(requests: Iterable[DeviceRequest]) -> tuple[str, ...]:
-    """Returns the types of a request that are chosen near to its GPUs unless it says otherwise."""
+    """Returns the types of devices that are chosen near to the GPUs of a request by default."""
     types = {request.type for request in requests}
     return (RDMA,) if {GPU, RDMA} <= types else ()
 
 
 def _without_domain(name: str) -> str:
-    # An instance of a MIG profile is a device of its own; the domain names only the vendor.
+    # An instance of a MIG profile is a separate device. The domain only names the vendor.
     if name.startswith(_NVIDIA_MIG):
         return name.removeprefix("nvidia.com/")
     for domain in _DOMAINS:
@@ -139,11 +140,11 @@ def _others(type_: str, amount: int, field: str) -> DeviceRequest:
         raise InvalidArgument(
             f"{field} of a device type",
             type_,
-            "lower-case letters, digits, and _ . - /, with a letter first",
+            "lower-case letters, digits, and _ . - /, beginning with a letter",
         )
     _check_unit(where, amount)
     if type_.startswith(MIG_PREFIX) and amount % WHOLE:
-        expected = f"a multiple of {WHOLE}: MIG instances are given whole"
+        expected = f"a multiple of {WHOLE}: a slot gets only whole MIG instances"
         raise InvalidArgument(where, amount, expected)
     count = max(amount // WHOLE, 1)
     return DeviceRequest(type_, count, ((type_, amount // count),))
@@ -209,7 +210,7 @@ def _count_over(named: dict[str, int], shared: int, field: str) -> int:
 
 
 def _count_of(named: dict[str, int], field: str) -> int:
-    """Returns the number of GPUs that the amounts stand for.
+    """Returns the number of GPUs for which the amounts stand.
 
     Raises:
         InvalidArgument: they stand for different numbers.

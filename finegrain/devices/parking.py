@@ -1,7 +1,7 @@
-"""Parking: a slot gives up its GPUs while its processes stay, and gets GPUs again later.
+"""Parking: a slot gives back its GPUs but keeps its processes, and gets GPUs again later.
 
-The contents of the GPU's memory lie in the memory of the host meanwhile. A parked slot has a
-profile without GPUs, and an assignment that names those that it had (`parked_devices`).
+In the meantime, the host's memory has the contents of the GPU's memory. A parked slot has a profile
+without GPUs. Its assignment names its previous GPUs (`parked_devices`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ ANY_GPU: Final = "any-gpu"
 MODES: Final = (OFF, SAME_GPU, ANY_GPU)
 """How an executor parks slots.
 
-off: not at all.
-same-gpu: a slot returns to the GPUs that it had.
-any-gpu: a slot with one GPU may also return to another one of the same model.
+off: no slot can be parked. same-gpu: a slot gets its previous GPUs again. any-gpu: a slot with one
+GPU may also get another GPU of the same model.
 """
 
 
@@ -32,9 +31,9 @@ def has_gpus(requests: Iterable[DeviceRequest]) -> bool:
 
 
 def without_gpus(requests: Iterable[DeviceRequest]) -> tuple[DeviceRequest, ...]:
-    """Returns what a parked slot keeps of its devices.
+    """Returns the requests for the devices that a parked slot keeps.
 
-    Devices that were chosen near to GPUs stay, and no longer refer to them.
+    Requests for devices near to GPUs stay, but no longer refer to the GPUs.
     """
     return tuple(
         replace(each, near="", near_required=False, per_group=False) if each.near == GPU else each

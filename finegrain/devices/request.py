@@ -1,4 +1,4 @@
-"""What a slot needs of the devices of one type, and which devices it accepts."""
+"""The request of a slot for devices of one type: number, amounts and conditions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LabelRule:
 
     name: str
     values: tuple[str, ...]
-    excluded: bool = False  # true: the label must not have any of the values
+    excluded: bool = False  # True: the label must have none of the values
 
     def accepts(self, labels: Labels) -> bool:
         """Returns True if a device with these labels meets the condition."""
@@ -40,22 +40,25 @@ class DeviceRequest:
     """The devices of one type that a slot needs.
 
     Attributes:
-        type: of the devices.
-        count: how many.
-        amounts: what it needs of each, by dimension.
-        every: all devices that meet the conditions, instead of `count`.
-        vendor: of the devices; empty: any.
+        type: type of the devices.
+        count: number of devices.
+        amounts: amounts that it needs of each device, by dimension.
+        every: True: it needs all devices that meet the conditions, instead of `count`.
+        vendor: vendor of the devices; empty: any vendor.
         model: words that the model's name must contain; empty: any model.
         selector: conditions on the labels of the devices.
         functions: conditions on a virtual function of each device; None: it needs none.
-        near: type of devices of the same slot that these should be near to; empty: none.
-        near_required: these devices must have the same PCIe groups as those.
-        per_group: one of these devices at each PCIe group of those, as far as possible.
-        scope: what all of them must have in common: "numa" (the NUMA node) or "pcie" (the PCIe
-            group); empty: nothing.
-        best_partition: only partitions with the highest score will do.
-        bandwidth: least bandwidth of a partition, in GB/s.
-        isolation: lowest level of enforcement that it accepts, by dimension.
+        near: type of other devices of the slot; these devices should be near to them; empty: no
+            condition.
+        near_required: True: these devices must be at the same PCIe groups as the devices of type
+            `near`.
+        per_group: True: choose one of these devices at each PCIe group of the devices of type
+            `near`, as far as possible.
+        scope: property that all devices must share: "numa" (the NUMA node) or "pcie" (the PCIe
+            group); empty: no condition.
+        best_partition: True: only partitions with the highest score are accepted.
+        bandwidth: smallest accepted bandwidth of a partition, in GB/s.
+        isolation: lowest accepted level of enforcement, by dimension.
     """
 
     type: str
@@ -86,13 +89,13 @@ class DeviceRequest:
 
     @property
     def totals(self) -> Pairs:
-        """What it needs of all devices together."""
-        # Of all devices of a host, at least one is needed.
+        """The amounts that it needs of all devices together."""
+        # With `every`, at least one device is needed.
         count = 1 if self.every else self.count
         return tuple((name, amount * count) for name, amount in self.amounts)
 
     def accepts(self, device: Device) -> bool:
-        """Returns True if a device meets the conditions, whatever is free of it."""
+        """Returns True if a device meets the conditions. Its free capacity does not matter."""
         return (
             (not self.vendor or device.vendor == self.vendor)
             and (not self.model or has_words(device.model, self.model))
@@ -105,7 +108,7 @@ class DeviceRequest:
     def level_on(self, device: Device, name: str) -> str:
         """Returns the level at which a dimension of a device would be enforced for this slot."""
         level = level_of(device, name, is_whole=not self.is_shared)
-        # A process can be the client of one MPS daemon, and each GPU has its own.
+        # A process can be a client of only one MPS daemon, but each GPU has a separate daemon.
         is_spread = self.is_shared and (self.count > 1 or self.every)
         return VISIBLE_ONLY if is_spread and level == MPS else level
 
@@ -114,9 +117,9 @@ class DeviceRequest:
         return all(rule.accepts(function.labels) for rule in self.functions or ())
 
 
-def has_words(model: str, asked: str) -> bool:
-    """Returns True if a model's name contains all words that were asked for, in any case: "H100"
-    for "NVIDIA H100 80GB HBM3".
+def has_words(model: str, requested: str) -> bool:
+    """Returns True if a model's name contains all requested words. Case does not matter. Example:
+    "H100" is in "NVIDIA H100 80GB HBM3".
     """
     words = {word.lower() for word in _WORD.findall(model)}
-    return all(word.lower() in words for word in _WORD.findall(asked))
+    return all(word.lower() in words for word in _WORD.findall(requested))

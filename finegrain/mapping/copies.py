@@ -14,12 +14,12 @@ T = TypeVar("T")
 def copier(target: type[T], source: type, given: str = "") -> Callable[..., T]:
     """Compiles a function that creates a `target` from a `source`, as fast as a hand-written call.
 
-    Fields that both classes have are copied; fields that only `target` has get their default.
+    It copies fields that both classes have. Fields that only `target` has get their default.
 
     Args:
         target: a dataclass; may be `source` itself.
         source: the class to take values from.
-        given: names of fields that the caller passes instead, separated by spaces.
+        given: names of fields whose values the caller passes, separated by spaces.
 
     Returns:
         `make(source, *, ...)`, with the given fields as keyword arguments.
@@ -31,7 +31,8 @@ def copier(target: type[T], source: type, given: str = "") -> Callable[..., T]:
     passed, known, has = given.split(), attributes_of(target), attributes_of(source)
     if unknown := sorted(set(passed) - known.keys()):
         raise MappingError(f"{target.__name__} has no fields {', '.join(unknown)}")
-    # Checked here, once, so that a forgotten field fails at the start and not in a rare call.
+    # Check this here, so that a forgotten field causes an error at the start and not in a rare
+    # call.
     missing = [
         name
         for name, each in known.items()

@@ -19,22 +19,22 @@ class Attribute:
     """One field or property of a class."""
 
     name: str
-    hint: Any  # its type, without `| None`
-    optional: bool  # None is allowed
-    default: Any  # MISSING: it has none
-    default_factory: Any  # MISSING: it has none
+    hint: Any  # type of the field, without `| None`
+    optional: bool  # True: None is allowed
+    default: Any  # MISSING: it has no default
+    default_factory: Any  # MISSING: it has no default factory
     keyword_only: bool = False
 
     @property
     def required(self) -> bool:
-        """True if an instance cannot be created without it."""
+        """True if the constructor needs a value for it."""
         return self.default is MISSING and self.default_factory is MISSING
 
     def argument(self, expression: str, *, named: bool = False) -> str:
         """Returns source code that passes `expression` to the constructor as this field.
 
-        Passing by position is faster, so the name is used only if `named` is true or the field is
-        keyword-only.
+        Arguments by position are faster. So the code uses the name only if `named` is true or the
+        field is keyword-only.
         """
         return f"{self.name}={expression}" if named or self.keyword_only else expression
 
@@ -87,11 +87,11 @@ def _hints_of(kind: type) -> Mapping[str, Any]:
     uses these fields.
     """
     known: dict[str, Any] = {}
-    # Base classes first, so that the annotation of a subclass wins.
+    # Base classes come first, so that the annotation of a subclass takes precedence.
     for base in reversed(kind.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
-            # One annotation at a time, so that one that cannot be evaluated does not affect the
-            # others.
+            # Evaluate one annotation at a time, so that a failure does not affect the other
+            # annotations.
             alone = SimpleNamespace(__annotations__={name: annotation})
             try:
                 known |= get_type_hints(alone, vars(sys.modules[base.__module__]))
@@ -104,7 +104,7 @@ def attribute_at(kind: type, path: str) -> Attribute:
     """Returns the field or property at a path such as "executor.registration.labels".
 
     Raises:
-        MappingError: there is none.
+        MappingError: there is no such attribute.
     """
     *parents, name = path.split(".")
     owner = reduce(lambda owner, parent: attribute_at(owner, parent).hint, parents, kind)
@@ -115,7 +115,7 @@ def attribute_at(kind: type, path: str) -> Attribute:
 
 
 def find_attribute(kind: type, name: str) -> Attribute | None:
-    """Returns a field or property by name; None if the class has neither."""
+    """Returns a field or property by name, or None if the class has none with this name."""
     if name in attributes_of(kind):
         return attributes_of(kind)[name]
     found = getattr(kind, name, None)
@@ -125,7 +125,7 @@ def find_attribute(kind: type, name: str) -> Attribute | None:
 
 
 def split_optional(hint: Any) -> tuple[Any, bool]:
-    """Splits `X | None` into X and True; any other type is returned with False."""
+    """Splits `X | None` into X and True. For any other type, returns the type and False."""
     if get_origin(hint) not in (Union, UnionType):
         return hint, False
     others = [each for each in get_args(hint) if each is not NoneType]
@@ -153,7 +153,7 @@ def pair_of(hint: Any) -> tuple[Any, Any] | None:
     """Returns the key and value types of a mapping type; None for other types.
 
     A tuple of pairs, `tuple[tuple[K, V], ...]`, counts as a mapping type, too: it is the hashable
-    form.
+    form of a mapping.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -161,6 +161,7 @@ def pair_of(hint: Any) -> tuple[Any, Any] | None:
     item = item_of(hint)
     if origin is tuple and get_origin(item) is tuple and len(get_args(item)) == 2:
         key, value = get_args(item)
-        # With an ellipsis (`tuple[tuple[X, ...], ...]`) the items are lists, so it is no mapping.
+        # With an ellipsis (`tuple[tuple[X, ...], ...]`) the items are sequences, so the type is no
+        # mapping.
         return None if value is Ellipsis else (key, value)
     return None

@@ -17,10 +17,10 @@ from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
 
 Reader = Callable[[Any, str], Any]
-"""Reads data; the second argument is the path of the data, for errors."""
+"""A function that reads data. Its second argument is the path of the data, for errors."""
 
 Items = type[list[Any]] | type[tuple[Any, ...]]
-"""The Python type that a JSON list is converted to."""
+"""The Python type of a converted JSON list."""
 
 
 def join_path(where: str, key: str) -> str:
@@ -40,8 +40,8 @@ def check_list(longest: int, data: Any, where: str) -> None:
 
 
 def check_object(name: str, data: Any, where: str) -> None:
-    """Raises InvalidArgument unless the data is an object. The error has `name` for an empty
-    path.
+    """Raises InvalidArgument unless the data is an object. If the path is empty, the error has
+    `name`.
     """
     if not isinstance(data, Mapping):
         raise InvalidArgument(where or name, data, "an object")
@@ -56,7 +56,7 @@ def refuse_unknown(keys: frozenset[str], data: Mapping[str, Any], where: str) ->
 def read_member(kind: type[Enum], members: Mapping[Any, Enum], data: Any, where: str) -> Any:
     """Returns the member of an enum with this value."""
     try:
-        # Lists and objects cannot be hashed: they raise TypeError, not KeyError.
+        # Lists and objects cannot be hashed. They raise TypeError, not KeyError.
         return members[data]
     except (KeyError, TypeError):
         known = ", ".join(str(member.value) for member in kind)
@@ -65,8 +65,8 @@ def read_member(kind: type[Enum], members: Mapping[Any, Enum], data: Any, where:
 
 def read_plain(kind: type, data: Any, where: str) -> Any:
     """Returns data of a plain type: text, number or boolean."""
-    # Exact types are compared, because in Python a bool is an int. Some JSON writers write 2.0 as
-    # 2, so an int is accepted where a float is expected.
+    # Compare exact types, because in Python a bool is an int. Accept an int for a float, because
+    # some JSON writers write 2.0 as 2.
     if type(data) is kind:
         return data
     if kind is float and type(data) is int:
@@ -75,7 +75,7 @@ def read_plain(kind: type, data: Any, where: str) -> Any:
 
 
 def read_any(data: Any, _where: str) -> Any:
-    """Returns the data as it is."""
+    """Returns the data unchanged."""
     return data
 
 
@@ -85,7 +85,7 @@ def read_items(read: Reader, kind: Items, data: Any, where: str) -> Any:
         raise InvalidArgument(where, data, "a list")
     try:
         return kind(map(read, data, repeat(where)))
-    except InvalidArgument:  # read again, with the path of each item for the error
+    except InvalidArgument:  # read again with the path of each item, for the error
         return kind([read(each, f"{where}[{at}]") for at, each in enumerate(data)])
 
 
@@ -103,7 +103,7 @@ def read_pairs(key: type, read: Reader, frozen: bool, data: Any, where: str) -> 
     if type(data) is not dict:
         check_object("", data, where)
     pairs = {key(name): read(item, f"{where}[{name}]") for name, item in data.items()}
-    # Sorted, so that equal mappings are equal as tuples.
+    # Sort the pairs, so that equal mappings are equal as tuples.
     return tuple(sorted(pairs.items())) if frozen else pairs
 
 

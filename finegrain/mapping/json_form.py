@@ -1,8 +1,8 @@
 """Converts dataclasses to JSON data and back.
 
 Keys are the names of the fields. Enums are written by value, tuples as lists, mappings and tuples
-of (text, value) pairs as objects, times as RFC 3339 in UTC ("Z"), bytes as text (undecodable ones
-are replaced). A class that differs from these rules has a `JsonForm` in the forms of its
+of (text, value) pairs as objects, times as RFC 3339 in UTC ("Z"), bytes as text (with replacements
+for undecodable bytes). A class that differs from these rules has a `JsonForm` in the `forms` of its
 `JsonCodec`.
 """
 
@@ -50,8 +50,9 @@ _AS_THEY_ARE = frozenset((*PLAIN, NoneType))
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """Says how the JSON of one class differs from its fields. Names in a text are separated by
-    spaces.
+    """The differences between the JSON form of one class and its fields.
+
+    Attributes that are one text contain names, separated by spaces.
 
     Attributes:
         omit: the fields to leave out: no field, fields that are None, or fields that have their
@@ -59,8 +60,9 @@ class JsonForm:
         always: fields that are written even if `omit` would leave them out.
         names: JSON keys by attribute, for attributes whose key differs from their name.
         hidden: attributes that are never written, and get their default when read.
-        inline: attributes that are objects whose members are written beside the others.
-        as_list: if true, a list of the fields in order is written instead of an object.
+        inline: attributes whose value is an object. Its members are written as members of the outer
+            object.
+        as_list: if true, the class is written as a list of its fields in order, not as an object.
         ignore_unknown: if true, unknown keys are ignored even by a codec that rejects them.
         write: replaces all of the above when writing: returns the JSON data of a value.
         read: replaces all of the above when reading: takes the data and its path, and returns the
@@ -84,7 +86,7 @@ class JsonCodec:
     Args:
         forms: differences from the rules, by class.
         refuse_unknown: if true, unknown keys are an error. By default they are ignored, so that an
-            older program can read what a newer one wrote.
+            older program can read data of a newer program.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class JsonCodec:
     # -- writing -----------------------------------------------------------------------------
 
     def _writer(self, hint: Any) -> Callable[[Any], Any]:
-        """Returns the function that writes values of a type; compiled on first use."""
+        """Returns the function that writes values of a type. Compiles it on first use."""
         found = self._writers.get(hint)
         if found is None:
             found = self._writers[hint] = self._make_writer(hint)
@@ -131,7 +133,7 @@ class JsonCodec:
             return form.write
         if is_mapped(hint):
             return self._compiled_writer(hint, form or JsonForm())
-        # Before lists, because a tuple of pairs would also match as a list.
+        # Check this before lists, because a tuple of pairs would also match as a list.
         if (pair := pair_of(hint)) is not None:
             return self._pairs_writer(*pair)
         if (item := item_of(hint)) is not None:
@@ -168,7 +170,7 @@ class JsonCodec:
         if form.as_list:
             items = ", ".join(self._written(source, each) for each in shown)
             return source.compile("write(value)", [f"return [{items}]"])
-        # No field is left out, so one dict literal suffices. It is faster than one statement per
+        # No field is left out, so one dict literal suffices, which is faster than a statement per
         # field.
         if form.omit == "nothing":
             entries = (
@@ -200,7 +202,7 @@ class JsonCodec:
     def _written(self, source: Source, each: Attribute, name: str = "") -> str:
         """Returns the expression that writes one field.
 
-        `name` is the variable that already has the field's value; empty if there is none.
+        `name` is the variable that already has the field's value; empty if no variable has it.
         """
         access = name or f"value.{each.name}"
         if each.hint in PLAIN:
@@ -216,7 +218,7 @@ class JsonCodec:
     # -- reading -----------------------------------------------------------------------------
 
     def _reader(self, hint: Any) -> Reader:
-        """Returns the function that reads data of a type; compiled on first use."""
+        """Returns the function that reads data of a type. Compiles it on first use."""
         found = self._readers.get(hint)
         if found is None:
             found = self._readers[hint] = self._make_reader(hint)
@@ -228,7 +230,7 @@ class JsonCodec:
             return form.read
         if is_mapped(hint):
             return self._compiled_reader(hint, form or JsonForm())
-        # Before lists, because a tuple of pairs would also match as a list.
+        # Check this before lists, because a tuple of pairs would also match as a list.
         if (pair := pair_of(hint)) is not None:
             key, value = pair
             frozen = item_of(hint) is not None
@@ -251,8 +253,7 @@ class JsonCodec:
         mapped = attributes_of(kind)
         if form.inline and self._refuse_unknown:
             raise MappingError(f"{kind.__name__} has inline members: all keys must be allowed")
-        # A hidden field without a default is still read, because no instance can be made without
-        # it.
+        # A hidden field without a default is still read, because the constructor needs it.
         read = {
             name: form.names.get(name, name)
             for name in mapped
@@ -276,7 +277,7 @@ class JsonCodec:
                 position = list(read).index(each.name)
                 found = f"data[{position}] if len(data) > {position} else {missing}"
             if not form.as_list and each.hint in PLAIN and each.default is not MISSING:
-                # The default passes the type check, so an absent key needs no test of its own.
+                # The default passes the type check, so an absent key needs no separate test.
                 default = source.bind(each.default, "default")
                 body.append(f"{item} = data.get({key!r}, {default})")
                 body += self._checked(source, each, item, key, first=True)
@@ -308,13 +309,13 @@ class JsonCodec:
     def _checked(
         self, source: Source, each: Attribute, item: str, key: str, *, first: bool = False
     ) -> list[str]:
-        """Returns the lines that check and convert one item that is present.
+        """Returns the lines that check and convert one present item.
 
-        The lines start with `if` if `first` is true, else with `elif` or `else`: they then continue
-        an `if` about the same item.
+        If `first` is true, the lines begin with `if`. Otherwise they begin with `elif` or `else`,
+        and continue an `if` for the same item.
         """
-        # An expression for the path that `join_path` returns. It is evaluated only if the item must
-        # be converted or is wrong.
+        # This expression gives the path that `join_path` returns. It is evaluated only if the item
+        # must be converted or is wrong.
         path = f"w + {f'.{key}'!r} if w else {key!r}"
         lines = []
         if isinstance(each.hint, type) and issubclass(each.hint, StrEnum):
@@ -346,10 +347,10 @@ def _same(value: Any) -> Any:
 def _differs(source: Source, each: Attribute, item: str) -> str:
     """Returns the expression that is true if an item differs from the default of its field."""
     default = each.default if each.default is not MISSING else each.default_factory()
-    # Identity is enough for these, and is faster than a comparison.
+    # Identity is enough for None and enum members, and faster than a comparison.
     if default is None or isinstance(default, Enum):
         return f"({item}) is not {source.bind(default, 'default')}"
-    if not default and not each.optional:  # truth value: comparison is slow for some types
+    if not default and not each.optional:  # test the truth value, because some types compare slowly
         return item
     return f"({item}) != {source.bind(default, 'default')}"
 

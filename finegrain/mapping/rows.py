@@ -38,11 +38,11 @@ class RowCodec(Generic[T]):
 
     Attributes:
         kind: the dataclass.
-        columns: names of the columns, in order; each is the name of an attribute.
+        columns: names of the columns, in order. Each is the name of an attribute.
         texts: converters for values of other types, by type (without `| None`).
         exceptions: columns whose attribute has another name or another converter than in `texts`.
             Maps the column to the path of the attribute ("spec.request.allocation_id"), or to a
-            pair of that path and a `Text`.
+            pair of this path and a `Text`.
         parts: paths of nested dataclasses whose fields have their own columns ("spec").
         unstored: paths of attributes that have no column ("booked spec.gang_id").
     """
@@ -102,7 +102,7 @@ def _compile_decode(codec: RowCodec[Any]) -> Callable[..., Any]:
             if inner in parts:
                 arguments.append(each.argument(made(each.hint, inner), named=has_gap))
             elif access in stored:
-                # After an argument that is left out, all further ones must be passed by name.
+                # After an argument that is left out, all further arguments must be passed by name.
                 arguments.append(each.argument(stored[access], named=has_gap))
             elif inner in unstored and not each.required:
                 unstored.remove(inner)
@@ -178,7 +178,7 @@ def _loaded(
         # Some databases return 0 and 1.
         value = f"{source.bind(bool, 'bool')}({access})"
     elif isinstance(hint, type) and issubclass(hint, Enum):
-        # A dict of members, because calling the enum costs as much as decoding the rest of the row.
+        # Use a dict of members, because a call of the enum costs as much as the rest of the row.
         value = f"{source.bind({each.value: each for each in hint}, 'members')}[{access}]"
     else:
         return access

@@ -1,7 +1,7 @@
 """Compiles the functions that the mappers generate.
 
-The generated code handles each field in a statement of its own, which is several times faster than
-a loop over the fields. `dataclasses` and attrs generate their methods for the same reason.
+The generated code has a statement for each field, which is several times faster than a loop over
+the fields. `dataclasses` and attrs generate their methods for the same reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Source:
     def bind(self, value: object, hint: str = "bound") -> str:
         """Returns the name by which the generated function refers to a value."""
         for name, known in self._names.items():
-            # Compared by identity: 1, 1.0 and True are equal, but must get different names.
+            # Compare by identity, because 1, 1.0 and True are equal but must get different names.
             if known is value:
                 return name
         name = f"_{hint}_{len(self._names)}"
@@ -31,8 +31,7 @@ class Source:
         return name
 
     def compile(self, signature: str, body: Iterable[str]) -> Callable[..., Any]:
-        """Returns the function with this signature ("name(parameters)") and these lines as its
-        body.
+        """Returns the function with this signature ("name(parameters)") and body.
 
         Tracebacks show the generated lines.
         """
@@ -42,7 +41,8 @@ class Source:
         # The modification time is None, so `linecache` never looks for the file on disk.
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         namespace = dict(self._names)
-        # Safe, because the generated text has only names of classes and fields, never data.
+        # This is safe, because the generated text contains only names of classes and fields, never
+        # data.
         exec(compile(text, file, "exec"), namespace)  # noqa: S102
         function: Callable[..., Any] = namespace[name]
         return function

@@ -1,6 +1,6 @@
 """The JSON form of stored values: in table rows, job events and checkpoints.
 
-Other versions of the programs read these values. So a class may gain fields that have a default;
+Other versions of the programs read these values. So a class may get new fields with a default, but
 any other change needs a migration. Data with an unknown key is rejected.
 """
 

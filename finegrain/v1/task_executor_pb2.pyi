@@ -416,6 +416,7 @@ class TaskSpec(google.protobuf.message.Message):
     STDIN_FIELD_NUMBER: builtins.int
     TIMEOUT_FIELD_NUMBER: builtins.int
     OUTPUT_LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    OUTPUT_HOLDER_FIELD_NUMBER: builtins.int
     cwd: builtins.str
     """Absolute working directory; empty: a scratch directory of the task, which is removed with the task."""
     user: builtins.str
@@ -423,8 +424,13 @@ class TaskSpec(google.protobuf.message.Message):
     stdin: builtins.bool
     """True: standard input is a pipe fed by WriteTaskInput; false: /dev/null."""
     output_limit_bytes: builtins.int
-    """Output that is kept on disk per stream, in bytes; 0: the executor's limit, which is also the maximum. The executor
-    drops further output, and counts it.
+    """Output that is kept on disk per stream, in bytes; 0: the executor's limit, which is also the maximum. Of more output,
+    the executor keeps the first half of the limit and about as much of the end. It drops the bytes between, and counts
+    them. While a holder holds the output (see `WatchTaskRequest.holder`), nothing is dropped.
+    """
+    output_holder: builtins.str
+    """Id of the reader that will hold the output: the `holder` of its WatchTask. It holds from the start of the task, and
+    has 60 s to call WatchTask. Empty: no holder yet.
     """
     @property
     def argv(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -450,9 +456,10 @@ class TaskSpec(google.protobuf.message.Message):
         stdin: builtins.bool = ...,
         timeout: google.protobuf.duration_pb2.Duration | None = ...,
         output_limit_bytes: builtins.int = ...,
+        output_holder: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["timeout", b"timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["argv", b"argv", "cwd", b"cwd", "env", b"env", "output_limit_bytes", b"output_limit_bytes", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["argv", b"argv", "cwd", b"cwd", "env", b"env", "output_holder", b"output_holder", "output_limit_bytes", b"output_limit_bytes", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]) -> None: ...
 
 global___TaskSpec = TaskSpec
 
@@ -883,7 +890,9 @@ class TaskExit(google.protobuf.message.Message):
     stderr_bytes: builtins.int
     """Bytes written to standard error, including dropped ones."""
     dropped_bytes: builtins.int
-    """Bytes of both that were dropped because the log was full."""
+    """Bytes of both that were lost, because the log or the disk was full. Bytes that the holder has acknowledged are never
+    counted. If this is not 0, output was lost ("OUTPUT_LOST").
+    """
     end_reason: builtins.str
     """Why the executor ended the task: "GPU_MEMORY_EXCEEDED" (the tasks of its slot used more than the slot's share of
     the memory of a GPU), "MANAGED_MEMORY_REVOKED" (an operator did not give borrowed managed memory back in time).
@@ -1051,6 +1060,7 @@ class WatchTaskRequest(google.protobuf.message.Message):
     STDOUT_OFFSET_FIELD_NUMBER: builtins.int
     STDERR_OFFSET_FIELD_NUMBER: builtins.int
     NO_OUTPUT_FIELD_NUMBER: builtins.int
+    HOLDER_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     stdout_offset: builtins.int
@@ -1059,6 +1069,20 @@ class WatchTaskRequest(google.protobuf.message.Message):
     """First byte of standard error wanted."""
     no_output: builtins.bool
     """True: only changes of state, no output."""
+    holder: builtins.str
+    """Makes this reader the holder of the task's output; an id that the reader chooses (UUIDv7), the same after a
+    reconnect. Empty: it reads without holding. Only the owner of the task may hold, and a task has one holder:
+    ALREADY_EXISTS while another one holds.
+
+    A holder loses no output. It acknowledges what it has processed with AcknowledgeOutput; the offsets of this request
+    acknowledge, too. When the log of a stream has reached its limit, the executor removes acknowledged bytes. If all
+    bytes in it are unacknowledged, the executor stops reading the task's pipe, so that the task waits, as it does in a
+    shell pipeline.
+
+    The holder holds as long as this stream is open, and for 60 s after that; restarts of the executor and of its helper
+    count. After 60 s, output is dropped as without a holder. The holder may come back and hold again. If the
+    executor's disk is full for 60 s, held output is dropped, too.
+    """
     def __init__(
         self,
         *,
@@ -1066,8 +1090,9 @@ class WatchTaskRequest(google.protobuf.message.Message):
         stdout_offset: builtins.int = ...,
         stderr_offset: builtins.int = ...,
         no_output: builtins.bool = ...,
+        holder: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["no_output", b"no_output", "stderr_offset", b"stderr_offset", "stdout_offset", b"stdout_offset", "task_id", b"task_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["holder", b"holder", "no_output", b"no_output", "stderr_offset", b"stderr_offset", "stdout_offset", b"stdout_offset", "task_id", b"task_id"]) -> None: ...
 
 global___WatchTaskRequest = WatchTaskRequest
 
@@ -1110,7 +1135,9 @@ class OutputChunk(google.protobuf.message.Message):
     stream: builtins.int
     """1: standard output; 2: standard error."""
     offset: builtins.int
-    """Position of the first byte."""
+    """Position of the first byte. If it is higher than the end of the previous chunk of the stream (or than the offset of
+    the request), the bytes between are missing: they were dropped, or removed because the holder had acknowledged them.
+    """
     data: builtins.bytes
     """The bytes."""
     def __init__(
@@ -1123,6 +1150,48 @@ class OutputChunk(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["data", b"data", "offset", b"offset", "stream", b"stream"]) -> None: ...
 
 global___OutputChunk = OutputChunk
+
+@typing.final
+class AcknowledgeOutputRequest(google.protobuf.message.Message):
+    """Acknowledges output. The call may be repeated; lower offsets change nothing."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    HOLDER_FIELD_NUMBER: builtins.int
+    STDOUT_OFFSET_FIELD_NUMBER: builtins.int
+    STDERR_OFFSET_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    holder: builtins.str
+    """The `holder` of the caller's WatchTask. ALREADY_EXISTS while another one holds."""
+    stdout_offset: builtins.int
+    """The holder has processed all bytes of standard output before this position."""
+    stderr_offset: builtins.int
+    """The same for standard error."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        holder: builtins.str = ...,
+        stdout_offset: builtins.int = ...,
+        stderr_offset: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["holder", b"holder", "stderr_offset", b"stderr_offset", "stdout_offset", b"stdout_offset", "task_id", b"task_id"]) -> None: ...
+
+global___AcknowledgeOutputRequest = AcknowledgeOutputRequest
+
+@typing.final
+class AcknowledgeOutputResponse(google.protobuf.message.Message):
+    """The bytes are acknowledged, or the task had ended."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___AcknowledgeOutputResponse = AcknowledgeOutputResponse
 
 @typing.final
 class ListTasksRequest(google.protobuf.message.Message):

@@ -93,6 +93,11 @@ class TaskExecutorServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_task__executor__pb2.WatchTaskRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_task__executor__pb2.WatchTaskResponse.FromString,
                 _registered_method=True)
+        self.AcknowledgeOutput = channel.unary_unary(
+                '/finegrain.v1.TaskExecutorService/AcknowledgeOutput',
+                request_serializer=finegrain_dot_v1_dot_task__executor__pb2.AcknowledgeOutputRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_task__executor__pb2.AcknowledgeOutputResponse.FromString,
+                _registered_method=True)
         self.ListTasks = channel.unary_unary(
                 '/finegrain.v1.TaskExecutorService/ListTasks',
                 request_serializer=finegrain_dot_v1_dot_task__executor__pb2.ListTasksRequest.SerializeToString,
@@ -205,6 +210,14 @@ class TaskExecutorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AcknowledgeOutput(self, request, context):
+        """Acknowledges output that the holder of a task has processed, so that the executor may remove it
+        (`WatchTaskRequest.holder`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListTasks(self, request, context):
         """Lists the tasks of a job on this executor, including ended ones as long as their slot exists.
         """
@@ -274,6 +287,11 @@ def add_TaskExecutorServiceServicer_to_server(servicer, server):
                     servicer.WatchTask,
                     request_deserializer=finegrain_dot_v1_dot_task__executor__pb2.WatchTaskRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_task__executor__pb2.WatchTaskResponse.SerializeToString,
+            ),
+            'AcknowledgeOutput': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcknowledgeOutput,
+                    request_deserializer=finegrain_dot_v1_dot_task__executor__pb2.AcknowledgeOutputRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_task__executor__pb2.AcknowledgeOutputResponse.SerializeToString,
             ),
             'ListTasks': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTasks,
@@ -526,6 +544,33 @@ class TaskExecutorService(object):
             '/finegrain.v1.TaskExecutorService/WatchTask',
             finegrain_dot_v1_dot_task__executor__pb2.WatchTaskRequest.SerializeToString,
             finegrain_dot_v1_dot_task__executor__pb2.WatchTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcknowledgeOutput(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.TaskExecutorService/AcknowledgeOutput',
+            finegrain_dot_v1_dot_task__executor__pb2.AcknowledgeOutputRequest.SerializeToString,
+            finegrain_dot_v1_dot_task__executor__pb2.AcknowledgeOutputResponse.FromString,
             options,
             channel_credentials,
             insecure,

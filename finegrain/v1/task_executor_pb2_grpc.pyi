@@ -109,6 +109,14 @@ class TaskExecutorServiceStub:
     ]
     """Streams the state and the output of a task from given offsets, until the task has ended and all output was sent."""
 
+    AcknowledgeOutput: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.task_executor_pb2.AcknowledgeOutputRequest,
+        finegrain.v1.task_executor_pb2.AcknowledgeOutputResponse,
+    ]
+    """Acknowledges output that the holder of a task has processed, so that the executor may remove it
+    (`WatchTaskRequest.holder`).
+    """
+
     ListTasks: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.task_executor_pb2.ListTasksRequest,
         finegrain.v1.task_executor_pb2.ListTasksResponse,
@@ -225,6 +233,14 @@ class TaskExecutorServiceAsyncStub:
         finegrain.v1.task_executor_pb2.WatchTaskResponse,
     ]
     """Streams the state and the output of a task from given offsets, until the task has ended and all output was sent."""
+
+    AcknowledgeOutput: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.task_executor_pb2.AcknowledgeOutputRequest,
+        finegrain.v1.task_executor_pb2.AcknowledgeOutputResponse,
+    ]
+    """Acknowledges output that the holder of a task has processed, so that the executor may remove it
+    (`WatchTaskRequest.holder`).
+    """
 
     ListTasks: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.task_executor_pb2.ListTasksRequest,
@@ -358,6 +374,16 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[finegrain.v1.task_executor_pb2.WatchTaskResponse], collections.abc.AsyncIterator[finegrain.v1.task_executor_pb2.WatchTaskResponse]]:
         """Streams the state and the output of a task from given offsets, until the task has ended and all output was sent."""
+
+    @abc.abstractmethod
+    def AcknowledgeOutput(
+        self,
+        request: finegrain.v1.task_executor_pb2.AcknowledgeOutputRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.task_executor_pb2.AcknowledgeOutputResponse, collections.abc.Awaitable[finegrain.v1.task_executor_pb2.AcknowledgeOutputResponse]]:
+        """Acknowledges output that the holder of a task has processed, so that the executor may remove it
+        (`WatchTaskRequest.holder`).
+        """
 
     @abc.abstractmethod
     def ListTasks(

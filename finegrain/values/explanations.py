@@ -14,16 +14,16 @@ class Dimension(Value):
     dimension: str
     asked: int
     free: int
-    largest_hole: int  # most that is free on one executor
+    largest_hole: int  # largest amount that is free on one executor
     total: int
 
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual(Value):
-    """One change of a request with which it would fit now.
+    """A change of a request after which it would fit now.
 
-    Either amounts are lower (`free` of each entry is the amount that fits), or policies ("bind",
-    "exclusive", "numa", "qos") are not required.
+    The change either lowers amounts (`free` of each entry is the amount that fits), or makes
+    policies ("bind", "exclusive", "numa", "qos") not required.
     """
 
     executor_id: str
@@ -34,7 +34,7 @@ class Counterfactual(Value):
 
 @dataclass(frozen=True, slots=True)
 class GangSpot(Value):
-    """One place where a gang could go: an executor, or a value of its label."""
+    """A possible place for a gang: an executor, or a value of the gang's label."""
 
     name: str  # empty: the whole cluster
     placeable: int  # number of members that fit there now

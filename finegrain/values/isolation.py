@@ -1,4 +1,4 @@
-"""The isolation that the kernel enforces for a slot, or for all slots of a host."""
+"""The enforcement of limits for a slot, or for all slots of a host."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from finegrain.mapping.value import Value
 
 @dataclass(frozen=True, slots=True)
 class DeviceIsolation(Value):
-    """How strictly a slot is held to its share of one device.
+    """How strictly a slot's share of one device is enforced.
 
     Attributes:
-        type: of the device.
-        uuid: of the device.
+        type: type of the device.
+        uuid: UUID of the device.
         levels: level by dimension, sorted; see `finegrain/devices/levels.py`.
     """
 
@@ -26,8 +26,8 @@ class DeviceIsolation(Value):
 class Isolation(Value):
     """The enforcement of each dimension.
 
-    "none" means that it is only booked; an empty text means that the executor did not report it.
-    The words are those of IsolationReport (resources.proto).
+    "none" means that the dimension is only booked. An empty text means that the executor did not
+    report it. The words are those of IsolationReport (resources.proto).
     """
 
     cpu: str = ""  # "quota", "cpus"
@@ -37,15 +37,15 @@ class Isolation(Value):
     kill: str = ""  # "cgroup.kill", "freezer", "process tree"
     driver: str = ""  # "v1", "v2"
     notes: tuple[str, ...] = ()  # a sentence for each dimension that is not enforced, with the fix
-    countable: str = ""  # of a slot: "declared" (booked only: no device is given), "hard"; "": none
+    countable: str = ""  # of a slot: "declared" (only booked), "hard"; "": it has none
     # the weakest of `device_levels`
     gpu_core: str = ""
     gpu_memory: str = ""
-    devices: str = ""  # of other types than GPUs
+    devices: str = ""  # of devices other than GPUs
     # "cgroup": only the device files of the slot can be opened, "none"; "": there are none
     device_access: str = ""
-    device_levels: tuple[DeviceIsolation, ...] = ()  # of a slot
-    ports: tuple[int, ...] = ()  # network ports that the slot has been given, ascending
+    device_levels: tuple[DeviceIsolation, ...] = ()  # levels of a slot's devices
+    ports: tuple[int, ...] = ()  # network ports of the slot, ascending
 
 
 NOTHING_REPORTED = Isolation()

@@ -1,4 +1,5 @@
-"""Operators of job graphs as they run in tasks: what a task gets with its start, and their quotas.
+"""Operators of job graphs in tasks: the data that a task gets at its start, and the quotas of
+operators.
 
 docs/job-graphs.md describes them for job masters.
 """
@@ -14,7 +15,7 @@ from finegrain.values.states import QuotaEnforcement
 class TaskOperator:
     """An operator in a slot.
 
-    `fraction` is its exact part of the slot's managed memory, such as "3/4"; empty: none.
+    `fraction` is its exact part of the slot's managed memory, such as "3/4"; empty: it gets none.
     """
 
     operator_id: str
@@ -46,9 +47,10 @@ class OperatorTask:
 class OperatorStatus:
     """An operator that runs in a task, with its quota of managed memory.
 
-    `used_bytes` is 0 if it is not known. If the quota is enforced by a control group, it is the
-    memory of the whole task. `limit_bytes` is what it may use now: its quota, less what it lends,
-    plus what it borrows. `revoked_bytes` is what it must give back now.
+    `used_bytes` is 0 if it is not known. If a control group enforces the quota, `used_bytes` is the
+    memory of the whole task. `limit_bytes` is the memory that the operator may use now: its quota,
+    less lent memory, plus borrowed memory. `revoked_bytes` is the memory that it must give back
+    now.
     """
 
     operator_id: str

@@ -18,5 +18,5 @@ class ItemOutcome(Value):
 
     @property
     def ok(self) -> bool:
-        """True if the item was done, or was started."""
+        """True if the item was carried out, or if its work was started."""
         return not self.reason

@@ -26,7 +26,7 @@ class RequestState(StrEnum):
 
 
 class SlotState(StrEnum):
-    """State of a slot at the resource manager; its capacity is booked in each of them."""
+    """State of a slot at the resource manager. In every state, its capacity is booked."""
 
     PENDING = "PENDING"  # ordered; the executor has not confirmed it
     ALLOCATED = "ALLOCATED"  # carved and enforced on its host
@@ -58,15 +58,15 @@ class TaskState(StrEnum):
 class QuotaEnforcement(StrEnum):
     """How an executor holds an operator to its quota of managed memory."""
 
-    DECLARED = "DECLARED"  # not at all: it only has the number
-    POOL = "POOL"  # by a memory pool of the client library in the task
-    CGROUP = "CGROUP"  # by the kernel, with the memory limit of its task
+    DECLARED = "DECLARED"  # not enforced: the operator only knows the number
+    POOL = "POOL"  # enforced by a memory pool of the client library in the task
+    CGROUP = "CGROUP"  # enforced by the kernel, with the memory limit of its task
 
 
 class GangPlacement(StrEnum):
-    """Where the members of a gang go."""
+    """How the members of a gang are placed."""
 
-    ANYWHERE = "ANYWHERE"  # wherever they fit
+    ANYWHERE = "ANYWHERE"  # on any executors where they fit
     SAME_EXECUTOR = "SAME_EXECUTOR"  # all on one executor
     SAME_LABEL = "SAME_LABEL"  # on executors with the same value of a label
     SPREAD = "SPREAD"  # each on a different executor

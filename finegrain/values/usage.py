@@ -10,7 +10,7 @@ from finegrain.mapping.value import Value
 
 @dataclass(frozen=True, slots=True)
 class Usage(Value):
-    """Measured use of slots, as opposed to what is booked."""
+    """Measured use of slots. It may differ from the booked amounts."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
@@ -22,7 +22,7 @@ NO_USAGE = Usage()
 
 @dataclass(frozen=True, slots=True)
 class SlotDeviceUsage(Value):
-    """What the processes of one slot use of one device."""
+    """Use of one device by the processes of one slot."""
 
     allocation_id: str
     generation: int
@@ -32,10 +32,10 @@ class SlotDeviceUsage(Value):
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage(Value):
-    """Measured use of one device: all of it, and what slots use.
+    """Measured use of one device, in total and by slot.
 
-    `memory_bytes` counts all processes and what the driver itself uses. `busy_percent` is the share
-    of the last second in which the device was busy.
+    `memory_bytes` counts the memory of all processes and of the driver itself. `busy_percent` is
+    the share of the last second in which the device was busy.
     """
 
     type: str
@@ -49,8 +49,8 @@ class DeviceUsage(Value):
 class Zone(Value):
     """Capacity of one NUMA node for slots: in total, allocated and available.
 
-    Slots that are bound to no node are not counted, except for their dedicated cpus. They count
-    only against the host's total.
+    A slot that is bound to no node counts here only with its dedicated cpus. All its amounts count
+    against the host's total.
     """
 
     node: int  # id of the node

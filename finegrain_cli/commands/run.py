@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
+from finegrain.units import parse_bytes
 from finegrain_cli.common import (
     HINTS,
     ConfigOption,
@@ -52,6 +53,7 @@ from finegrain_cli.text.output import OutputFormat, print_error
 if TYPE_CHECKING:
     from finegrain_cli.run.options import GangOptions
 
+OUTPUT_LIMIT_BYTES_MIN = 64 * 1024  # the size of a pipe; with less, each read waits for the caller
 PLACEMENTS = ("anywhere", "same-executor", "same-label", "spread")
 
 
@@ -126,6 +128,24 @@ def run(
             "so that it does not take the input of a surrounding shell loop.",
         ),
     ] = False,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Write standard output and standard error of the command to FILE, in the order "
+            "of arrival; default: to the terminal.",
+        ),
+    ] = "",
+    output_limit: Annotated[
+        str,
+        typer.Option(
+            "--output-limit",
+            metavar="SIZE",
+            help="Output that the executor stores of each stream until it is passed on, such as "
+            "16M; default and maximum: executor.output_limit. The command waits when it is full.",
+        ),
+    ] = "",
     gang: Annotated[
         int | None,
         typer.Option(
@@ -167,7 +187,7 @@ def run(
     """Run a command in a slot, as if it ran in this terminal.
 
     The command gets your standard input and signals. Its output and exit code are those of `run`.
-    No shell runs the command.
+    No shell runs the command. All output is passed on; if you read it slowly, the command waits.
 
     Without --cpu and --memory, the slot is the executor's default slot. If you give only one of
     them, the other one is 1 core or 256M.
@@ -226,6 +246,8 @@ def run(
             grace_s=seconds("--grace", grace) or 0.0,
             stats=stats,
             stdin=stdin,
+            output=output,
+            output_limit_bytes=_output_limit(output_limit),
             gang=_gang(gang, gang_placement, gang_timeout, restarts=restart_on_device_loss),
         )
         code = run_command(options)
@@ -236,6 +258,13 @@ def run(
         late = error.reason is Reason.STILL_WAITING
         raise typer.Exit(ExitCode.STILL_WAITING if late else ExitCode.RUN_FAILED) from None
     raise typer.Exit(code)
+
+
+def _output_limit(text: str) -> int:
+    size = parse_bytes("--output-limit", text) if text else 0
+    if text and size < OUTPUT_LIMIT_BYTES_MIN:
+        raise InvalidArgument("--output-limit", text, "64K or more")
+    return size
 
 
 def _gang(

@@ -69,8 +69,8 @@ def _numbers(settings: Settings) -> Iterator[str]:
     rm = settings.rm
     if rm.lost_timeout < 2 * rm.report_interval:
         yield (
-            f"rm.lost_timeout is {rm.lost_timeout} ms; at least twice rm.report_interval "
-            f"({rm.report_interval} ms) is needed"
+            f"rm.lost_timeout is {rm.lost_timeout} ms; it must be at least twice "
+            f"rm.report_interval ({rm.report_interval} ms)"
         )
     if settings.executor.number_of_slots is not None:
         yield (

@@ -351,14 +351,15 @@ class ExecutorSection(ListenSection):
     )
     gpu_context_memory: Size = Field(
         300 * MIB,
-        description="memory of an NVIDIA GPU that CUDA takes for each task before it allocates any",
+        description="memory of an NVIDIA GPU that CUDA takes for each task before the task "
+        "allocates any",
     )
     foreign_gpu_use: str = Field(
         "auto",
         pattern="^(auto|avoid|ignore)$",
         description="if a pod, or a process of no slot, uses a device: give the device no new work "
-        "(avoid), ignore the use (ignore), or avoid it, but in a container only for pods, because "
-        "process ids there differ from those of the host (auto)",
+        "(avoid), ignore the use (ignore), or do as avoid but in a container ignore processes, "
+        "because their ids there differ from the ids on the host (auto)",
     )
     open_devices: Words = Field(
         [], description="types of devices that every task can open, such as rdma; default: none"
@@ -381,9 +382,9 @@ class ExecutorSection(ListenSection):
     gpu_parking: str = Field(
         "off",
         pattern="^(off|same-gpu|any-gpu)$",
-        description="slots that can give up NVIDIA GPUs while their processes stay (finegrain slot "
-        "park), with NVIDIA's cuda-checkpoint: none (off), those that return to the GPUs that they "
-        "had (same-gpu), or, if they have one GPU, to another one of the same model as well "
+        description="whether slots can give up NVIDIA GPUs while their processes stay (finegrain "
+        "slot park), with NVIDIA's cuda-checkpoint: no (off); yes, and they get the same GPUs back "
+        "(same-gpu); or yes, and a slot with one GPU may get another GPU of the same model "
         "(any-gpu)",
     )
     fake_gpus: str = Field(

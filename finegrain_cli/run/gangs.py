@@ -22,7 +22,7 @@ from finegrain_cli.run.options import (
     tell_unenforced,
 )
 from finegrain_cli.run.signals import Signals
-from finegrain_cli.run.streams import LabelledLines, standard_input
+from finegrain_cli.run.streams import LabelledLines, OutputTarget, standard_input
 from finegrain_cli.run.waiting import granted
 from finegrain_cli.text.output import say
 
@@ -31,6 +31,7 @@ INDEX, SIZE, ID = "FINEGRAIN_GANG_INDEX", "FINEGRAIN_GANG_SIZE", "FINEGRAIN_GANG
 
 async def run_gang(
     job: fg.Job,
+    target: OutputTarget,
     options: RunOptions,
     wanted: GangOptions,
     environment: Mapping[str, str],
@@ -40,6 +41,7 @@ async def run_gang(
 
     Args:
         job: the job that requests the slots.
+        target: where the output of all members is written.
         options: the command and its slot.
         wanted: size and placement of the gang.
         environment: variables of all commands; the variables of the gang are added.
@@ -62,7 +64,7 @@ async def run_gang(
     first = await signals.unless_ended(granted(requests[0], options.wait_timeout_s))
     others = [await each.granted() for each in requests[1:]]  # a gang is granted as a whole
     tell_unenforced(first, options.slot)
-    members = _Members([first, *others], gang_id, options, environment, signals)
+    members = _Members([first, *others], target, gang_id, options, environment, signals)
     code = await members.run()
     await job.release(members.slots)
     return code
@@ -74,12 +76,14 @@ class _Members:
     def __init__(
         self,
         slots: Sequence[fg.Slot],
+        target: OutputTarget,
         gang_id: str,
         options: RunOptions,
         environment: Mapping[str, str],
         signals: Signals,
     ) -> None:
         self.slots = slots
+        self._target = target
         self._gang_id = gang_id
         self._options = options
         self._environment = environment
@@ -122,7 +126,7 @@ class _Members:
         self._left -= 1
 
     async def _code_of(self, index: int) -> int:
-        options, lines = self._options, LabelledLines(f"[{index}] ")
+        options, lines = self._options, LabelledLines(self._target, index)
         own = {INDEX: str(index), SIZE: str(len(self.slots)), ID: self._gang_id}
         task = await self.slots[index].run(
             options.argv,
@@ -132,6 +136,8 @@ class _Members:
             timeout_s=options.timeout_s,
             stdin=standard_input() if options.stdin and index == 0 else None,
             output=lines,
+            output_limit_bytes=options.output_limit_bytes,
+            hold_output=True,
         )
         self._tasks[index] = task
         self._signals.forward_to(task)
@@ -140,7 +146,7 @@ class _Members:
         try:
             result = await task.wait()
         finally:
-            lines.end()
+            await lines.end()
         report(result, options, index)
         return exit_code_of_task(result)
 

@@ -44,6 +44,8 @@ class RunOptions:
     grace_s: float
     stats: bool
     stdin: bool = False
+    output: str = ""  # a file; empty: the streams of this process
+    output_limit_bytes: int = 0  # 0: the executor's limit
     gang: GangOptions | None = None
 
 
@@ -108,7 +110,7 @@ def exit_code_of_task(result: fg.TaskResult) -> int:
     """
     if result.signal:
         return ExitCode.SIGNAL + result.signal
-    if result.dropped_bytes and not result.exit_code:
+    if result.output_lost and not result.exit_code:
         return ExitCode.RUN_FAILED
     return result.exit_code
 
@@ -125,11 +127,11 @@ def report(result: fg.TaskResult, options: RunOptions, member: int | None = None
     start = "finegrain: " if member is None else f"finegrain: {what}: "
     if result.oom_killed or result.timed_out or result.end_reason:
         say(f"finegrain: {what} {result.how}")
-    if result.dropped_bytes:
+    if result.output_lost:
         say(
-            f"{start}{result.dropped_bytes} bytes of output were lost, because the executor keeps "
-            "at most executor.output_limit of each stream; let the command write a file "
-            f"[{Reason.OUTPUT_LOST}]"
+            f"{start}{result.dropped_bytes} bytes of output were lost, because this command had no "
+            "connection to the executor for too long, or the executor's disk was full; let the "
+            f"command write a file [{Reason.OUTPUT_LOST}]"
         )
     if options.stats:
         peak = format_bytes(result.peak_memory_bytes) if result.peak_memory_bytes else "unknown"

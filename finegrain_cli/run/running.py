@@ -22,7 +22,7 @@ from finegrain_cli.run.options import (
     tell_unenforced,
 )
 from finegrain_cli.run.signals import EndedEarlyError, Signals
-from finegrain_cli.run.streams import pass_on, standard_input
+from finegrain_cli.run.streams import OutputTarget, standard_input
 from finegrain_cli.run.waiting import granted
 from finegrain_cli.text.output import say
 
@@ -45,6 +45,13 @@ def run_command(options: RunOptions) -> int:
 async def _run(options: RunOptions) -> int:
     environment = environment_of(options.env)
     signals = Signals(options.grace_s)
+    with contextlib.closing(OutputTarget(options.output)) as target:
+        return await _run_to(target, options, environment, signals)
+
+
+async def _run_to(
+    target: OutputTarget, options: RunOptions, environment: dict[str, str], signals: Signals
+) -> int:
     async with open_cluster_async(PATIENCE_S) as cluster:
         await cluster.info()  # a wrong address fails after 5 s, not after OUTAGE_S
     async with (
@@ -52,12 +59,16 @@ async def _run(options: RunOptions) -> int:
         cluster.job(options.name, group=options.group) as job,
     ):
         if options.gang is not None:
-            return await run_gang(job, options, options.gang, environment, signals)
-        return await _run_one(job, options, environment, signals)
+            return await run_gang(job, target, options, options.gang, environment, signals)
+        return await _run_one(job, target, options, environment, signals)
 
 
 async def _run_one(
-    job: fg.Job, options: RunOptions, environment: dict[str, str], signals: Signals
+    job: fg.Job,
+    target: OutputTarget,
+    options: RunOptions,
+    environment: dict[str, str],
+    signals: Signals,
 ) -> int:
     (request,) = await job.request_slots(options.slot)
     is_told = False
@@ -66,14 +77,18 @@ async def _run_one(
         if not is_told:
             tell_unenforced(slot, options.slot)
             is_told = True
-        code = await _run_in(slot, options, environment, signals)
+        code = await _run_in(slot, target, options, environment, signals)
         if code is not None:
             return code
         say("finegrain: a device of the slot failed; the command starts again in another slot")
 
 
 async def _run_in(
-    slot: fg.Slot, options: RunOptions, environment: dict[str, str], signals: Signals
+    slot: fg.Slot,
+    target: OutputTarget,
+    options: RunOptions,
+    environment: dict[str, str],
+    signals: Signals,
 ) -> int | None:
     """Runs the command in a slot; returns its exit code, or None if it must be started again."""
     try:
@@ -84,7 +99,9 @@ async def _run_in(
             user=options.user,
             timeout_s=options.timeout_s,
             stdin=standard_input() if options.stdin else None,
-            output=pass_on,
+            output=target.pass_on,
+            output_limit_bytes=options.output_limit_bytes,
+            hold_output=True,
         )
     except fg.TaskNotStarted as error:
         say(f"finegrain: {error.message} [{error.reason}]")

@@ -7,31 +7,102 @@ by line, with a label. This module also handles a pipe whose reader has closed i
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import stat
 import sys
 from collections.abc import AsyncIterator
+from typing import BinaryIO
 
 import finegrain_client as fg
+from finegrain.errors import FinegrainError, InvalidArgument, Reason
+from finegrain_cli.text.output import say
 
 INPUT_CHUNK_BYTES = 64 * 1024
 LINE_BYTES_MAX = 64 * 1024
+_NAMES = {"stdout": "output", "stderr": "error"}
 
 
-def pass_on(chunk: fg.OutputChunk) -> None:
-    """Writes a chunk of a command's output to the same stream of this process."""
-    write(chunk.stream, chunk.data)
+class OutputTarget:
+    """Where `run` writes the output of its command, or of all commands of a gang.
 
+    Args:
+        path: a file for both streams; empty: each stream goes to the same stream of this process.
 
-def write(name: str, data: bytes) -> None:
-    """Writes to standard output or error of this process.
-
-    If the reader has closed the stream, this process receives SIGTERM and later output is dropped.
+    Raises:
+        InvalidArgument: the file cannot be written.
     """
-    stream = sys.stdout if name == "stdout" else sys.stderr
+
+    def __init__(self, path: str = "") -> None:
+        self._file: BinaryIO | None = None
+        self._path = path
+        # Lines of several commands must not mix while one of them waits.
+        self._one_at_a_time = asyncio.Lock()
+        if path:
+            try:
+                self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - open until the end
+            except OSError as error:
+                expected = f"a file that can be written ({error.strerror})"
+                raise InvalidArgument("--output", path, expected) from None
+
+    async def pass_on(self, chunk: fg.OutputChunk) -> None:
+        """Writes a chunk, and prints on standard error if bytes before it are missing."""
+        tell_missing(chunk)
+        await self.write(chunk.stream, chunk.data)
+
+    async def write(self, name: str, data: bytes) -> None:
+        """Writes to the file, or to standard output or error of this process.
+
+        If the reader has closed the stream, this process receives SIGTERM and later output is
+        dropped.
+
+        Raises:
+            FinegrainError: DISK_FULL or CONFIGURATION: it cannot be written.
+        """
+        stream = self._file or (sys.stdout if name == "stdout" else sys.stderr).buffer
+        async with self._one_at_a_time:
+            # A pipe or terminal can block for long. The job's lease must be renewed meanwhile, and
+            # the output must stay held.
+            try:
+                if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                    _write(stream, data)
+                else:
+                    await asyncio.to_thread(_write, stream, data)
+            except OSError as error:
+                full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                raise FinegrainError(
+                    f"the output cannot be written to {self._path or f'standard {_NAMES[name]}'}: "
+                    f"{error.strerror}; the command was ended",
+                    reason=Reason.DISK_FULL if full else Reason.CONFIGURATION,
+                ) from None
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def tell_missing(chunk: fg.OutputChunk, label: str = "") -> None:
+    """Prints on standard error how many bytes before this chunk are missing, if any.
+
+    Args:
+        chunk: the chunk.
+        label: printed before the stream, such as "member 2: ".
+    """
+    if chunk.missing_bytes:
+        say(
+            f"finegrain: {label}{chunk.missing_bytes} bytes of standard {_NAMES[chunk.stream]} are "
+            f"missing here [{Reason.OUTPUT_LOST}]"
+        )
+
+
+def _write(stream: BinaryIO, data: bytes) -> None:
     try:
-        stream.buffer.write(data)
-        stream.buffer.flush()
+        view = memoryview(data)
+        while view:
+            view = view[stream.write(view) :]
+        stream.flush()
     except BrokenPipeError:
         # Any command in a pipe ends when the reader closes it. /dev/null takes the output that
         # still arrives, so this happens only once.
@@ -46,14 +117,21 @@ class LabelledLines:
 
     Whole lines are written at once, so lines of several commands never mix. A line longer than
     64 KiB is split.
+
+    Args:
+        target: where the lines are written.
+        member: the index of the command in its gang, which becomes the label "[INDEX] ".
     """
 
-    def __init__(self, label: str) -> None:
-        self._label = label.encode()
+    def __init__(self, target: OutputTarget, member: int) -> None:
+        self._target = target
+        self._member = member
+        self._label = f"[{member}] ".encode()
         self._begun: dict[str, bytes] = {"stdout": b"", "stderr": b""}
 
-    def __call__(self, chunk: fg.OutputChunk) -> None:
+    async def __call__(self, chunk: fg.OutputChunk) -> None:
         """Takes a chunk of output and writes all lines that are complete."""
+        tell_missing(chunk, f"member {self._member}: ")
         *lines, rest = (self._begun[chunk.stream] + chunk.data).split(b"\n")
         # Output without newlines must not fill the memory.
         while len(rest) >= LINE_BYTES_MAX:
@@ -61,13 +139,14 @@ class LabelledLines:
             rest = rest[LINE_BYTES_MAX:]
         self._begun[chunk.stream] = rest
         if lines:
-            write(chunk.stream, b"".join(self._label + line + b"\n" for line in lines))
+            text = b"".join(self._label + line + b"\n" for line in lines)
+            await self._target.write(chunk.stream, text)
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Writes the rest of each stream, which has no newline."""
         for name, rest in self._begun.items():
             if rest:
-                write(name, self._label + rest + b"\n")
+                await self._target.write(name, self._label + rest + b"\n")
             self._begun[name] = b""
 
 

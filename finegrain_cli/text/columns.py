@@ -202,7 +202,7 @@ def _slot_devices(row: Row) -> str:
             text += f" uses {format_bytes(used[key]['memory_bytes'])}"
         if key in bad:
             others = ", ".join(ForeignUse(**use).text for use in bad[key]["foreign_uses"])
-            problem = bad[key]["problem"] or f"used by others: {others}"
+            problem = bad[key]["problem"] or f"used outside of slots: {others}"
             text += f" {bad[key]['health']}: {problem}"
         shown.append(text)
     parked = (row["assignment"] or {}).get("parked_devices", ())

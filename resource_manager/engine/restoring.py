@@ -1,8 +1,8 @@
 """Restores the state from the stored rows after a restart.
 
 Rows become linked entities. The queue, the free capacity, the indexes and the timers are not
-stored: they are derived again. A request's row does not say that the request was placed or granted,
-so its state is derived from its own row and the row of its slot.
+stored, but derived again. A request's row does not say that the request was placed or granted, so
+its state is derived from its own row and the row of its slot.
 """
 
 from __future__ import annotations
@@ -92,17 +92,18 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     )
     state.usage.register()
     for host in state.hosts.values():
-        # A second time, now that the host has its slots: the registration also determines the
-        # capacity that the slots book.
+        # The registration is adopted a second time, now that the host has its slots, because it
+        # also determines the capacity that the slots book.
         host.adopt_registration()
         state.hosts.in_use += bool(host.slots)
-    # After all bookings are final and all flows exist, because it charges bookings to flows.
+    # This step comes after all bookings are final and all flows exist, because it charges bookings
+    # to flows.
     state.usage.adopt()
     _enqueue(state, at)
-    # After everything is queued: queueing can raise a flow's usage, and this line sets the usage
-    # back to the stored value.
+    # This step comes after all requests are queued. Queueing can raise a flow's usage, and this
+    # line sets the usage back to the stored value.
     state.usage_checkpoints.restore(snapshot.usage_records, at)
-    # Armed also if provisioning is now off: executors that were requested under an older
+    # The timer is armed even if provisioning is now off, because executors of an older
     # configuration must still be given back.
     if state.settings.provisioning or state.provisions:
         state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
@@ -143,7 +144,7 @@ def _enqueue(state: State, at: Instant) -> None:
     """
     for slot in state.slots.values():
         # While a resize order is in flight to the executor, the slot's next resize is not queued.
-        # It is queued when that order is settled.
+        # It is queued after the executor has confirmed or refused the order.
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
             state.queue.add_resize(slot)
     for gang in state.gangs.derive_states(state.requests, state.transitions, at):
@@ -169,7 +170,8 @@ def _enqueue(state: State, at: Instant) -> None:
 def _waiting_since_ms(
     started: Instant, queue: WaitingQueue, gangs: GangLedger, requests: Requests, waiter: Waiter
 ) -> int:
-    """Returns when the starvation clock of a waiting item started, never in the future.
+    """Returns when the starvation clock of a waiting item started. The result is never in the
+    future.
 
     The time comes from the stored wall time. No time is stored for a resize, nor for a request that
     has had a slot before: their clocks start at the restart.
@@ -182,7 +184,8 @@ def _waiting_since_ms(
             since_time_ms = gang.gang.waiting_since_time_ms
     else:
         scheduling_class, job_id = waiter
-        # A job's requests of one class are served in order, so the first one has waited longest.
+        # A job's requests of one class are served in order, so the first request has waited
+        # longest.
         first = requests.at(scheduling_class.job_queues[job_id].numbers.first)
         if not first.generation:
             since_time_ms = first.create_time_ms
@@ -210,8 +213,8 @@ def _restore_executor(state: State, executor: Executor) -> None:
     )
     state.hosts[executor.executor_id] = host
     state.usage.total_changed(host)
-    # Armed also for a lost executor: the previous process may have stopped before it had freed all
-    # slots of the executor. The timer frees the rest.
+    # The timer is also armed for a lost executor, because the previous process may have stopped
+    # before it had freed all slots of the executor. The timer frees the remaining slots.
     state.timers.arm(Timer.SILENCE, executor.executor_id, now + state.settings.lost_timeout_ms)
 
 
@@ -314,8 +317,8 @@ def _restore_slot(state: State, slot: Slot) -> None:
 
 
 def _match(transitions: Transitions, request: Request | None, slot: Slot) -> None:
-    """Derives the states of a request and one of its slots from both rows. The caller passes older
-    slots first.
+    """Derives the states of a request and one of its slots from both rows. The caller must pass
+    older slots first.
 
     The row of a request is not written when the request is placed or granted. It has the state and
     generation from when the request was last pending or ended. Example: the row is pending with
@@ -336,5 +339,6 @@ def _match(transitions: Transitions, request: Request | None, slot: Slot) -> Non
         request, RequestState.GRANTED if granted else RequestState.ALLOCATING
     )
     request.generation = slot.generation
-    # The row may still have the reason why the request was pending. It is no longer pending.
+    # The row may still have the reason why the request was pending, but the request is no longer
+    # pending.
     request.reason = request.message = ""

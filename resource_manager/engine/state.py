@@ -48,7 +48,7 @@ from resource_manager.engine.queue.requests import Requests
 
 
 class State:
-    """Jobs, requests, slots and hosts, with everything that is derived from them."""
+    """Jobs, requests, slots and hosts, with all data that is derived from them."""
 
     def __init__(self, settings: EngineSettings, rm_epoch: int, at: Instant) -> None:
         self.settings = settings
@@ -223,12 +223,14 @@ class State:
 
     @property
     def queue_unfinished(self) -> bool:
-        """True if this `Decide` did not get through the queue, so the next one must continue."""
+        """True if this `Decide` has not tried the whole queue, so that the next `Decide` must
+        continue.
+        """
         return bool(self.endings or self.flows.freed_groups) or self.queue.in_pass
 
     @property
     def unfinished(self) -> bool:
-        """True if this `Decide` left any work over, so the next one must continue."""
+        """True if this `Decide` has left work, so that the next `Decide` must continue."""
         # Newcomers are in order of arrival. A newcomer with a number up to `considered_arrival` was
         # already considered for placement. Only its history entry is missing.
         decided = bool(self.newcomers) and (

@@ -1,8 +1,8 @@
-"""Applies one event to the state, and returns an answer and effects. Nothing else changes the
+"""Applies one event to the state, and returns an answer and effects. No other code changes the
 state.
 
 `step` reads no clock, makes no ids and does no I/O. A `FinegrainError` about the caller's input is
-raised before anything is changed. `IllegalTransition` and `InvariantBroken` show a bug. The state
+raised before the state is changed. `IllegalTransition` and `InvariantBroken` show a bug. The state
 may then be half changed, so the caller drops it and restores it from the store.
 
 For each batch, the caller applies any number of events, then one `Decide`. It then takes the
@@ -93,8 +93,8 @@ from resource_manager.engine.scheduling.slot_reuse import reuse_slots
 from resource_manager.engine.state import State
 
 TIMERS_AT_ONCE = 500
-"""The most timers that one step handles. Timers without work change no row, so the limit for rows
-does not stop them.
+"""One step handles at most this many timers. Timers without work change no row, so the limit for
+rows does not stop them.
 """
 
 
@@ -112,7 +112,8 @@ def step(state: State, event: Event) -> StepResult:
         FinegrainError: the whole event is rejected; see its handler for the reasons.
     """
     effects = state.journal.begin(event.at)
-    # Before the handler, because up to this moment usage accrues at the rates of the old state.
+    # This comes before the handler, because up to this moment usage accrues at the rates of the old
+    # state.
     state.flows.advance(event.at.monotonic_ms)
     answer = _handle(state, event)
     return StepResult(answer, effects)
@@ -178,13 +179,14 @@ def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR09
         case HostPolicySet():
             return set_host_policy(state, event)
         case Ticked():
-            # During a stall this process could receive nothing. So the stall must not count as
+            # During a stall, this process could receive no messages. So the stall must not count as
             # silence of a job or an executor.
             if event.after_stall:
                 state.timers.listening_since_ms = state.journal.now_ms
             _fire_timers(state)
         case Decide():
-            # Before placing: requests that end by an expired lease or timeout must get no slots.
+            # This comes before the placement, because requests that end by an expired lease or
+            # timeout must get no slots.
             if state.timers.left_over:
                 _fire_timers(state)
             decide(state)

@@ -1,4 +1,4 @@
-"""Operators' calls about devices: the list of them, and cordons."""
+"""Operators' calls about devices: list devices, cordon and uncordon them."""
 
 from __future__ import annotations
 

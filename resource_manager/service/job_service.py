@@ -297,12 +297,12 @@ class JobCalls:
             self._metrics.requests.labels("refused" if outcome.reason else "accepted").inc(count)
 
     def _lease_ms(self, request: rm_pb2.RegisterJobRequest) -> int | None:
-        asked = request.lease.seconds or request.lease.nanos
+        requested = request.lease.seconds or request.lease.nanos
         if request.detached:
-            if asked:
+            if requested:
                 raise InvalidArgument("lease", "set", "absent, because the job is detached")
             return None
-        if not asked:
+        if not requested:
             return self._settings.lease_default_ms
         return duration_ms_from_proto(
             request.lease,

@@ -9,21 +9,21 @@ import json
 from finegrain.errors import InvalidArgument
 
 PAGE_SIZE_DEFAULT = 1_000
-PAGE_SIZE_MAX = 2_000  # limited, because the writer is blocked while it builds a page
+PAGE_SIZE_MAX = 2_000  # limited, because the writer serves nothing else while it builds a page
 _TOKEN_LENGTH_MAX = 1_000
 
 Key = tuple[str | int, ...]
 
 
-def page_size(asked: int) -> int:
-    """Returns the number of entries of a page: `asked` (0: the default), at most the maximum.
+def page_size(requested: int) -> int:
+    """Returns the number of entries of a page: `requested` (0: the default), at most the maximum.
 
     Raises:
-        InvalidArgument: `asked` is negative.
+        InvalidArgument: `requested` is negative.
     """
-    if asked < 0:
-        raise InvalidArgument("page_size", asked, f"0 (the default) to {PAGE_SIZE_MAX}")
-    return min(asked or PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX)
+    if requested < 0:
+        raise InvalidArgument("page_size", requested, f"0 (the default) to {PAGE_SIZE_MAX}")
+    return min(requested or PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX)
 
 
 def token_of(key: Key | None) -> str:

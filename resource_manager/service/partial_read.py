@@ -16,7 +16,7 @@ SLICE_S = 0.003
 
 
 class PartialRead(Generic[T]):
-    """A read that is continued until it is over.
+    """A long read that runs slice by slice.
 
     Args:
         begin: begins the read.
@@ -32,9 +32,9 @@ class PartialRead(Generic[T]):
         self._epoch = 0
 
     def run_slice(self, state: State) -> tuple[T] | None:
-        """Continues the read. Returns its result, in a tuple, once it is over; else None."""
-        # After a failed commit the state is read again, at a higher epoch. What was read before may
-        # never have become durable.
+        """Continues the read. Returns its result in a tuple, or None if the read is not over."""
+        # After a failed commit the state is read again, at a higher epoch. Data that was read
+        # before may never have become durable.
         if self._read is None or state.rm_epoch != self._epoch:
             self._read, self._epoch = self._begin(state), state.rm_epoch
         until = self._clock() + SLICE_S

@@ -148,7 +148,9 @@ class Provisioning:
         self._providers = providers
         self._works: dict[str, _Work] = {}
         self._seen: dict[str, Observation] = {}  # last logged observation, by executor
-        self._strays: dict[str, float] = {}  # by executor: since when the state does not know it
+        self._strays: dict[
+            str, float
+        ] = {}  # by executor: start of the time in which the state did not know it
         self._watcher: asyncio.Task[None] | None = None
         self._over = False
 
@@ -352,7 +354,7 @@ class Provisioning:
         for name, provider in self._providers.by_name.items():
             try:
                 found += provider.noted()
-            except Exception as error:  # the other providers are still asked
+            except Exception as error:  # continue with the other providers
                 _log.error("provider_broken", provider=name, call="noted", exc_info=error)
         return found
 
@@ -375,7 +377,9 @@ class Provisioning:
                 self._work_on(stray)
 
     def _note(self, executor_id: str, observation: Observation) -> None:
-        """Logs an observation if it differs from the last one (at first: running, no message)."""
+        """Logs an observation if it differs from the last one. The first one is compared with a
+        running executor without a message.
+        """
         if observation != self._seen.get(executor_id, Observation(Presence.RUNS)):
             _log.info(
                 "executor_seen",

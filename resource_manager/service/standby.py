@@ -24,7 +24,7 @@ _log = get_logger("finegrain.rm.standby")
 
 
 class Leadership:
-    """Knows whether this resource manager leads, and if not, which one does."""
+    """Knows whether this resource manager leads, and if not, which resource manager leads."""
 
     def __init__(self, runner: Runner, metrics: ResourceManagerMetrics) -> None:
         self._runner = runner
@@ -90,7 +90,7 @@ class Leadership:
 
         Raises:
             StoreError: the database cannot be used. A standby does not raise this for a database
-                that cannot be reached: it tries again until it can.
+                that cannot be reached, but tries again until it can be reached.
             FinegrainError: see `Runner.start`.
         """
         outage = False

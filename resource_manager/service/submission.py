@@ -28,8 +28,8 @@ ItemT = TypeVar("ItemT")
 CHUNK_ITEMS_MAX = 500  # per event of a large call
 
 NEW_COST = 4
-"""Further items that a request counts if it differs from all before it in its event: it may need a
-new scheduling class, and a search for a host that could serve it.
+"""Additional items that a request counts if it differs from all earlier requests of its event. It
+may need a new scheduling class, and a search for a host that could serve it.
 """
 
 
@@ -91,7 +91,7 @@ def make_submission(
 def submission_events(
     job_id: str, call: Submission, ranges: tuple[RangeSpec, ...] = ()
 ) -> list[Callable[[Instant], RequestsSubmitted]]:
-    """Returns the events of one call, in order. Ranges are in the last one.
+    """Returns the events of one call, in order. The last event contains the ranges.
 
     The first event also announces the content of the others (`following`), because the engine can
     reject a call only at its first event.
@@ -102,10 +102,10 @@ def submission_events(
         ranges: the ranges of the call.
 
     Returns:
-        Functions that make the events, each given the moment.
+        Functions that make the events from the time of their batch.
     """
-    # Either all requests of a job have a profile, or none has. The engine refuses a call that mixes
-    # both as a whole, so this call stays one event.
+    # Either all requests of a job have a profile, or none has. The engine rejects the whole of a
+    # call that mixes both, so such a call stays one event.
     kinds = {spec.profile is None for spec in call.specs}
     kinds |= {each.request.profile is None for each in ranges}
     chunks = list(_chunks(call.specs)) if len(kinds) == 1 else [call.specs]
@@ -198,8 +198,8 @@ async def resize_slot(
         The slot, once the request is durable.
 
     Raises:
-        InvalidArgument: a malformed field.
-        FinegrainError: the engine refused it; see `ResizeRequested`.
+        InvalidArgument: a field is malformed.
+        FinegrainError: the engine rejected the resize; see `ResizeRequested`.
     """
     slot: slots_pb2.SlotStatus = await runner.submit(
         resize_event(message, job_id), _rendered, owner=owner

@@ -248,7 +248,9 @@ class WatchHub:
     async def _next(
         self, job_id: str, feed: _Feed, position: int, *, upto: int | None = None
     ) -> list[JobEvent]:
-        """Returns the next events after `position`, at most one message; empty: none yet."""
+        """Returns the next events after `position`, at most for one message; empty: there are none
+        yet.
+        """
         if upto is not None and position >= upto:
             return []
         # Every stream tries this until one of them succeeds, because a stream may end at any time.

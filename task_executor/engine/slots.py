@@ -2,10 +2,15 @@
 
 A resize is not a state transition. It is possible in every state except CARVING.
 
-```mermaid stateDiagram-v2 [*] --> CARVING: ordered, fits CARVING --> ALLOCATED: enforced on the
-host CARVING --> [*]: carve failed, nothing is left ALLOCATED --> FREEING: ordered, unowned,
-orphaned, not accepted ALLOCATED --> [*]: its group vanished FREEING --> [*]: all its processes have
-ended ```
+```mermaid
+stateDiagram-v2
+    [*] --> CARVING: ordered, fits
+    CARVING --> ALLOCATED: enforced on the host
+    CARVING --> [*]: carve failed, nothing is left
+    ALLOCATED --> FREEING: ordered, unowned, orphaned, not accepted
+    ALLOCATED --> [*]: its group vanished
+    FREEING --> [*]: all its processes have ended
+```
 """
 
 from __future__ import annotations

@@ -138,6 +138,9 @@ class Helper:
     def write_input(self, args: dict[str, Any]) -> Job:
         return self.tasks.ask(args.pop("task_id"), "input", args)
 
+    def hold_output(self, args: dict[str, Any]) -> Job:
+        return self.tasks.ask(args.pop("task_id"), "hold", args)
+
     def forget_task(self, args: dict[str, Any]) -> Job:
         return self.tasks.forget(args["task_id"])
 

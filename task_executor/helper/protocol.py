@@ -236,6 +236,11 @@ _INPUT = {
     "data": Field(octets, ""),
     "eof": Field(flag, False),
 }
+_HOLD = {
+    "holder": Field(identifier),
+    "stdout": Field(integer(0, 1 << 60)),
+    "stderr": Field(integer(0, 1 << 60)),
+}
 _TASK_MEMORY = integer(MEMORY_UNIT_BYTES, 1 << 60, MEMORY_UNIT_BYTES)
 SIGNAL: dict[str, Field] = {"signum": Field(integer(1, 64))}
 HELPER_VERBS: Mapping[str, Fields] = {
@@ -258,11 +263,13 @@ HELPER_VERBS: Mapping[str, Fields] = {
         "log_limit_bytes": Field(integer(0, 1 << 50), 64 << 20),
         "timeout_ms": Field(integer(1, 365 * _DAY_MS), None),
         "memory_limit_bytes": Field(_TASK_MEMORY, None),
+        "output_holder": Field(identifier, None),
     },
     "limit_task": _TASK | {"memory_limit_bytes": Field(_TASK_MEMORY)},
     "signal_task": _TASK | SIGNAL,
     "kill_task": _TASK | _GRACE,
     "write_input": _TASK | _INPUT,
+    "hold_output": _TASK | _HOLD,
     "inspect": _PAGE,
     "usage": _PAGE,
     "forget_task": _TASK,
@@ -296,7 +303,12 @@ CONFIG: Fields = {
     "kubelet_dir": Field(absolute, None),
     "kubelet_config": Field(absolute, None),
 }
-SHIM_VERBS: Mapping[str, Fields] = {"signal": SIGNAL, "kill": _GRACE, "input": _INPUT}
+SHIM_VERBS: Mapping[str, Fields] = {
+    "signal": SIGNAL,
+    "kill": _GRACE,
+    "input": _INPUT,
+    "hold": _HOLD,
+}
 
 
 def encode(message: Mapping[str, Any]) -> bytes:

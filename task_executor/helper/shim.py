@@ -19,6 +19,7 @@ from task_executor.helper.cgroups.base import Driver, Group
 from task_executor.helper.child import become_task, remove_as
 from task_executor.helper.forks import become_subreaper, close_all_but, default_signals
 from task_executor.helper.loop import WRITE, Job, Loop, within
+from task_executor.helper.output import TaskOutput
 from task_executor.helper.paths import start_ticks, sync_directory, write_json
 from task_executor.helper.protocol import SHIM_VERBS, Fault, as_fault, fault_of
 from task_executor.helper.server import FrameServer, listen
@@ -73,35 +74,6 @@ def run_shim(
         os._exit(0)
 
 
-class _Log:
-    """Stores the first bytes of one stream, up to a limit, and counts the bytes after the limit."""
-
-    def __init__(self, path: Path, limit: int, gid: int) -> None:
-        self.kept = self.dropped = 0
-        self._limit = limit
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
-        os.fchmod(self._file, 0o640)
-        os.fchown(self._file, -1, gid)
-
-    def add(self, data: bytes) -> None:
-        try:
-            written = os.write(self._file, data[: self._limit - self.kept])
-        except OSError:  # on a full disk, output is lost, but the task continues
-            written = 0
-        self.kept += written
-        if written < len(data):
-            # After the first lost byte, nothing more is stored, so that the log has no gap.
-            self.dropped, self._limit = self.dropped + len(data) - written, self.kept
-
-    def sync(self) -> None:
-        try:
-            os.fsync(self._file)
-        except OSError:
-            # The kernel could not write all data. The lost amount is unknown, so the count is at
-            # least 1.
-            self.dropped = max(1, self.dropped)
-
-
 class _Shim:
     def __init__(
         self, spec: dict[str, Any], directory: Path, front_gid: int, driver: Driver, report_fd: int
@@ -113,9 +85,9 @@ class _Shim:
         self.pid, self.status, self.timed_out, self.started = 0, -1, False, time.time()
         self.used_usec, self.peak_bytes, self.died_before_exec = 0, 0, False
         self.inbox, self.received, self.input_fd, self.input_ends = bytearray(), 0, -1, False
-        names, limit = ("stdout", "stderr"), spec["log_limit_bytes"]
-        self.logs = {n: _Log(directory / f"{n}.log", limit, front_gid) for n in names}
-        self.reading: set[int] = set()
+        self.output = TaskOutput(
+            self.loop, directory, spec["log_limit_bytes"], front_gid, spec["output_holder"]
+        )
 
     def run(self) -> None:
         # This reserves the disk space of the exit record before the task starts.
@@ -190,27 +162,14 @@ class _Shim:
             # The shim must close its copy of the writers. Otherwise it would never see the end of
             # the streams.
             os.close(writer)
-        for name, log in self.logs.items():
-            self._collect(pipes[name][0], log)
+        for name in ("stdout", "stderr"):
+            self.output.collect(name, pipes[name][0])
         if feed >= 0:
             # The descriptor is non-blocking, because a task that does not read its input must not
             # block the shim.
             os.set_blocking(feed, False)
             self.input_fd = feed
         return pipes["error"][0]
-
-    def _collect(self, fd: int, log: _Log) -> None:
-        self.reading.add(fd)
-
-        def readable(_events: int) -> None:
-            data = os.read(fd, 1 << 16)
-            log.add(data)
-            if not data:
-                self.loop.unwatch(fd)
-                self.reading.discard(fd)
-                os.close(fd)
-
-        self.loop.watch(fd, readable)
 
     def _until_exec(self, error_fd: int) -> Job:
         """Waits until the program runs.
@@ -296,6 +255,8 @@ class _Shim:
                 self._stop(args["grace_ms"] / 1000)
             case "input":
                 return self._take_input(args["offset"], args["data"].encode("latin-1"), args["eof"])
+            case "hold":
+                return self.output.hold(args["holder"], args["stdout"], args["stderr"])
         return {}
 
     def _take_input(self, offset: int, data: bytes, eof: bool) -> dict[str, Any]:
@@ -346,18 +307,12 @@ class _Shim:
         # Stage 1: kill the processes that the task has left.
         yield from self._try_for_a_while(self.driver.kill(self.group, [os.getpid()]))
         self._reap()
-        # Stage 2: collect the output that is still in the pipes. The time is limited, because
-        # without cgroups a process that has escaped can keep the pipes open.
-        end = time.monotonic() + _DRAIN_S
-        while self.reading and time.monotonic() < end:
-            yield 0.001
-        # Stage 3: read the counters, because they are lost when the group is removed.
+        # Stage 2: read the counters, because they are lost when the group is removed.
         counters = self.driver.counters(self.group)
         yield from self._try_for_a_while(self.driver.remove(self.group))
-        # Stage 4: make the result durable. Logs come first, so that a reader of the record finds
+        # Stage 3: make the result durable. Logs come first, so that a reader of the record finds
         # all output.
-        for log in self.logs.values():
-            log.sync()
+        yield from self.output.finish()
         # The padding overwrites the whole reserved space, because JSON allows spaces at the end.
         body = json.dumps(self._exit_record(counters, fault)).encode().ljust(_RECORD_BYTES)
         for attempt in range(_RETRIES):
@@ -410,12 +365,8 @@ class _Shim:
             "cpu_usec": counters.get("cpu_usec", self.used_usec),
             "started_unix_ms": round(self.started * 1000),
             "ended_unix_ms": round(time.time() * 1000),
-            "stdout_bytes": self.logs["stdout"].kept,
-            "stderr_bytes": self.logs["stderr"].kept,
-            "stdout_dropped_bytes": self.logs["stdout"].dropped,
-            "stderr_dropped_bytes": self.logs["stderr"].dropped,
             "error": fault.as_dict() if fault else None,
-        }
+        } | self.output.counts()
 
     def _report(self, message: dict[str, Any]) -> None:
         with suppress(OSError):  # if the helper has ended, a later helper reads the files

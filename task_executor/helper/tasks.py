@@ -187,9 +187,10 @@ class Tasks:
             Fault: the task cannot be started.
         """
         task_id = args["task_id"]
-        # A memory limit that is not set is left out of the digest, because tasks of earlier helpers
-        # have no such field.
-        named = {n: v for n, v in args.items() if n != "memory_limit_bytes" or v is not None}
+        # Later fields that are not set are left out of the digest, because tasks of earlier helpers
+        # have no such fields.
+        later = ("memory_limit_bytes", "output_holder")
+        named = {n: v for n, v in args.items() if n not in later or v is not None}
         digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
         # The id may belong to a task from before a restart, whose record is not read yet.
         while task_id in self.unidentified:

@@ -301,9 +301,17 @@ class HelperClient:
                 ALREADY_EXISTS or INVALID_ARGUMENT. After an error, no task exists.
         """
         content: dict[str, Any] = FRAMES.to_json(spec)
-        if spec.memory_limit_bytes is None:  # a helper of an earlier version rejects this field
-            del content["memory_limit_bytes"]
-        result = await self._call("start_task", content)
+        for name in ("memory_limit_bytes", "output_holder"):
+            if content[name] is None:  # a helper of an earlier version rejects this field
+                del content[name]
+        try:
+            result = await self._call("start_task", content)
+        except errors.InvalidArgument as error:
+            if "output_holder" not in content or error.field != "args of start_task":
+                raise
+            # A helper of an earlier version starts the task, but cannot hold its output.
+            del content["output_holder"]
+            result = await self._call("start_task", content)
         return FRAMES.from_json(TaskStarted, result)
 
     async def limit_task(self, task_id: str, memory_limit_bytes: int) -> None:
@@ -359,6 +367,23 @@ class HelperClient:
             accepted = int(result["accepted_offset"])
             if accepted != sent or sent == end:
                 return accepted
+
+    async def hold_output(self, task_id: str, holder: str, stdout: int, stderr: int) -> None:
+        """Makes a reader the holder of a task's output, or renews its hold.
+
+        Args:
+            task_id: the id of the task.
+            holder: the id of the reader.
+            stdout: the reader has received all bytes of stdout before this position.
+            stderr: the same for stderr.
+
+        Raises:
+            FinegrainError: ALREADY_EXISTS (another reader holds the output), TASK_ENDED,
+                TASK_UNKNOWN or UNREACHABLE; INVALID_ARGUMENT if the helper or the task's shim is of
+                an earlier version.
+        """
+        args = {"task_id": task_id, "holder": holder, "stdout": stdout, "stderr": stderr}
+        await self._call("hold_output", args)
 
     async def inspect(self) -> HelperState:
         """Returns all slots and tasks of the helper, and unknown groups that it has killed."""

@@ -88,10 +88,10 @@ class TaskSpec:
         uid: the user of the task; None: the configured task user.
         gid: the group of the task; None: the group of the configured task user.
         stdin: True if input can be written to the task.
-        log_limit_bytes: the number of bytes that are stored of each output stream. Later output is
-            not stored.
+        log_limit_bytes: the number of bytes that are stored of each output stream.
         timeout_ms: the maximum run time; None: no limit.
         memory_limit_bytes: the memory limit of the task; None: only the limit of the slot applies.
+        output_holder: the reader for which no output may be dropped; None: there is none yet.
     """
 
     task_id: str
@@ -106,6 +106,7 @@ class TaskSpec:
     log_limit_bytes: int = 64 << 20
     timeout_ms: int | None = None
     memory_limit_bytes: int | None = None
+    output_holder: str | None = None
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,8 @@ class ExitRecord:
     Exactly one of `exit_code`, `signal` and `error` is set. `oom_kills` counts processes of the
     task that the kernel killed because of memory. `oom_killed` is True if the task failed because
     of this. `peak_memory_bytes` is the peak of the whole task if the kernel counts it, otherwise
-    the peak of its largest process. `*_dropped_bytes` count the output that was not stored because
-    of the log limit.
+    the peak of its largest process. `*_dropped_bytes` count the output that was lost because of the
+    log limit or a full disk, and `*_bytes` all other output.
     """
 
     exit_code: int | None = None

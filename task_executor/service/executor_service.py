@@ -7,16 +7,19 @@ server converts errors that are raised here into gRPC statuses.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
+from finegrain.ids import check_id
 from finegrain.rpc.server import current_caller
 from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import task_executor_pb2, task_executor_pb2_grpc
 from task_executor.service.commands import GRACE_MS_MAX, CommandRunner
 from task_executor.service.encoding import write
 from task_executor.service.operator_calls import OperatorCalls
+from task_executor.service.task_requests import check_holder, check_output_offset
 from task_executor.service.task_runner import TaskRunner
-from task_executor.service.task_watch import watch_task
+from task_executor.service.task_watch import keep_holding, watch_task
 
 
 class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
@@ -74,11 +77,30 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
         return task_executor_pb2.WriteTaskInputResponse(accepted_bytes=accepted)
 
     async def WatchTask(
-        self, request: task_executor_pb2.WatchTaskRequest, _context: Any
+        self, request: task_executor_pb2.WatchTaskRequest, context: Any
     ) -> AsyncIterator[task_executor_pb2.WatchTaskResponse]:
-        task = self._tasks.need(request.task_id, current_caller(), operators=True)
+        holder = check_holder("holder", request.holder)
+        # A holder can make the task wait, so only the owner may hold.
+        task = self._tasks.need(request.task_id, current_caller(), operators=not holder)
+        if holder:
+            hold = partial(self._tasks.hold_output, task, holder)
+            renewals = await keep_holding(task, request, hold)
+            # The end of the call ends the hold, even if this generator is not closed at once.
+            context.add_done_callback(lambda _: renewals.cancel())
         async for message in watch_task(task, request):
             yield message
+
+    async def AcknowledgeOutput(
+        self, request: task_executor_pb2.AcknowledgeOutputRequest, _context: Any
+    ) -> task_executor_pb2.AcknowledgeOutputResponse:
+        task = self._tasks.need(request.task_id, current_caller())
+        await self._tasks.hold_output(
+            task,
+            check_id("holder", request.holder),
+            check_output_offset("stdout_offset", request.stdout_offset),
+            check_output_offset("stderr_offset", request.stderr_offset),
+        )
+        return task_executor_pb2.AcknowledgeOutputResponse()
 
     async def ListTasks(
         self, request: task_executor_pb2.ListTasksRequest, _context: Any

@@ -41,6 +41,7 @@ class Submission:
     output_limit_bytes: int  # 0: the executor's default
     operator_task: OperatorTask | None = None
     memory_limit_bytes: int = 0  # 0: only the limit of the slot applies
+    output_holder: str = ""  # the reader for which no output may be dropped
 
 
 def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
@@ -81,7 +82,28 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
             operator_task_of(request.operator_task) if request.HasField("operator_task") else None
         ),
         memory_limit_bytes=_check_memory_limit(request.memory_limit_bytes),
+        output_holder=check_holder("spec.output_holder", spec.output_holder),
     )
+
+
+def check_holder(field_name: str, holder: str) -> str:
+    """Returns the id of a holder; empty: none.
+
+    Raises:
+        InvalidArgument: it is not an id.
+    """
+    return check_id(field_name, holder) if holder else ""
+
+
+def check_output_offset(field_name: str, offset: int) -> int:
+    """Returns a position in an output stream.
+
+    Raises:
+        InvalidArgument: it is outside the allowed range.
+    """
+    if not 0 <= offset <= OUTPUT_LIMIT_BYTES_MAX:
+        raise InvalidArgument(field_name, offset, f"0 to {OUTPUT_LIMIT_BYTES_MAX}")
+    return offset
 
 
 def _check_memory_limit(limit_bytes: int) -> int:

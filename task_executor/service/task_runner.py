@@ -271,6 +271,7 @@ class TaskRunner:
             ),
             timeout_ms=submission.timeout_ms,
             memory_limit_bytes=submission.memory_limit_bytes or None,
+            output_holder=submission.output_holder or None,
         )
 
     async def _start(self, task: Task, spec: TaskSpec) -> int:
@@ -452,6 +453,28 @@ class TaskRunner:
             )
             data, offset = data[max(accepted - offset, 0) :], max(accepted, offset)
             await asyncio.sleep(pause_s)
+
+    async def hold_output(self, task: Task, holder: str, stdout: int, stderr: int) -> None:
+        """Makes a reader the holder of a task's output, or renews its hold; see WatchTaskRequest.
+
+        Args:
+            task: the task. If it has ended, nothing happens: all its output is in the log.
+            holder: the id of the reader.
+            stdout: the reader has received all bytes of stdout before this position.
+            stderr: the same for stderr.
+
+        Raises:
+            AlreadyExists: another reader holds the output.
+            Unavailable: the helper or the task's shim does not answer.
+        """
+        await self.await_start(task)
+        if task.has_ended:
+            return
+        try:
+            await self._unless_ended(self._helper.hold_output(task.task_id, holder, stdout, stderr))
+        except InvalidArgument:
+            # The task was started by a version that cannot hold output, so it never waits.
+            log.debug("output_not_held", task_id=task.task_id)
 
     def of_job(self, job_id: str, caller: Caller) -> list[Task]:
         """Returns the tasks of a job, if the caller owns the job.

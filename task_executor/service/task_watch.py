@@ -1,38 +1,59 @@
-"""Streams the states and the output of one task to a watcher.
+"""Streams the states and the output of one task to a watcher, and holds the output for a holder.
 
 The watcher receives all output before the final state. For each watcher, the log files are read
 separately, one chunk at a time. So a slow watcher uses only one buffer of `CHUNK_BYTES`, and does
-not delay other watchers.
+not delay other watchers. A slow holder delays the task (task_executor/helper/output.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
-from finegrain.errors import InvalidArgument
+from finegrain.errors import AlreadyExists, FinegrainError
+from finegrain.logs import get_logger
 from finegrain.v1 import task_executor_pb2
-from task_executor.host.task_log import Stream, read_output
+from task_executor.host.task_log import OutputReader
 from task_executor.service.encoding import write
-from task_executor.service.task_requests import OUTPUT_LIMIT_BYTES_MAX
+from task_executor.service.task_requests import check_output_offset
 from task_executor.service.task_table import Task
 
 CHUNK_BYTES = 64 * 1024
 POLL_S_MIN, POLL_S_MAX = 0.01, 0.25
 KEEPALIVE_S = 10.0
+RENEWAL_S = 5.0  # between two renewals of a hold
+FIRST_HOLD_S = 1.0  # the stream starts after this at the latest, even if the helper does not answer
 
-STDOUT, STDERR = 1, 2
+STDOUT, STDERR = 1, 2  # numbers of the protocol
+
+Hold = Callable[[int, int], Awaitable[None]]
+"""Makes the watcher the holder, or renews its hold; called with its positions in both streams."""
+
+log = get_logger(__name__)
 
 
-@dataclass(slots=True)
-class _Tail:
-    """The position in one output stream up to which a watcher has received the output."""
+async def keep_holding(
+    task: Task, request: task_executor_pb2.WatchTaskRequest, hold: Hold
+) -> asyncio.Task[None]:
+    """Starts to hold the output for a watcher, and returns the task that renews the hold.
 
-    number: int
-    stream: Stream
-    offset: int
+    Raises:
+        AlreadyExists: another reader holds the output.
+        InvalidArgument: an offset is outside the allowed range.
+    """
+    at = (
+        check_output_offset("stdout_offset", request.stdout_offset),
+        check_output_offset("stderr_offset", request.stderr_offset),
+    )
+    is_held = asyncio.Event()
+    renewals = asyncio.create_task(_renew(task, hold, *at, is_held))
+    first = asyncio.create_task(is_held.wait())
+    # A helper that is being restarted must not delay the output.
+    await asyncio.wait({renewals, first}, timeout=FIRST_HOLD_S, return_when=asyncio.FIRST_COMPLETED)
+    first.cancel()
+    if renewals.done():
+        renewals.result()
+    return renewals
 
 
 async def watch_task(
@@ -47,7 +68,9 @@ async def watch_task(
     Raises:
         InvalidArgument: an offset is outside the allowed range.
     """
-    tails = _tails(request)
+    stdout = check_output_offset("stdout_offset", request.stdout_offset)
+    stderr = check_output_offset("stderr_offset", request.stderr_offset)
+    readers: dict[int, OutputReader] = {}
     clock = asyncio.get_running_loop().time
     with task.watched() as changed:
         yield task_executor_pb2.WatchTaskResponse(task=write(task_executor_pb2.TaskStatus, task))
@@ -63,7 +86,10 @@ async def watch_task(
                     task=write(task_executor_pb2.TaskStatus, task)
                 )
                 last_message_at = clock()
-            for chunk in _new_output(task.directory, tails):
+            if task.directory is not None and not readers and not request.no_output:
+                readers[STDOUT] = OutputReader(task.directory, "stdout", stdout)
+                readers[STDERR] = OutputReader(task.directory, "stderr", stderr)
+            for chunk in _new_output(readers, thorough=is_last_read):
                 yield task_executor_pb2.WatchTaskResponse(output=chunk)
                 last_message_at, pause_s = clock(), POLL_S_MIN
             if is_last_read:
@@ -75,42 +101,44 @@ async def watch_task(
                 yield task_executor_pb2.WatchTaskResponse()
                 last_message_at = clock()
             # This polls the output, because shims do not notify the front when they write output.
-            if await _wait(changed, pause_s if tails else KEEPALIVE_S):
+            if await _wait(changed, KEEPALIVE_S if request.no_output else pause_s):
                 continue
             pause_s = min(pause_s * 2, POLL_S_MAX)
 
 
-def _tails(request: task_executor_pb2.WatchTaskRequest) -> list[_Tail]:
-    for field in ("stdout_offset", "stderr_offset"):
-        if not 0 <= (offset := getattr(request, field)) <= OUTPUT_LIMIT_BYTES_MAX:
-            raise InvalidArgument(field, offset, f"0 to {OUTPUT_LIMIT_BYTES_MAX}")
-    if request.no_output:
-        return []
-    return [
-        _Tail(STDOUT, "stdout", request.stdout_offset),
-        _Tail(STDERR, "stderr", request.stderr_offset),
-    ]
-
-
 def _new_output(
-    directory: Path | None, tails: list[_Tail]
+    readers: Mapping[int, OutputReader], *, thorough: bool
 ) -> Iterator[task_executor_pb2.OutputChunk]:
-    """Yields all output that is available now. Chunks alternate between stdout and stderr."""
-    pending = list(tails) if directory is not None else []
-    while pending and directory is not None:
-        for tail in list(pending):
+    """Yields all output that is available now. Chunks alternate between stdout and stderr.
+
+    Args:
+        readers: the readers by the numbers of their streams.
+        thorough: True: the task has ended, so all output is available. False: stop at the first
+            chunk that is not full, so that a task that is writing fills the next chunks.
+    """
+    pending = dict(readers)
+    while pending:
+        for number, reader in list(pending.items()):
             try:
-                data = read_output(directory, tail.stream, tail.offset, CHUNK_BYTES)
+                offset, data = reader.read(CHUNK_BYTES)
             except NotADirectoryError:
                 data = b""
             if data:
-                yield task_executor_pb2.OutputChunk(
-                    stream=tail.number, offset=tail.offset, data=data
-                )
-                tail.offset += len(data)
-            # If a read returns less than a full chunk, all present output of this stream was sent.
-            if len(data) < CHUNK_BYTES:
-                pending.remove(tail)
+                yield task_executor_pb2.OutputChunk(stream=number, offset=offset, data=data)
+            if not data or (len(data) < CHUNK_BYTES and not thorough):
+                del pending[number]
+
+
+async def _renew(task: Task, hold: Hold, stdout: int, stderr: int, is_held: asyncio.Event) -> None:
+    while not task.has_ended:
+        try:
+            await hold(stdout, stderr)
+            is_held.set()
+        except AlreadyExists:
+            raise
+        except FinegrainError as error:
+            log.warning("output_hold_delayed", task_id=task.task_id, error=error.message)
+        await asyncio.sleep(RENEWAL_S)
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> bool:

@@ -67,18 +67,6 @@ def test_input_from_a_file_and_from_nowhere(small: Small, tmp_path: Path) -> Non
     assert small.cli.run("--", "wc", "-c").stdout.strip() == b"0"
 
 
-@pytest.mark.full
-def test_output_that_is_lost_is_a_failure(small: Small) -> None:
-    megabytes = 70
-    outcome = small.cli.run("--", "head", "-c", f"{megabytes}M", "/dev/zero")
-    assert outcome.code == 125
-    assert len(outcome.stdout) == 64 * MIB
-    assert f"{(megabytes - 64) * MIB} bytes of output were lost" in outcome.stderr
-    assert "[OUTPUT_LOST]" in outcome.stderr
-    own = small.cli.run("--", "sh", "-c", f"head -c {megabytes}M /dev/zero; exit 3")
-    assert own.code == 3
-
-
 def test_a_loop_over_a_file_keeps_its_input(small: Small, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("one\ntwo\n")
     run = f"{small.cli.python} -m {small.cli.module} run --cpu 0.1 --memory 32M"

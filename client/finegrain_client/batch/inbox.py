@@ -1,4 +1,4 @@
-"""Messages to the main loop of a batch from the tasks that run beside it. Plain data."""
+"""Messages to the main loop of a batch from its background tasks. Plain data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReuseAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A task beside the loop failed, and the runner cannot continue."""
+    """A background task failed, and the runner cannot continue."""
 
     error: BaseException
 

@@ -26,11 +26,11 @@ def lock_path(path: Path) -> Path:
 
 
 def runner_of(path: Path) -> dict[str, Any] | None:
-    """Returns `pid` and `host` of the runner that works on the batch; None: there is none."""
+    """Returns `pid` and `host` of the runner that works on the batch; None: no runner does."""
     try:
         descriptor = os.open(lock_path(path), os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
-        return None  # then the state file is not readable either, and its reader reports that
+        return None  # the state file is not readable either, and its reader reports the error
     try:
         # A shared lock, so that several readers never take each other for a runner.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -45,7 +45,7 @@ def take_lock(path: Path) -> int:
     """Takes the lock, which lasts until the descriptor is closed or the process ends.
 
     Raises:
-        AlreadyExists: STORE_IN_USE: another runner has it.
+        AlreadyExists: STORE_IN_USE: another runner has the lock.
     """
     descriptor = os.open(lock_path(path), os.O_RDWR | os.O_CREAT, 0o600)
     for tries_left in reversed(range(TRIES_MAX)):
@@ -53,7 +53,7 @@ def take_lock(path: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            if tries_left:  # the owner may only be `runner_of`
+            if tries_left:  # `runner_of` in another process may have the lock for a moment
                 time.sleep(RETRY_DELAY_S)
     else:
         owner = _lock_owner(descriptor)
@@ -72,10 +72,10 @@ def take_lock(path: Path) -> int:
 
 
 def _lock_owner(descriptor: int) -> dict[str, Any]:
-    """Returns the owner as written in the lock file; empty if it has not written itself yet.
+    """Returns the owner according to the lock file; empty if the owner has not written it yet.
 
-    Until then, the file still names the previous owner, whose pid may belong to another process by
-    now. So the start time of the process must match, too.
+    Until the owner writes the file, the file names the previous owner. The pid of the previous
+    owner may belong to another process by now, so the start time of the process must also match.
     """
     try:
         found = json.loads(os.pread(descriptor, 4096, 0))

@@ -1,4 +1,4 @@
-"""The output of threads of work: files in the results folder, and the end of it in the state file.
+"""The output of threads of work: files in the results folder, and the last bytes in the state file.
 
 Each attempt writes to its own files, which are opened for each chunk. Keeping them open would need
 too many descriptors, because ten thousand attempts may run. The files of the attempt that counts
@@ -15,7 +15,10 @@ from pathlib import Path
 from finegrain_client.types.status import OutputChunk, StreamName
 
 TAIL_BYTES = 1_000
-"""Bytes of the end of each stream that the state file keeps."""
+"""Number of bytes at the end of each stream that the state file keeps."""
+
+MISSING = b"\n[finegrain: %d bytes are missing here: OUTPUT_LOST]\n"
+"""Marks a gap, where the executor dropped output beyond the limit."""
 
 SYNCS_AT_ONCE = 32
 
@@ -39,15 +42,18 @@ class Output:
         Raises:
             OSError: it cannot be written.
         """
-        self._tails[chunk.stream] = (self.tail(chunk.stream) + chunk.data)[-TAIL_BYTES:]
+        data = chunk.data
+        if chunk.missing_bytes:
+            data = MISSING % chunk.missing_bytes + data
+        self._tails[chunk.stream] = (self.tail(chunk.stream) + data)[-TAIL_BYTES:]
         if self._folder is None:
             return
         first = chunk.stream not in self._begun
         self._begun.add(chunk.stream)
-        # The first chunk truncates: a runner that takes the attempt over reads its output from the
-        # start.
+        # The first chunk truncates the file: a runner that takes over the attempt reads its output
+        # from the start.
         with self._part(self._folder, chunk.stream).open("wb" if first else "ab") as file:
-            file.write(chunk.data)
+            file.write(data)
 
     def tail(self, stream: StreamName) -> bytes:
         """Returns the end of a stream."""
@@ -68,7 +74,7 @@ class Output:
                 continue
             part = self._part(self._folder, stream)
             with part.open("rb") as file:
-                # Content before name: a file under its final name is always complete.
+                # The content is synced before the rename: a file with its final name is complete.
                 os.fdatasync(file.fileno())
             part.rename(final)
 
@@ -91,7 +97,7 @@ def publish_all(folder: Path | None, outputs: Sequence[Output]) -> None:
     if folder is None or not outputs:
         return
     with ThreadPoolExecutor(min(len(outputs), SYNCS_AT_ONCE)) as pool:
-        # All are submitted before the first wait, else they would run one by one.
+        # All are submitted before the first wait; otherwise they would run one after the other.
         for done in [pool.submit(each.publish) for each in outputs]:
             done.result()
     # The renames are durable only after a sync of the folder.

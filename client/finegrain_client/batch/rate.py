@@ -1,6 +1,6 @@
 """The speed of a batch: durations of its threads, stragglers, and the expected end.
 
-Uses no clock.
+This module uses no clock: callers pass the time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BASIS_MIN = 5
 """Number of threads that must have ended before another one can be a straggler."""
 
 STRAGGLERS_MIN_S = 0.5
-"""A thread that has run for less is no straggler: a second run would cost more."""
+"""A thread that has run for a shorter time is no straggler: a second run would cost more."""
 
 
 class Rate:

@@ -143,7 +143,7 @@ class Report:
 
 
 def share_of(slots: BatchSlots, total: Mapping[str, int]) -> float | None:
-    """Returns the dominant share: the largest fraction of a cluster dimension in the slots.
+    """Returns the dominant share: the largest fraction that the slots have of any dimension.
 
     None if the cluster's capacity is unknown.
     """

@@ -41,7 +41,7 @@ class AttemptRow:
 
 @dataclass(slots=True)
 class Changes:
-    """What one transaction writes."""
+    """The rows and values that one transaction writes."""
 
     begun: list[AttemptRow] = field(default_factory=list)
     reopened: list[tuple[int, int]] = field(default_factory=list)  # thread, attempt
@@ -57,15 +57,15 @@ class Changes:
 
 @dataclass(slots=True)
 class Known:
-    """What a runner starts with: open attempts, and what counts of the past."""
+    """The state with which a runner starts: open attempts, and counts of the past."""
 
     final: dict[int, ThreadState] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)  # number of attempts so far, by thread
     failures: dict[int, int] = field(default_factory=dict)
     losses: dict[int, int] = field(default_factory=dict)
     durations_s: list[float] = field(default_factory=list)  # of threads that are done
-    job: JobRow | None = None  # the last one
-    # About that job, unless it is known to have ended:
+    job: JobRow | None = None  # the last job
+    # The following is about the last job, unless it is known to have ended:
     submitted: list[SubmittedRow] = field(default_factory=list)
     open: list[AttemptRow] = field(default_factory=list)  # outcome unknown
     lost: list[AttemptRow] = field(default_factory=list)

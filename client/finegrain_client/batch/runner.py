@@ -42,7 +42,7 @@ ENDING = "ending"
 """Key in the state file for the job that a runner has started to end."""
 
 ENDING_S = 20.0
-"""How long the runner tries to end the job, in seconds. After that, the job ends with its lease."""
+"""Longest time in seconds to try to end the job. If that fails, the lease ends the job later."""
 
 
 class _StopRequested(Exception):
@@ -67,7 +67,7 @@ class Runner:
         self._cluster = cluster
         self._state = state
         self._lease_s = lease_s
-        # One thread: writes keep their order, and the connection has one user at a time.
+        # With one thread, writes keep their order, and only one call uses the connection at a time.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="finegrain-batch")
         self._session: Session | None = None
         self._stop_mode = ""
@@ -153,7 +153,7 @@ class Runner:
             return scheduler.stopping
 
     async def _attach_or_register(self, stack: AsyncExitStack, known: Known) -> tuple[Job, JobRow]:
-        """Returns the job of the last runner if it still exists, else a new one."""
+        """Returns the job of the last runner if it still exists; otherwise registers a new job."""
         row = known.job
         if row is not None and not row.ended:
             job = self._cluster.attach_job(row.job_id, lease_s=self._lease_s)
@@ -174,7 +174,7 @@ class Runner:
 
     async def _why_job_ended(self, error: FinegrainError, row: JobRow) -> str | None:
         if not isinstance(error, JobEnded):
-            # The watch stream has failed, but the job may still exist. `run` attaches to it again.
+            # The watch stream has failed, but the job may still exist. So `run` attaches again.
             return None
         await self._on_disk(partial(self._state.end_job, row.number))
         reason = error.details.get("end_reason", "")
@@ -211,7 +211,7 @@ class Runner:
             async with asyncio.timeout(ENDING_S):
                 await retry_until_answered(job.end, "ending the batch's job")
         except (FinegrainError, TimeoutError):
-            return  # the job ends with its lease; until then a new runner may take it over
+            return  # the lease ends the job later; until then a new runner may take it over
         await self._on_disk(partial(self._state.end_job, row.number))
 
     async def _conclude(self, stop_reason: str) -> BatchOutcome:

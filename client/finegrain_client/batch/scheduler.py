@@ -74,9 +74,8 @@ class BatchScheduler:
             (each.first_index + each.count for each in known.submitted), default=0
         )
         self._by_phase: dict[Phase, dict[str, HeldSlot]] = {phase: {} for phase in Phase}
-        self._reuse_members: dict[
-            int, bool
-        ] = {}  # waiting for the answer to a reuse; True: it has ended in the meantime
+        # Members that a slot will replace if its reuse is agreed to; True: the member has ended.
+        self._reuse_members: dict[int, bool] = {}
         self._given_up = IntervalSet()
         self._lost_attempts: dict[SlotKey, tuple[AttemptKey, float]] = {}  # attempt, start time
         self._used: set[SlotKey] = set()
@@ -165,8 +164,8 @@ class BatchScheduler:
         Args:
             allocation_id: id of the request.
             member: its index in the range.
-            count: number of consecutive members that have ended; those after the first never had a
-                slot.
+            count: number of consecutive members that have ended. Members after the first one never
+                had a slot.
         """
         self._drop(allocation_id)
         self._not_waiting(member)
@@ -214,12 +213,12 @@ class BatchScheduler:
             now: the current time, in seconds since 1970.
         """
         run = self.running.pop(key, None)
-        # The slot was lost before, or the message came twice.
+        # Nothing runs if the slot was lost before, or if the message came twice.
         if run is None:
             return
         self._running_of[key[0]].discard(key)
         self._leave_slot(run, key, outcome)
-        # Another attempt at the thread was faster; only one result counts.
+        # If another attempt at the thread was faster, only its result counts.
         if self.threads[key[0]] in ENDED:
             self._close(key, "cancelled", "another attempt of its thread finished first")
             self._actions.discard.append(key)
@@ -344,14 +343,14 @@ class BatchScheduler:
             missing = min(missing, self.spec.slots_max - len(self.waiting) - len(self.held_slots))
         if missing > 0:
             self._actions.ask = self._next_member, missing
-            # On disk before the call, so that no later runner uses these members again.
+            # This is on disk before the call, so that no later runner uses these members again.
             self._actions.changes.submitted.append(SubmittedRow(self._next_member, missing))
             self.waiting.add_run(self._next_member, self._next_member + missing)
             # Members are never used twice, not even after a refusal.
             self._next_member += missing
 
     def _stragglers(self, now: float) -> list[int]:
-        """Returns threads to run a second time; the one that has run longest is last."""
+        """Returns threads to run a second time; the thread that has run longest is last."""
         spec = self.spec
         # A second run must not take a slot from a thread that has not run.
         if not spec.speculate or self.threads.counts[TODO] or self.threads.counts[DELAYED]:

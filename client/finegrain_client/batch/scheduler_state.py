@@ -1,7 +1,4 @@
-"""The scheduler's data: slots of the batch, running attempts, and actions to carry out.
-
-Plain data.
-"""
+"""The scheduler's data: slots of the batch, running attempts, and actions to carry out."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ class HeldSlot:
 
     allocation_id: str
     generation: int
-    member: int  # its index in the range
+    member: int  # index of its request in the range
     executor_id: str
     phase: Phase = Phase.FREE
     run: AttemptKey | None = None
@@ -69,7 +66,7 @@ class Ending(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutcome:
-    """The outcome of an attempt; `result` is complete except for the number of attempts."""
+    """The outcome of an attempt; `result` lacks only the number of attempts."""
 
     ending: Ending
     result: ThreadResult | None = None
@@ -89,7 +86,7 @@ class Start:
 
 @dataclass(slots=True)
 class Actions:
-    """What to do, after `changes` are on disk."""
+    """What the session does after it has written `changes` to disk."""
 
     changes: Changes = field(default_factory=Changes)
     start: list[Start] = field(default_factory=list)
@@ -97,7 +94,9 @@ class Actions:
     reuse: list[tuple[SlotKey, int]] = field(default_factory=list)  # slot, member
     release: list[SlotKey] = field(default_factory=list)
     ask: tuple[int, int] | None = None  # members to request: first, count
-    give_up: list[tuple[int, int]] = field(default_factory=list)  # waiting ones: first, count
+    give_up: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # waiting members to cancel: first, count
     publish: list[AttemptKey] = field(default_factory=list)  # output becomes the thread's
     discard: list[AttemptKey] = field(default_factory=list)  # output is deleted
 

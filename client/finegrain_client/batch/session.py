@@ -74,7 +74,7 @@ class Session:
     Attributes:
         scheduler: decides which thread runs in which slot.
         slots: the requests and slots of the job.
-        row: the job, as the state file has it.
+        row: the job's row in the state file.
         stop_mode: "cancel" or "leave", once `wake` was called; else empty.
     """
 
@@ -94,7 +94,7 @@ class Session:
             state: the state file of the batch.
             scheduler: the scheduler of the batch, for this job.
             slots: the requests and slots of the job.
-            row: the job, as the state file has it.
+            row: the job's row in the state file.
             disk: runs the writes to disk, one after another.
             notify: called before each write; it may add its own changes to the write.
         """
@@ -125,8 +125,8 @@ class Session:
             self._restore()
             self._run_in_background(self.slots.listen(self._inbox.put_nowait))
             while True:
-                # This also runs a last time before the end, so that the last decisions are written
-                # and the slots are released.
+                # This also runs once before the end, so that the last decisions are written and the
+                # slots are released.
                 actions = self.scheduler.decide(self.now())
                 # Written first: if the runner is killed now, the file has a record of everything
                 # that it may have done.

@@ -46,8 +46,8 @@ class BatchSpec:
         user: user to run as; empty: the executor's task user.
         timeout_s: a thread that takes longer is ended and fails; None: no limit.
         retries: number of times that a failed thread is tried again. A lost slot is not a failure.
-        retry_delay_s: delay before the first retry of a thread; doubled for each further one, up to
-            60 s.
+        retry_delay_s: delay before the first retry of a thread. It doubles with each further retry,
+            up to 60 s.
         on_failure: what to do when a thread has failed and has no retries left: "continue" with the
             other threads, or "stop": start no more threads, and let running threads finish.
         failures_max: also stop when more than this number of threads have failed and have no

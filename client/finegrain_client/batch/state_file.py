@@ -144,7 +144,7 @@ class StateFile:
         return self._job(int(cursor.lastrowid or 0))
 
     def end_job(self, number: int) -> None:
-        """Records that a job has ended, and with it its slots and their open attempts.
+        """Records that a job has ended; its slots and their open attempts have ended with it.
 
         Raises:
             ConfigurationError: STORE_CORRUPT. The file is damaged or is not a state file.
@@ -264,7 +264,7 @@ class StateFile:
             last = self._connection.execute("select max(number) from jobs").fetchone()[0]
             if last is not None:
                 known.job = self._job(last)
-                # The slots of an ended job are gone, and with them its attempts.
+                # The slots and attempts of an ended job do not exist any more.
                 if not known.job.ended:
                     self._read_job(known, last)
             return known

@@ -37,7 +37,7 @@ class BatchStatus(Value):
 
     state_file: str
     batch_id: str
-    job_id: str  # the last one registered for it; empty: none yet
+    job_id: str  # id of the last job that was registered for the batch; empty: no job yet
     spec: BatchSpec
     results_dir: str
     create_time: datetime
@@ -96,7 +96,7 @@ def read_status(state_file: str | os.PathLike[str]) -> BatchStatus:
         ConfigurationError: it is not the state file of a batch, or has another version.
     """
     path = Path(state_file)
-    # Checked before the file is read. If the runner ends after this, the file has its progress.
+    # This comes before the file is read. If the runner ends after this, the file has its progress.
     runner = runner_of(path)
     with reading(path) as connection:
         meta = dict(connection.execute("select key, value from meta").fetchall())
@@ -114,8 +114,8 @@ def read_status(state_file: str | os.PathLike[str]) -> BatchStatus:
         spec=spec,
         results_dir=meta["results_dir"],
         create_time=created,
-        # Never negative: passed to `kill`, a negative pid would end a whole process group, or
-        # everything.
+        # The pid is never negative, because `kill` with a negative pid ends a whole process group,
+        # or every process.
         runner_pid=max(0, int(runner.get("pid", 0))) if runner is not None else 0,
         runner_host=str(runner.get("host", "?")) if runner is not None else "",
         progress=progress,

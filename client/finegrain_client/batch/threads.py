@@ -26,7 +26,7 @@ class Threads:
         self._state = bytearray(threads)
         for thread, state in final.items():
             self._state[thread] = DONE if state is ThreadState.DONE else FAILED
-        # Ascending, so it is a valid heap without sorting.
+        # The list is ascending, so it is a valid heap.
         self._todo = [thread for thread in range(threads) if self._state[thread] == TODO]
         self._due: list[tuple[float, int]] = []
         self.counts = Counter(self._state)

@@ -14,7 +14,7 @@ class ThreadState(StrEnum):
     """The final state of a thread of work."""
 
     DONE = "DONE"  # its command ended by itself with exit code 0
-    FAILED = "FAILED"  # its command did not, and is not tried again
+    FAILED = "FAILED"  # its command ended otherwise or never ran, and is not tried again
 
 
 class BatchState(StrEnum):
@@ -47,7 +47,7 @@ class ThreadResult(Value):
     duration_s: float
     cpu_time_s: float
     peak_memory_bytes: int
-    stdout_bytes: int  # written, including bytes that were not kept
+    stdout_bytes: int  # number of bytes written, including bytes that were not kept
     stderr_bytes: int
     dropped_bytes: int
     stdout_tail: bytes = b""  # the last bytes of its output
@@ -115,7 +115,7 @@ class Progress(Value):
     retries: int = 0  # failed attempts that were, or will be, tried again
     lost: int = 0  # attempts whose slot was lost
     speculative: int = 0  # second runs in progress
-    share: float | None = None  # of the cluster, that its slots have; 0 to 1; None: unknown
+    share: float | None = None  # fraction of the cluster that its slots have; None: unknown
     elapsed_s: float = 0.0  # since the batch was first started
     estimate: Estimate | None = None  # None: there is too little data yet
     message: str = ""  # why it stopped, or what it waits for

@@ -49,7 +49,7 @@ GONE = (
     Unavailable,
     ResourceExhausted,
 )
-"""After these errors, the attempt never started, or it is unknown how it ended.
+"""After these errors, either the attempt never started, or its outcome is unknown.
 
 The thread runs again in another slot.
 """
@@ -121,7 +121,7 @@ class Attempt:
                 return  # the task or its slot has ended
 
     def _ended(self, task: Task, result: TaskResult, began: float) -> AttemptOutcome:
-        # Its slot was released or its job ended, so the exit code is not a result of the command.
+        # If its slot was released or its job ended, the exit code is not a result of the command.
         if result.cancelled:
             return AttemptOutcome(
                 Ending.CANCELLED, message="its task was ended together with its slot"
@@ -139,7 +139,7 @@ class Attempt:
                 signal=result.signal,
                 oom_killed=result.oom_killed,
                 timed_out=result.timed_out,
-                reason=result.end_reason,
+                reason=result.end_reason or (Reason.OUTPUT_LOST if result.output_lost else ""),
                 message="" if result.ok else self._how(result),
                 executor_id=self.slot.executor_id,
                 start_time=start,

@@ -232,6 +232,7 @@ class Slot(ContextHandle[AsyncSlot]):
         stdin: bytes | Iterable[bytes] | Literal["pipe"] | None = None,
         output: Literal["capture", "stream"] | Callable[[OutputChunk], None] = "capture",
         output_limit_bytes: int = 0,
+        hold_output: bool = False,
         task_id: str = "",
         cancel_on_interrupt: bool = True,
     ) -> Task:
@@ -248,7 +249,11 @@ class Slot(ContextHandle[AsyncSlot]):
             output: "capture": the result contains the output; "stream": the caller reads
                 `Task.output`; a function: it is called with every `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
-                executor's own limit; 0: the executor's limit.
+                executor's own limit; 0: the executor's limit. Of more output, it keeps
+                the first and the last part.
+            hold_output: whether the task waits when the output that `output` has not processed
+                reaches this limit, so that no output is lost. It needs a function as `output`. If
+                this process has no connection to the executor for 60 s, output is dropped again.
             task_id: identity of the task; empty: the client generates one.
             cancel_on_interrupt: whether interrupting this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.
@@ -270,6 +275,7 @@ class Slot(ContextHandle[AsyncSlot]):
                     stdin=async_input(stdin),
                     output=output,
                     output_limit_bytes=output_limit_bytes,
+                    hold_output=hold_output,
                     task_id=task_id,
                     cancel_on_interrupt=cancel_on_interrupt,
                 )
@@ -878,7 +884,7 @@ class Cluster(LoopOwner[AsyncCluster]):
 
     @property
     def address(self) -> str:
-        """Address of the resource manager that the client currently talks to."""
+        """Address of the resource manager that the client currently calls."""
         return self.inner.address
 
     def job(
@@ -934,15 +940,15 @@ class Cluster(LoopOwner[AsyncCluster]):
         """Returns one executor with its topology and slots.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN.
+            NotFound: EXECUTOR_UNKNOWN: there is no such executor.
         """
         return self.loop.run(self.inner.executor(executor_id))
 
     def devices(self, executor_id: str = "") -> list[ExecutorDevices]:
-        """Returns the devices of all executors that have some, or of one executor, ordered by id.
+        """Returns the devices of all executors with devices, or of one executor, ordered by id.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN.
+            NotFound: EXECUTOR_UNKNOWN: there is no such executor.
         """
         return self.loop.run(self.inner.devices(executor_id))
 
@@ -952,21 +958,22 @@ class Cluster(LoopOwner[AsyncCluster]):
         The report has their layout, the slots that use them, and the settings in effect.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN.
+            NotFound: EXECUTOR_UNKNOWN: there is no such executor.
         """
         return self.loop.run(self.inner.topology(executor_id))
 
     def host_policy(self, executor_id: str | None) -> HostPolicyStatus:
         """Returns the policy settings of an executor's host.
 
-        These are the settings set at runtime, and each setting in effect with its source.
+        The result has the settings that operators made at runtime, and each setting in effect with
+        its source.
 
         Args:
-            executor_id: the executor; None: the settings for the whole cluster, which apply where a
-                host sets nothing else.
+            executor_id: the executor; None: the settings for the whole cluster, which apply to
+                hosts without a setting of their own.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN.
+            NotFound: EXECUTOR_UNKNOWN: there is no such executor.
         """
         return self.loop.run(self.inner.host_policy(executor_id))
 
@@ -974,8 +981,8 @@ class Cluster(LoopOwner[AsyncCluster]):
         """Returns existing slots, ordered by executor and allocation id.
 
         Args:
-            executor_id: return only slots on this executor; empty: on all.
-            job_id: return only slots of this job; empty: of all.
+            executor_id: return only slots on this executor; empty: on all executors.
+            job_id: return only slots of this job; empty: of all jobs.
         """
         return self.loop.run(self.inner.slots(executor_id=executor_id, job_id=job_id))
 
@@ -989,8 +996,8 @@ class Cluster(LoopOwner[AsyncCluster]):
         """Returns requests in queue order.
 
         Args:
-            job_id: return only requests of this job; empty: of all.
-            states: return only requests in these states; empty: those that have not ended.
+            job_id: return only requests of this job; empty: of all jobs.
+            states: return only requests in these states; empty: requests that have not ended.
             allocation_ids: return only these ids, or ids with these prefixes (at least 4
                 characters).
 
@@ -1017,7 +1024,7 @@ class Cluster(LoopOwner[AsyncCluster]):
 
         Args:
             from_sequence: sequence number of the first event to yield; 0: start with the newest
-                ones, as many as `newest` says.
+                events, in the number `newest`.
             subject_id: yield only events about this executor, job or allocation id.
             follow: if true, never ends, and yields events as they happen.
             newest: number of past events to start with if `from_sequence` is 0.
@@ -1035,18 +1042,18 @@ class Cluster(LoopOwner[AsyncCluster]):
 
         Args:
             allocation_id: the request.
-            executor_id: explain only this executor; empty: all.
+            executor_id: explain only this executor; empty: all executors.
             max_executors: largest number of executors to list in full; 0: 20.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN.
+            NotFound: ALLOCATION_UNKNOWN: there is no such request.
         """
         return self.loop.run(
             self.inner.explain(allocation_id, executor_id=executor_id, max_executors=max_executors)
         )
 
     def providers(self) -> Providers:
-        """Returns how the cluster scales: executor shapes, executors that were requested, and why.
+        """Returns the executor shapes, and the requested executors with the reason for each.
 
         All lists are empty if no provider is configured.
         """
@@ -1069,7 +1076,7 @@ class Cluster(LoopOwner[AsyncCluster]):
             quantile: fraction of all threads that should finish within `target_s`; None: 0.95.
 
         Raises:
-            NotFound: JOB_UNKNOWN.
+            NotFound: JOB_UNKNOWN: there is no such job.
             InvalidArgument: `target_s` is not a valid time, or `quantile` is not between 0 and 1.
         """
         return self.loop.run(self.inner.advise(job_id, target_s=target_s, quantile=quantile))

@@ -17,7 +17,7 @@ class BatchJob(Handle[AsyncBatchJob]):
     """One command for each of many threads of work, in any number of slots.
 
     `BatchJob(cluster, spec).run()` runs a new batch. `BatchJob(cluster, state_file=...).run()`
-    resumes one whose runner was killed, stopped or cancelled.
+    resumes a batch whose runner was killed, stopped or cancelled.
 
     The command of a thread runs *at least once*. It runs again if its slot was lost, if it failed
     and is retried, or as a second run of a straggler. A thread has *exactly one* result, which is
@@ -29,8 +29,8 @@ class BatchJob(Handle[AsyncBatchJob]):
     registers a new job, and runs the threads without a result again.
 
     Attributes:
-        state_file: the file with the state of the batch, readable only by its owner, on a local
-            disk.
+        state_file: path of the file with the state of the batch. Only its owner can read the file.
+            It must be on a local disk.
     """
 
     def __init__(
@@ -46,8 +46,9 @@ class BatchJob(Handle[AsyncBatchJob]):
 
         Args:
             cluster: the cluster to run on.
-            spec: what to run; None: the spec in the state file. If both exist, they must be equal.
-            state_file: path of the state file; None: a new one in the default folder (see
+            spec: the command and its threads; None: the spec in the state file. If both exist, they
+                must be equal.
+            state_file: path of the state file; None: a new file in the default folder (see
                 `default_folder`).
             results_dir: folder for the output, as `<index>.stdout` and `<index>.stderr`; None: only
                 the last 1,000 bytes of each are kept, in the state file.
@@ -72,7 +73,7 @@ class BatchJob(Handle[AsyncBatchJob]):
         """The spec of the batch; read from the state file if it was not given.
 
         Raises:
-            NotFound, ConfigurationError: the state file does not exist, or is not one.
+            NotFound, ConfigurationError: the file does not exist, or is not a state file.
         """
         return self.inner.spec
 
@@ -100,8 +101,8 @@ class BatchJob(Handle[AsyncBatchJob]):
             How the batch ended.
 
         Raises:
-            AlreadyExists: another runner works on it (STORE_IN_USE), or the state file belongs to
-                another batch.
+            AlreadyExists: another runner works on the batch (STORE_IN_USE), or the state file
+                belongs to another batch.
             NotFound, ConfigurationError: see `read_status`.
             FinegrainError: the resource manager refused a call, or a disk failed (DISK_FULL, ...).
         """
@@ -114,7 +115,7 @@ class BatchJob(Handle[AsyncBatchJob]):
         the batch, this ends the job that its last runner left.
 
         Raises:
-            AlreadyExists: another process works on it: STORE_IN_USE.
+            AlreadyExists: STORE_IN_USE: another process works on the batch.
             NotFound, ConfigurationError: see `read_status`.
         """
         self.loop.run(self.inner.cancel())

@@ -84,6 +84,7 @@ class Slot(SlotAtExecutor):
         stdin: bytes | AsyncIterable[bytes] | Literal["pipe"] | None = None,
         output: OutputMode = "capture",
         output_limit_bytes: int = 0,
+        hold_output: bool = False,
         task_id: str = "",
         cancel_on_interrupt: bool = True,
     ) -> Task:
@@ -100,7 +101,11 @@ class Slot(SlotAtExecutor):
             output: "capture": the result contains the output; "stream": the caller reads
                 `Task.output`; a function (plain or async): it is called with every `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
-                executor's own limit; 0: the executor's limit.
+                executor's own limit; 0: the executor's limit. Of more output, it keeps
+                the first and the last part.
+            hold_output: whether the task waits when the output that `output` has not processed
+                reaches this limit, so that no output is lost. It needs a function as `output`. If
+                this process has no connection to the executor for 60 s, output is dropped again.
             task_id: identity of the task; empty: the client generates one.
             cancel_on_interrupt: whether cancelling this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.
@@ -119,6 +124,7 @@ class Slot(SlotAtExecutor):
             stdin=stdin,
             output=output,
             output_limit_bytes=output_limit_bytes,
+            hold_output=hold_output,
         )
         return await start_task(
             self,

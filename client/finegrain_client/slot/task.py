@@ -17,7 +17,7 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from finegrain.errors import FinegrainError, InvalidArgument, NotFound
@@ -36,6 +36,8 @@ from finegrain_client.types.status import OutputChunk, TaskResult, TaskStatus
 
 OutputFunction = Callable[[OutputChunk], Awaitable[None] | None]
 OutputMode = Literal["capture", "stream"] | OutputFunction
+ACKNOWLEDGE_S, ACKNOWLEDGE_RETRY_S = 0.02, 1.0  # between acknowledgements; after a failed one
+
 StdinSource = bytes | AsyncIterable[bytes] | Literal["pipe"] | None
 
 
@@ -53,16 +55,19 @@ class TaskOptions:
     output_limit_bytes: int
     operator_task: te.OperatorTask | None = None  # for a task of a job graph
     memory_limit_bytes: int = 0  # limit of the task within the slot's limit; 0: no such limit
+    hold_output: bool = False  # whether the task waits for `output`
 
     def __post_init__(self) -> None:
         if not self.argv:
             raise InvalidArgument("argv", self.argv, "a program and its arguments")
         if not (self.output in ("capture", "stream") or callable(self.output)):
             raise InvalidArgument("output", self.output, '"capture", "stream" or a function')
+        if self.hold_output and not callable(self.output):
+            raise InvalidArgument("hold_output", True, "a function as `output`")
         if isinstance(self.stdin, str) and self.stdin != "pipe":
             raise InvalidArgument("stdin", self.stdin, 'bytes, an async iterable, "pipe" or None')
 
-    def message(self) -> te.TaskSpec:
+    def message(self, task_id: str) -> te.TaskSpec:
         """Returns the options as a protocol message."""
         return te.TaskSpec(
             argv=self.argv,
@@ -72,7 +77,15 @@ class TaskOptions:
             stdin=self.stdin is not None,
             timeout=duration(self.timeout_s),
             output_limit_bytes=self.output_limit_bytes,
+            output_holder=self.holder_of(task_id),
         )
+
+    def holder_of(self, task_id: str) -> str:
+        """Returns the id of the output's holder; empty: none.
+
+        It is the task id. So a process that takes the task over by submitting it again holds, too.
+        """
+        return task_id if self.hold_output else ""
 
 
 @dataclass(slots=True)
@@ -116,6 +129,8 @@ class Task:
         self._options = options
         self._capture = Capture()
         self._reader = _Reader(Offsets(), no_output=options.output == "stream")
+        self._processed = asyncio.Event()  # set when `output` has processed a chunk
+        self._processed_offsets = (0, 0)  # of stdout and stderr
         self._input = TaskInput(slot, context, status.task_id)
         self._done: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
         # If no caller waits for the task, asyncio would log that its exception was never
@@ -124,6 +139,11 @@ class Task:
         self.task_id = status.task_id
         self.status = status
         self._watcher = context.background.start(self._watch(), f"watching task {self.task_id}")
+        if options.hold_output:
+            acknowledging = context.background.start(
+                self._acknowledge(), f"acknowledging output of task {self.task_id}"
+            )
+            self._watcher.add_done_callback(lambda _: acknowledging.cancel())
         if options.stdin is not None and options.stdin != "pipe":
             feeder = context.background.start(
                 self._input.feed(options.stdin), f"standard input of task {self.task_id}"
@@ -251,6 +271,7 @@ class Task:
                 stdout_offset=reader.offsets.stdout,
                 stderr_offset=reader.offsets.stderr,
                 no_output=reader.no_output,
+                holder=self._options.holder_of(self.task_id) if reader is self._reader else "",
             )
             return self._slot.stub.WatchTask(message)
 
@@ -269,19 +290,52 @@ class Task:
                 returned = self._options.output(chunk)
                 if inspect.isawaitable(returned):
                     await returned
+                # Kept apart, because the reader moves past a chunk before it is processed.
+                self._processed_offsets = (self._reader.offsets.stdout, self._reader.offsets.stderr)
+                self._processed.set()
             else:
                 self._capture.add(chunk)
         if self._reader.status is not None:
             self.status = self._reader.status
         return self._reader.is_done
 
+    async def _acknowledge(self) -> None:
+        """Acknowledges the output that was processed, so that the executor may remove it."""
+        while True:
+            await self._processed.wait()
+            self._processed.clear()
+            stdout, stderr = self._processed_offsets
+            message = te.AcknowledgeOutputRequest(
+                task_id=self.task_id,
+                holder=self._options.holder_of(self.task_id),
+                stdout_offset=stdout,
+                stderr_offset=stderr,
+            )
+            pause_s = ACKNOWLEDGE_S
+            try:
+                await self._slot.call(
+                    lambda executor, timeout_s, message=message: executor.AcknowledgeOutput(  # type: ignore[misc]
+                        message, timeout=timeout_s, metadata=self._context.metadata
+                    )
+                )
+            except FinegrainError:
+                # The task or its slot has ended, or the executor is of an earlier version and drops
+                # output beyond its limit. The watch stream reports what was lost.
+                pause_s = ACKNOWLEDGE_RETRY_S
+            await asyncio.sleep(pause_s)
+
     def _finish(self) -> None:
         if self._done.done():
             return
-        if self.status.result is None:
+        result = self.status.result
+        if result is None:
             self._done.set_exception(_not_started(self.status))
-        else:
-            self._done.set_result(self._capture.complete(self.status.result))
+            return
+        if not self._reader.no_output:
+            offsets = self._reader.offsets
+            missing = offsets.missing + offsets.missing_at_end(result)
+            result = replace(self._capture.complete(result), dropped_bytes=missing)
+        self._done.set_result(result)
 
 
 async def start_task(
@@ -315,7 +369,7 @@ async def start_task(
         task_id=task_id,
         allocation_id=slot.allocation_id,
         generation=slot.generation,
-        spec=options.message(),
+        spec=options.message(task_id),
         operator_task=options.operator_task,
         memory_limit_bytes=options.memory_limit_bytes,
     )

@@ -23,12 +23,15 @@ class Offsets:
 
     stdout: int = 0
     stderr: int = 0
+    missing: int = 0  # bytes of both that this reader did not get
 
     def reach_the_end(self, result: TaskResult) -> bool:
-        """True if the reader has all output that the executor kept for a task with this result."""
-        # Dropped bytes are not known per stream, so the sums are compared.
-        kept = result.stdout_bytes + result.stderr_bytes - result.dropped_bytes
-        return self.stdout + self.stderr >= kept
+        """True if the last byte of both streams was read."""
+        return self.missing_at_end(result) == 0
+
+    def missing_at_end(self, result: TaskResult) -> int:
+        """Returns how many bytes of a task with this result come after the offsets."""
+        return max(0, result.stdout_bytes - self.stdout) + max(0, result.stderr_bytes - self.stderr)
 
     def take(self, message: te.WatchTaskResponse) -> OutputChunk | None:
         """Returns the new bytes of a message and moves past them; None if no byte is new."""
@@ -42,12 +45,13 @@ class Offsets:
             return None
         # If the executor dropped bytes in between, the position jumps ahead.
         start = max(wanted, output.offset)
+        self.missing += start - wanted
         setattr(self, name, start + len(data))
-        return OutputChunk(name, start, data)
+        return OutputChunk(name, start, data, start - wanted)
 
 
 class Capture:
-    """The first part of a task's output, up to a limit per stream."""
+    """The first part of a task's output, up to a limit or a gap in each stream."""
 
     def __init__(self) -> None:
         self._kept: dict[StreamName, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
@@ -55,7 +59,8 @@ class Capture:
     def add(self, chunk: OutputChunk) -> None:
         """Keeps the chunk, or the part of it that the limit allows."""
         kept = self._kept[chunk.stream]
-        kept += chunk.data[: max(0, CAPTURED_BYTES_MAX - len(kept))]
+        if chunk.offset == len(kept):
+            kept += chunk.data[: CAPTURED_BYTES_MAX - len(kept)]
 
     def complete(self, result: TaskResult) -> TaskResult:
         """Returns the result with the captured output."""

@@ -260,6 +260,7 @@ class OutputChunk(Value):
     stream: StreamName
     offset: int
     data: bytes
+    missing_bytes: int = 0  # bytes directly before `offset` that this reader did not get
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +269,8 @@ class TaskResult(Value):
 
     `exit_code` is valid if `signal` is 0. `stdout` and `stderr` are the captured output.
     `stdout_bytes` and `stderr_bytes` also count bytes that were not kept.
+    `dropped_bytes` counts bytes that this reader did not get; with `output="stream"`, bytes that
+    the executor dropped.
     """
 
     task_id: str
@@ -299,6 +302,11 @@ class TaskResult(Value):
             or self.cancelled
             or self.end_reason
         )
+
+    @property
+    def output_lost(self) -> bool:
+        """True if some of the output was lost."""
+        return self.dropped_bytes > 0
 
     @property
     def how(self) -> str:

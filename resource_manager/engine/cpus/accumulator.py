@@ -1,7 +1,8 @@
 """Takes free cpus for one slot in Koordinator's order: whole cores, or threads spread over cores.
 
 The algorithm is Koordinator's cpu accumulator (`takeCPUs`, plug-in nodenumaresource of its
-scheduler, commit a7a1b76), for cpus that are never shared. This module uses the names of its lists:
+scheduler, commit a7a1b76), for cpus that are never shared. This module uses Koordinator's names for
+the lists:
 
 - A and B: whole free cores, per NUMA node and per package
 - C and D: free cpus, per NUMA node and per package
@@ -26,7 +27,7 @@ package.
 
 There are two differences from Koordinator. An exclusive policy falls back from nodes to cores. And
 cores may have different numbers of threads, so a number such as "cpus per node" is the number of
-the largest node and not the average. On regular hosts both are equal.
+the largest node and not the average. On regular hosts, the largest node equals the average.
 
 The caller must pass only cpus that all required policies allow, because this module refuses
 nothing.
@@ -89,7 +90,7 @@ class Accumulator:
         # If whole cores are preferred but missing, lists C and D are skipped.
         if not whole_cores and self._take_from_one_group():
             return self._taken
-        # Each attempt keeps the cpus that stricter attempts took, and adds the missing ones.
+        # Each attempt keeps the cpus that stricter attempts took, and adds missing cpus.
         for barred in self._barred_anywhere():
             self._take_in_order(self.spread_anywhere(barred))
             if not self._need:
@@ -137,8 +138,8 @@ class Accumulator:
                     self._take(core)
                 if not self._need:
                     return True
-        # The smallest remaining package is broken up first, so that larger ones keep their whole
-        # cores.
+        # The smallest remaining package is broken up first, so that larger packages keep their
+        # whole cores.
         for group in sorted(left, key=_size):
             for core in group:
                 # A core with more threads would give more cpus than needed.
@@ -200,8 +201,8 @@ class Accumulator:
         return False
 
     def _passes(self, at_node_level: tuple[int, int]) -> list[_Pass]:
-        # The strictest attempt comes first: it avoids nodes that other slots claim. The next one
-        # avoids cores that other slots claim, and the last one avoids nothing.
+        # The strictest attempt comes first: it avoids nodes that other slots claim. The next
+        # attempt avoids cores that other slots claim. The last attempt avoids nothing.
         if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
             barred: tuple[int, ...] = at_node_level
         elif self._exclusive is ExclusivePolicy.PCPU_LEVEL:
@@ -242,7 +243,7 @@ class Accumulator:
 
     def _spread(self, group: int) -> Iterator[int]:
         """Yields the cpus of a group: the lowest cpu of each core, then the next cpu of each core,
-        and so on. If the group has no more cpus than one core, they are not spread.
+        and so on. If the group has no more cpus than one core, its cpus are not spread.
         """
         if group.bit_count() <= self._layout.per_core:
             yield from bits_of(group)
@@ -301,8 +302,8 @@ class Accumulator:
     # Claims, and taking.
 
     def _claimed_cores(self) -> int:
-        """Returns all cpus of cores that slots of this exclusive level claim. It includes the cpus
-        that were taken so far, because the new slot claims them, too.
+        """Returns all cpus of cores that slots of this exclusive level claim. The result includes
+        the cpus that were taken so far, because the new slot claims them, too.
         """
         claimed = self._core_claimed | self._taken
         if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:

@@ -94,8 +94,8 @@ class Case:
     def _pinned(
         self, candidates: int, notes: tuple[str, ...], devices: tuple[DeviceShare, ...]
     ) -> CpuAssignment | HostRefusal:
-        """Assigns dedicated cpus: on the nodes of the devices if these nodes have enough, else
-        anywhere.
+        """Assigns dedicated cpus: on the nodes of the devices if these nodes have enough cpus, or
+        else on any nodes.
         """
         nodes = self._nodes_of(devices)
         near = pick_on(self._ledger, self._resolved, candidates, nodes) if nodes else None
@@ -105,7 +105,7 @@ class Case:
         return self._with_cpus(taken, notes)
 
     def _nodes_of(self, devices: Iterable[DeviceShare]) -> list[int]:
-        """Returns the positions of the nodes that devices are attached to."""
+        """Returns the positions of the nodes to which devices are attached."""
         layout, position = self._ledger.devices.layout, self._ledger.layout.position_of_node
         found = (
             layout.devices[layout.position[each.type, each.uuid]].numa_node for each in devices
@@ -144,7 +144,7 @@ class Case:
             size = (ledger.shared_cpus & ledger.layout.nodes[at].mask).bit_count() * MILLI
             available = ledger.available(at, CPU_MILLI)
             if size >= limit and available >= booked:
-                # Smaller pools come first, so that larger ones stay free for slots with larger
+                # Smaller pools come first, so that larger pools stay free for slots with larger
                 # limits.
                 found.append((size, available, at))
         return [at for _, _, at in sorted(found)]
@@ -154,7 +154,7 @@ class Case:
 
     def aligned(self) -> CpuAssignment | HostRefusal:
         """Assigns NUMA nodes by the resolved policy. If the policy is only preferred and cannot be
-        met, it falls back to BestEffort, and then to no alignment.
+        met, BestEffort is tried, and then no alignment.
         """
         resolved = self._resolved
         found = self._aligned_by(resolved.numa)
@@ -246,7 +246,7 @@ class Case:
         """Assigns the slot to the best mask of one size that works; None: no mask works."""
         provider = hints(needs, masks, preferred_size)
         # Masks are ranked by amounts only. If no suitable cpus can be chosen on a mask, the next
-        # one is tried.
+        # mask is tried.
         for best in merge_ranked(
             policy, [provider], remoteness=lambda mask: remoteness(needs.layout, mask)
         ):

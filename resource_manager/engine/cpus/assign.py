@@ -1,8 +1,8 @@
 """Decides whether one host can give a slot its cpus, NUMA nodes and devices, and chooses them.
 
-It serves all kinds of slots: with dedicated cpus, aligned to NUMA nodes, bound to the shared pool
-of one node, with devices, or with none of these. The caller has checked the amounts of the host as
-a whole.
+This module serves all kinds of slots: with dedicated cpus, aligned to NUMA nodes, bound to the
+shared pool of one node, with devices, or with none of these. The caller has checked the amounts of
+the host as a whole.
 
 Every assignment meets all required policies. A slot is never refused because of a policy that is
 only preferred. If such a policy cannot be met, the assignment has a note about it.
@@ -102,8 +102,8 @@ def assign_together(
     together and not for one slot after the other. Changes nothing.
 
     Returns:
-        The assignments. None: there are no GPUs to choose together, or with the best connected set
-        of GPUs more preferred policies would be missed. The caller then uses `assign_many`.
+        The assignments. None: there are no GPUs to choose together, or the best connected set of
+        GPUs would not meet as many preferred policies. The caller then uses `assign_many`.
     """
     sets = gpus_together(ledger.devices, [each.devices for each in requests])
     if sets is None:
@@ -131,7 +131,7 @@ def _scratch_key(number: int) -> SlotKey:
 
 def fits_empty(ledger: CpuLedger | None, request: CpuRequest) -> HostRefusal | None:
     """Returns why this host, with its present settings, could not serve the request even if it had
-    no slots; None: it could. Equal hosts share a cached result.
+    no slots; None: it could serve the request. Equal hosts share a cached result.
     """
     found = (
         assign(None, request) if ledger is None else _assigned_empty(HostKind.of(ledger), request)
@@ -143,7 +143,7 @@ def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignme
     """Returns how good an assignment is, from 0 to `SCORE_MAX`; higher is better.
 
     A host that meets all preferred policies gets at least half of `SCORE_MAX`. Any other host gets
-    at most half, and each note after the first halves the score again. Between hosts with equally
+    at most half. Each note after the first note halves the score again. Between hosts with equally
     many notes, the score of the NUMA strategy decides: over the slot's nodes, or over all cpus if
     the slot is bound to none.
 

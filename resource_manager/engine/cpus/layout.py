@@ -1,7 +1,7 @@
 """Describes the layout of one host's cpus: cores, NUMA nodes and packages.
 
-`Core.mask` has the threads of a core that are online and that the executor may use; there may be
-any number of them. Reserved threads stay in the mask of their core. So a core with a reserved
+`Core.mask` has the threads of a core that are online and that the executor may use. A core may have
+any number of threads. Reserved threads stay in the mask of their core. So a core with a reserved
 thread is never a *whole* core for a slot.
 
 A layout never changes. Equal hosts share one layout object, so it can be the key of caches. A set
@@ -197,8 +197,8 @@ class CpuLayout:
         """Returns the layout without the offline cpus. Their cores have fewer threads, or are left
         out.
 
-        If none of the cpus is offline, or all are, it returns this layout: a layout needs at least
-        one cpu.
+        If no cpu or every cpu is offline, the method returns this layout, because a layout needs at
+        least one cpu.
         """
         lost = offline & self.cpus
         return _without(self, lost) if lost and lost != self.cpus else self
@@ -212,8 +212,8 @@ class CpuLayout:
 
 @lru_cache(LAYOUTS_KNOWN_MAX)
 def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
-    """Returns the layout that a host reported; None if it reports no cores, or if slots can have
-    none of its cpus.
+    """Returns the layout that a host reported; None if the host reports no cores, or if slots can
+    have none of its cpus.
 
     Args:
         topology: `HostTopology` as JSON text, in the form that registrations store.
@@ -335,7 +335,7 @@ def _assembled(
 
 def _with_unnamed_nodes(parts: Sequence[_Part], nodes: Sequence[Node]) -> list[Node]:
     """Adds the nodes that occur only in cores, without memory. If the host reports no nodes at all,
-    it adds node 0. A core without a node (-1) then belongs to it.
+    node 0 is added. A core without a node (-1) then belongs to node 0.
     """
     known = {node.id for node in nodes}
     named = {part[2] for part in parts if part[2] >= 0} - known
@@ -355,7 +355,7 @@ def _memory_node(at: int, nodes: Sequence[Node], with_cpus: set[int]) -> int:
     nearest node with memory. Among equally near nodes, a node with cpus comes first.
     """
     home = nodes[at]
-    # If no node reports memory, each node uses its own.
+    # If no node reports memory, each node counts as using its own memory.
     if home.memory_bytes or not any(node.memory_bytes for node in nodes):
         return at
     distances_known = len(home.distances) == len(nodes)

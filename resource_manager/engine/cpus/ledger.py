@@ -1,4 +1,5 @@
-"""The ledger of the cpus and NUMA nodes of one host: their capacity, and which parts slots have.
+"""The ledger of the cpus and NUMA nodes of one host: their capacity, and which parts of it slots
+have.
 
 It contains no placement policy. A change costs a few operations on integers, independent of the
 size of the host. Numbers that depend on all slots are computed at most once per `version`. Amounts
@@ -42,7 +43,7 @@ class CpuLedger:
         layout: cores and nodes, without offline cpus.
         reported_layout: the layout that the host reported, with offline cpus.
         policy: the host's settings.
-        pinnable: cpus that can be dedicated to slots, including those that already are.
+        pinnable: cpus that can be dedicated to slots, including cpus that already are dedicated.
         pool_cpus: cpus that shared pools can use while they are not dedicated.
         pinned: cpus that are dedicated to slots.
         exclusive: pinned cpus that best-effort slots must not use (cpus of LSE slots).
@@ -167,7 +168,7 @@ class CpuLedger:
         Args:
             offline: cpus that do not run.
             kubelet: cpus that a kubelet on the same host gave to its own containers.
-            kubelet_memory: bytes that it gave to these containers, by id of the NUMA node.
+            kubelet_memory: bytes that the kubelet gave to these containers, by id of the NUMA node.
         """
         # Most reports change nothing here. They must not raise the version, because a new version
         # makes all cached results invalid.
@@ -217,8 +218,8 @@ class CpuLedger:
 
     @property
     def best_effort_milli(self) -> int | None:
-        """The cpu that the host announced for best-effort slots, in thousandths; None: it announced
-        none.
+        """The cpu that the host announced for best-effort slots, in thousandths; None: the host
+        announced no such cpu.
         """
         return self._announced_best_effort
 
@@ -241,8 +242,8 @@ class CpuLedger:
     def available(self, node: int, dimension: str) -> int:
         """Returns the amount of a node that slots in shared pools can still get; at least 0."""
         if dimension == CPU_MILLI:
-            # Pools also contain cpus that are reserved and shared, but only the other cpus are
-            # promised to slots.
+            # Pools also contain cpus that are reserved and shared, but slots in pools are promised
+            # only the other cpus.
             shared = self.shared_cpus & self.pinnable & self.layout.nodes[node].mask
             return max(shared.bit_count() * MILLI - self.used(node, dimension), 0)
         pool_is_empty = not self.best_effort_cpus & self.layout.nodes[node].mask
@@ -312,7 +313,7 @@ class CpuLedger:
             self.devices.remove(assignment.devices)
         self._changed()
         # Only amounts that still exceed the capacity stay tolerated. Other amounts must not exceed
-        # it again.
+        # the capacity again.
         if self._overdrawn:
             self._overdrawn &= self.overcommitted()
 

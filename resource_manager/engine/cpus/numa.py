@@ -102,8 +102,8 @@ def split(
     """
     left = amount
     parts: dict[int, int] = {}
-    # The node with the smallest amount comes first. The later nodes share the rest that it cannot
-    # give.
+    # The node with the smallest amount comes first. If it cannot give its part, the later nodes
+    # share the rest.
     order = sorted(available, key=lambda each: (each[1], each[0]))
     for at, (node, has) in enumerate(order):
         # Rounded down to the unit. The last node gives the rest.

@@ -7,17 +7,17 @@ kubelet's options to spread over cores and to align with last-level caches are h
 Distributed (`takeByTopologyNUMADistributed`, the option distribute-cpus-across-numa): the kubelet
 tries all combinations of nodes, and all choices of the nodes that give the remainder. It chooses
 the result that leaves the most even numbers of free cpus on the nodes (the lowest standard
-deviation). That is always the combination of the nodes with the most free cpus, because a cpu taken
-from a node with more free cpus lowers the sum of squares more. So this module chooses the nodes
-with the most free cpus directly. On a tie, it chooses the earlier nodes.
+deviation). This is always the combination of the nodes with the most free cpus, because a cpu from
+such a node lowers the sum of squares most. So this module chooses the nodes with the most free cpus
+directly. On a tie, it chooses the earlier nodes.
 
 There is one difference. Here each node gives at most one group of the remainder, so the numbers of
 two nodes differ by at most one group. The kubelet loops over the nodes, so one node may give two
 groups or more. If no node has a group left, the kubelet's loop does not end. The results differ for
 1.2 % of random requests, always for this reason (decision 14 has the numbers).
 
-Example: 10 cpus in groups of 2 from two free nodes with 8 cpus each. That is 5 groups: each node
-gives 2 groups, and the first one gives the remaining group, so 6 and 4 cpus.
+Example: 10 cpus in groups of 2 from two free nodes with 8 cpus each. These are 5 groups: each node
+gives 2 groups, and the first node also gives the remaining group. So the nodes give 6 and 4 cpus.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def take_packed(
 ) -> int | None:
     """Takes `need` free cpus, and returns them; None if fewer are free.
 
-    It first takes NUMA nodes and packages that are completely free and not larger than the need.
-    Then it takes whole cores, then single threads. Among groups of one kind, the group with the
-    fewest free cpus comes first.
+    The function first takes NUMA nodes and packages that are completely free and not larger than
+    the need. Then it takes whole cores, then single threads. Among groups of one kind, the group
+    with the fewest free cpus comes first.
 
     Args:
         layout: the host.
@@ -104,7 +104,7 @@ def even_shares(
     # The sort is stable: on a tie, the first node in the order of packing comes first.
     freest = sorted(range(len(nodes)), key=lambda at: -nodes[at])
     groups = need // group
-    # Rounded up: fewer nodes than this cannot have that many groups, even if all were free.
+    # Rounded up: fewer nodes than this cannot have enough groups, even if all cpus were free.
     fewest = -(-groups // max(layout.per_node // group, 1))
     for size in range(fewest, min(groups, len(nodes)) + 1):
         members = freest[:size]
@@ -127,7 +127,7 @@ def bits_of(mask: int) -> Iterator[int]:
 
 
 class _Packing:
-    """Takes cpus, and keeps track of the free cpus and of how many are still needed."""
+    """Takes cpus, and counts the free cpus and the cpus that are still needed."""
 
     def __init__(self, layout: CpuLayout, free: int, need: int) -> None:
         self._layout = layout

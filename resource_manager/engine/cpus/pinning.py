@@ -153,14 +153,14 @@ def _cpus_per_node(
     """
     masks = [(at, layout.nodes[at].mask & cpus) for at in nodes]
     unit = layout.per_core
-    # Only if all cores are equal, the parts are multiples of one unit.
+    # The parts are multiples of one unit only if all cores are equal.
     if resolved.bind is BindPolicy.FULL_PCPUS and layout.uniform_cores:
         whole = layout.whole(cpus)
         counts = [(at, (mask & whole).bit_count()) for at, mask in masks]
         if resolved.count % unit == 0 and (parts := split(resolved.count, counts, unit)):
             return parts
-    # There are not enough whole cores, so single threads are split. The caller checks whether that
-    # is allowed.
+    # There are not enough whole cores, so single threads are split. The caller checks whether the
+    # policies allow this.
     return split(resolved.count, [(at, mask.bit_count()) for at, mask in masks])
 
 

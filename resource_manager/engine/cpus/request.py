@@ -1,4 +1,4 @@
-"""Defines the needs of one slot of a host's cpus, NUMA nodes and devices, and the reasons for which
+"""Defines the cpus, NUMA nodes and devices that one slot needs on a host, and the reasons for which
 a host refuses a slot.
 """
 
@@ -15,7 +15,7 @@ from resource_manager.engine.model.host_refusal import HostBlocker
 
 @dataclass(frozen=True, slots=True)
 class CpuRequest:
-    """The needs of one slot of a host's cpus, NUMA nodes and devices."""
+    """The cpus, NUMA nodes and devices that one slot needs on a host."""
 
     policy: CpuPolicy
     # the amounts that it books, sorted; memory parts are added up
@@ -46,7 +46,7 @@ class CpuRequest:
 
     @property
     def cpu_milli(self) -> int:
-        """The cpu that it books, normal or best-effort, in thousandths."""
+        """The cpu that the slot books, normal or best-effort, in thousandths."""
         # Best-effort slots book their cpu in a separate dimension.
         name = BEST_EFFORT_CPU_MILLI if self.policy.best_effort else CPU_MILLI
         return dict(self.amounts).get(name, 0)

@@ -182,7 +182,7 @@ def _balanced_over_nodes(
     layout: CpuLayout, current: int, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
     """Adds one group of cpus at a time, on the node where the slot has the fewest cpus; None if the
-    slot's nodes have too few.
+    slot's nodes have too few free cpus.
     """
     group = layout.per_core if request.whole_cores else 1
     if request.need % group:  # whole cores do not add up to this number

@@ -1,6 +1,6 @@
 """Computes the cpus and NUMA nodes that a slot has after a resize.
 
-A resize does not move a slot. A slot that grows keeps its cpus; a slot that shrinks gives some
+A resize does not move a slot. A slot that grows keeps its cpus; a slot that shrinks gives some cpus
 back. A slot that is bound to shared pools or NUMA nodes stays bound to the same pools or nodes, and
 grows there. A slot that is not bound to nodes stays unbound, even if the host now aligns new slots.
 
@@ -92,8 +92,9 @@ def fits_alone(
 
 
 def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
-    """Returns the assignment to book while either `before` or `after` may be in force. It has the
-    cpus, memory nodes and devices of both, and the larger amount on each node and device.
+    """Returns the assignment to book while it is unknown whether `before` or `after` applies. The
+    result has the cpus, memory nodes and devices of both, and the larger amount on each node and
+    device.
     """
     apart = (NodeShare(share.node, share.amounts) for share in (*before.numa, *after.numa))
     most: dict[int, dict[str, int]] = {}
@@ -158,8 +159,8 @@ class _ResizeCase:
         return replace(current, numa=shares)
 
     def _resolved(self) -> Resolved | HostRefusal:
-        """Resolves the policies of the slot against the host's settings. The bind policy that the
-        slot was placed with stays in force, even if the host's settings now contradict it.
+        """Resolves the policies of the slot against the host's settings. The bind policy with which
+        the slot was placed still applies, even if the host's settings now contradict it.
         """
         ledger, current, request = self._ledger, self._current, self._request
         host, layout = ledger.policy, ledger.layout
@@ -203,7 +204,7 @@ class _ResizeCase:
         return shortage(found, resolved) if isinstance(found, Short) else found
 
     def _shares_of_nodes(self, cpus: int) -> tuple[NodeShare, ...] | HostRefusal:
-        """Returns the amounts of the slot on each NUMA node that it is bound to. Present amounts
+        """Returns the amounts of the slot on each NUMA node to which it is bound. Present amounts
         stay on their nodes. The difference is spread over the nodes as evenly as possible.
         """
         current, ledger = self._current, self._ledger
@@ -224,7 +225,8 @@ class _ResizeCase:
                 return found
             for at in parts.keys() | found.keys():
                 here = parts.setdefault(at, {})
-                # Removed first, because a node that no longer gives this amount must have no entry.
+                # The old amounts are removed first, because a node that no longer gives this amount
+                # must have no entry.
                 here.pop(name, None)
                 if found.get(at):
                     here[name] = found[at]
@@ -293,7 +295,7 @@ class _ResizeCase:
 
 
 _BLOCKERS_FOR_NEW_SLOTS = (CpuBlocker.BIND_POLICY_CONFLICT, CpuBlocker.NUMA_POLICY_MISMATCH)
-"""Refusals because of host settings. They apply only to new slots, and not to resizes."""
+"""Refusals because of host settings. These settings apply only to new slots, and not to resizes."""
 
 
 def _without_lost(ledger: CpuLedger, current: int, surplus: int) -> int:

@@ -119,7 +119,7 @@ def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -
 
 
 def empty_pool(ledger: CpuLedger, resolved: Resolved) -> HostRefusal | None:
-    """Returns a refusal if the shared pool of the slot's QoS class is empty; None: it is not
+    """Returns a refusal if the shared pool of the slot's QoS class is empty; None: the pool is not
     empty.
     """
     if resolved.qos is QosClass.BE:
@@ -139,8 +139,8 @@ def empty_pool(ledger: CpuLedger, resolved: Resolved) -> HostRefusal | None:
 
 def without_topology(policy: CpuPolicy) -> CpuAssignment | HostRefusal:
     """Returns the assignment on a host that does not report its cores and NUMA nodes. If the
-    request requires them, the result is a refusal. If it only prefers them, the assignment has a
-    note.
+    request requires particular cores or nodes, the result is a refusal. If the request only prefers
+    them, the assignment has a note.
     """
     demanded: list[str] = []
     preferred: list[str] = []

@@ -7,8 +7,8 @@ a policy that is only preferred.
 Cpus are tried in the order of Koordinator's accumulator (`takeCPUs` of its plug-in
 nodenumaresource, see `accumulator.py`), with these exceptions:
 
-- If the exclusive policy `NUMANodeLevel` cannot be met, it is replaced by `PCPULevel`, and then by
-  none.
+- If the exclusive policy `NUMANodeLevel` cannot be met, it is replaced by `PCPULevel`. If this
+  level cannot be met either, there is no exclusive policy.
 - `DistributeEvenly` distributes cpus like the kubelet (see `packed.py`). If no even
   distribution exists, it packs cpus, or spreads them if the bind policy is SpreadByPCPUs.
 - Cores may have different numbers of threads. `FullPCPUs` then searches for cores whose threads add
@@ -221,14 +221,14 @@ def _preferred_first(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
     """Takes as many preferred cpus as possible, then other cpus. If the result would violate a
-    required policy, it takes all cpus in one step. None: that is impossible, too.
+    required policy, all cpus are taken in one step. None: this is impossible, too.
     """
     preferred = request.preferred & free
     # A part of a core would violate the required bind policy.
     if request.bind_required and request.bind is BindPolicy.FULL_PCPUS:
         preferred = layout.whole(preferred)
     count = min(request.need, preferred.bit_count())
-    # Both parts are tried first. This may fail because whole cores do not add up in one of them.
+    # Both parts are tried first. This may fail if whole cores do not add up in one of the parts.
     if preferred:
         first = _of_one_kind(layout, preferred, claims, replace(request, need=count))
         rest = replace(request, need=request.need - count)
@@ -264,8 +264,8 @@ _LEVELS = (ExclusivePolicy.NONE, ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUM
 def _by_strategy(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Takes cpus by the NUMA strategy. Returns None only if there are too few, or if whole cores
-    are required and do not add up to the need.
+    """Takes cpus by the NUMA strategy. Returns None only if there are too few cpus, or if whole
+    cores are required and do not add up to the need.
     """
     if request.need < 1:
         return 0
@@ -277,7 +277,7 @@ def _by_strategy(
     # Even shares may split cores, so a required policy is checked afterwards.
     if cpus is None or not _keeps_required(layout, cpus, request):
         cpus = _accumulator(layout, free, claims, request).take(request.need, request.whole_cores)
-    # If cores have different numbers of threads, the accumulator may split a core. Then this
+    # If cores have different numbers of threads, the accumulator may split a core. Then this code
     # searches for cores whose threads add up to the need.
     if not _keeps_required(layout, cpus, request):
         return _accumulator(layout, free, claims, request).take_whole_cores_only(request.need)

@@ -1,3 +1,1 @@
-"""Keeps the devices of one host: the shares that slots have of them, and the choice for a new
-slot.
-"""
+"""Keeps the devices of one host: the shares of slots, and the choice of devices for a new slot."""

@@ -1,17 +1,17 @@
 """Chooses the devices of a slot on one host, or explains why the slot cannot get them.
 
-Devices are chosen type by type. If devices of one type must be near devices of another type, the
-other type comes first.
+Devices are chosen type by type. If devices of type a must be near devices of type b, type b is
+chosen first.
 
-- For several whole GPUs, it takes the best connected set (`DeviceLayout.best_set`). On hosts with
-  partitions, it takes a partition.
-- For shares of GPUs, and for devices of other types, it takes the fullest devices with enough free
-  capacity. So large parts stay free on other devices.
+- For several whole GPUs, the best connected set is taken (`DeviceLayout.best_set`). On hosts with
+  partitions, a partition is taken.
+- For shares of GPUs, and for devices of other types, the fullest devices with enough free capacity
+  are taken. So large parts stay free on other devices.
 - Devices that must be near other devices are taken from their PCIe groups, as evenly as possible.
 
 Example: a host has GPUs 0 to 3, and a slot has half of GPU 2. A request for a quarter of a GPU gets
-it from GPU 2. A request for two whole GPUs gets 0 and 1, if these have the most NVLinks to each
-other.
+it from GPU 2. A request for two whole GPUs gets GPUs 0 and 1, if these two have the most NVLinks to
+each other.
 
 Source: the allocators of Koordinator's deviceshare. `docs/devices.md` lists the differences.
 """
@@ -117,7 +117,7 @@ def choose_devices(
         among: the set of GPUs that whole GPUs must come from; None: any GPUs.
     """
     given: dict[str, Given] = {}
-    # Types that other requests refer to come first.
+    # Types to which other requests refer come first.
     for request in sorted(requests, key=lambda each: (bool(each.near), each.type)):
         found = _Choice(
             ledger,
@@ -174,7 +174,8 @@ class _Choice:
         ]
         if among is not None and request.type == GPU and not request.is_shared:
             self._allowed = [at for at in self._allowed if among >> at & 1]
-        # PCIe groups of the devices that the new devices should be near, in their order.
+        # PCIe groups of the devices near which the new devices should be, in the order of these
+        # devices.
         self._groups = list(dict.fromkeys(devices[at].pcie_group for at, _ in near))
 
     def devices(self) -> Given | HostRefusal:
@@ -186,7 +187,8 @@ class _Choice:
         if request.type == GPU and not request.is_shared and not request.near:
             return self._whole_gpus(suited)
         want, most = request.count, request.count
-        # With `per_group`, it tries to take a device for each group. With `near_required`, it must.
+        # With `per_group`, each group should give a device. With `near_required`, each group must
+        # give a device.
         if request.per_group:
             most = max(most, len(self._groups))
         if request.near_required:
@@ -201,7 +203,7 @@ class _Choice:
         return chosen
 
     def _all(self) -> Given | HostRefusal:
-        """Returns all devices that meet the conditions, if each has enough free capacity."""
+        """Returns all devices that meet the conditions, if each device has enough free capacity."""
         chosen = self._with_functions(self._allowed, len(self._allowed))
         short = len(chosen) < len(self._allowed) or not chosen
         if short or not all(self._suits(at) for at in self._allowed):
@@ -297,8 +299,8 @@ class _Choice:
         ordered = sorted(suited, key=lambda at: (-self._score(at), self._loss(at), at))
         if not self._groups:
             return ordered
-        # First the best device of each group, then the second best of each, and so on. All other
-        # devices follow.
+        # The best device of each group comes first, then the second best of each group, and so on.
+        # All other devices follow.
         in_group: dict[str, int] = {}
         rank_in_group = {}
         for at in ordered:

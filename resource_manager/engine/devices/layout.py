@@ -81,14 +81,15 @@ class DeviceLayout:
     def best_set(
         self, free: int, count: int, groups: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
-        """Returns the positions of the `count` best connected GPUs; empty: no group has as many.
+        """Returns the positions of the `count` best connected GPUs; empty: no part has enough GPUs.
 
-        Of equally well connected sets, it takes the set after which the remaining GPUs contain the
-        best connected sets of 8, 4 and 2 GPUs. On a tie, it takes the set with the lowest minors.
-        So one GPU is taken near GPUs that are already in use.
+        Several sets may be equally well connected. Then the method takes the set after which the
+        remaining GPUs contain the best connected sets of 8, 4 and 2 GPUs. On a tie, it takes the
+        set with the lowest minors. So one GPU is taken near GPUs that are already in use.
 
         Example: GPUs 0 to 3 are on one NUMA node, GPUs 4 to 7 on another node, and GPU 1 is in use.
-        A request for one GPU gets 0, so that 4 to 7 stay together. A request for two gets 2 and 3.
+        A request for one GPU gets GPU 0, so that GPUs 4 to 7 stay together. A request for two GPUs
+        gets GPUs 2 and 3.
 
         Args:
             free: the GPUs that can be chosen.

@@ -18,7 +18,7 @@ _NOTHING: dict[str, int] = {}
 class DeviceLedger:
     """The devices of one host, and the shares that slots have of them.
 
-    A device that is no longer announced keeps its shares. They count again when the device is
+    A device that is no longer announced keeps its shares. The shares count again when the device is
     announced again.
 
     Attributes:
@@ -71,7 +71,9 @@ class DeviceLedger:
         return True
 
     def free(self, position: int) -> Mapping[str, int]:
-        """Returns the free amounts of a device, by dimension; empty if it gets no new slots."""
+        """Returns the free amounts of a device, by dimension; empty if the device gets no new
+        slots.
+        """
         return self._free[position]
 
     def left(self, position: int) -> dict[str, int]:
@@ -105,7 +107,7 @@ class DeviceLedger:
         return self._gpu_parts
 
     def problem(self, position: int) -> str:
-        """Returns why a device gets no new slots; empty: it may get new slots."""
+        """Returns why a device gets no new slots; empty: the device may get new slots."""
         device = self.layout.devices[position]
         return self.unusable.get((device.type, device.uuid), "")
 

@@ -1,8 +1,9 @@
 """Computes the devices of a slot after it was parked or unparked (`finegrain/devices/parking.py`).
 
 Example: a slot has half of GPU 2. While the slot is parked, it has no GPU, and its assignment
-stores the half of GPU 2. When it is unparked, it gets half of GPU 2 again if that is free. If not,
-and if the host lets slots return to any GPU, it gets half of another GPU of the same model.
+stores the half of GPU 2. When the slot is unparked, it gets half of GPU 2 again if this half is
+free. Otherwise it gets half of another GPU of the same model, if the host lets slots return to any
+GPU.
 """
 
 from __future__ import annotations

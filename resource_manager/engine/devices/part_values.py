@@ -5,12 +5,12 @@ whole GPU has the value 1000. A placement *strands* value if the GPU loses more 
 gets.
 
 Later requests are unknown, so the value of a part is estimated as its size to the power of 1.5. So
-a part of a GPU has less value than its size suggests, because it serves fewer requests. A share
-then strands the least value on the GPU with the smallest sufficient free part.
+half of a GPU has less than half of the value, because it serves fewer requests. A share then
+strands the least value on the GPU with the smallest free part that is sufficient.
 
 Example: half of a GPU has the value 353. A slot needs 30 hundredths. On a GPU with 50 hundredths
-free, the rest has the value 89, so this GPU loses 264. On a free GPU, the rest has the value 585,
-so this GPU loses 415. So the half-free GPU is better.
+free, the rest has the value 89, so this GPU loses 264. On a completely free GPU, the rest has the
+value 585, so this GPU loses 415. So the GPU with 50 hundredths free is better.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Chooses the whole GPUs of several slots on one host together, for example those of a gang.
+"""Chooses the whole GPUs of several slots on one host together, for example for the members of a
+gang.
 
-First it chooses the best connected set for all slots, then the best division of this set among the
+The best connected set for all slots is chosen first, then the best division of this set among the
 slots. If the slots chose one after the other, each slot would take its own best set, and the sets
 could be far from each other.
 
@@ -39,7 +40,7 @@ _GROUPS_KNOWN = 4_096
 def gpus_together(
     ledger: DeviceLedger, slots: Sequence[Sequence[DeviceRequest]]
 ) -> list[int | None] | None:
-    """Returns, for each slot, the set of GPUs that it may choose from; None in place of a set: any
+    """Returns, for each slot, the set of GPUs from which it may choose; None in place of a set: any
     GPUs.
 
     Args:
@@ -48,7 +49,7 @@ def gpus_together(
 
     Returns:
         The sets. None instead of the list if there is nothing to choose together: fewer than two
-        slots need whole GPUs, the slots accept different GPUs, or too few are free.
+        slots need whole GPUs, the slots accept different GPUs, or too few GPUs are free.
     """
     wholes = {
         at: request
@@ -121,7 +122,7 @@ def _best_division(
 
 def _divisions(gpus: int, sizes: tuple[int, ...], before: int | None = None) -> Iterator[Groups]:
     """Yields all ways to divide a set into sets of these sizes. Of two sets with equal sizes, the
-    first one has the lower first GPU.
+    first set has the lower first GPU.
     """
     if not sizes:
         yield ()

@@ -43,8 +43,8 @@ def adopt_cpu_state(state: State, host: Host, seen: CpuState | None) -> None:
     Args:
         state: the state.
         host: the executor.
-        seen: the reported state; None if no cpu is offline or taken by others, and the executor has
-            no settings.
+        seen: the reported state; None if no cpu is offline or taken by other programs, and the
+            executor has no settings.
     """
     seen = seen or NO_CPU_STATE
     # Even if the state is the same, slots that lacked cpus may have ended.
@@ -60,7 +60,8 @@ def policy_to_send(
 ) -> tuple[HostPolicy | None, int]:
     """Returns the settings of operators that must be sent to the executor, with their number.
 
-    Returns (None, 0) if the executor has applied them already, or if there are none.
+    Returns (None, 0) if the executor has already applied these settings, or if there are no
+    settings.
     """
     setting = host_settings.get(host.host_id)
     if (
@@ -97,7 +98,7 @@ def report_lost_cpus(journal: Journal, host: Host) -> None:
             journal.slot_event("cpus_lost", host.slots[key], message=message)
     for key, cpus in before.items():
         slot = host.slots.get(key)
-        # No event for a slot that has ended or is being freed: it no longer uses its cpus.
+        # A slot that has ended or is being freed gets no event, because it no longer uses its cpus.
         if slot is not None and key not in host.lost_cpus and slot.state is not SlotState.FREEING:
             message = f"the slot has its dedicated cpus {cpus} again"
             journal.slot_event("cpus_returned", slot, message=message)

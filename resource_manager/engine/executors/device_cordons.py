@@ -1,8 +1,8 @@
 """Cordons of devices: operators stop new work on one device, and allow it again.
 
-A cordon is stored with the settings of the host, by type and UUID of the device. So it is still in
-force after a restart of the resource manager, while the executor is lost, and if the device returns
-with another minor number. A cordon does not end the slots on the device.
+A cordon is stored with the settings of the host, by type and UUID of the device. So the cordon
+still applies after a restart of the resource manager, while the executor is lost, and if the device
+returns with another minor number. A cordon does not end the slots on the device.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from resource_manager.engine.state import State
 
 
 def cordon_device(state: State, event: DeviceCordoned) -> Cordon:
-    """Cordons a device: it gets no new slots. If the device is cordoned already, the reason is
-    replaced.
+    """Cordons a device, so that the device gets no new slots. If the device is cordoned already,
+    the reason is replaced.
 
     Raises:
-        NotFound: no such executor, or it has no such device.
+        NotFound: no such executor, or the executor has no such device.
     """
     host = known_host(state.hosts, event.executor_id)
     device = known_device(host, event.device)
@@ -45,8 +45,8 @@ def cordon_device(state: State, event: DeviceCordoned) -> Cordon:
 
 
 def uncordon_device(state: State, event: DeviceUncordoned) -> None:
-    """Ends the cordon of a device: it may get new slots again. Does nothing if the device is not
-    cordoned.
+    """Ends the cordon of a device, so that the device may get new slots again. Does nothing if the
+    device is not cordoned.
 
     Raises:
         NotFound: no such executor, or the executor has neither such a device nor a cordon of such a
@@ -101,7 +101,8 @@ def _store(state: State, host: Host, cordons: tuple[Cordon, ...]) -> None:
     before = state.host_settings.get(host.host_id)
     if before is None:
         before = HostSetting(host.host_id, NOTHING_SET, 0, state.journal.at.time_ms)
-    # The number does not change, because it counts only changes that the executor must apply.
+    # The number of the settings does not change, because it counts only changes that the executor
+    # must apply.
     setting = replace(before, cordons=cordons)
     state.host_settings[host.host_id] = setting
     state.changes.host_setting(setting)

@@ -1,9 +1,9 @@
 """Checks and stores the cpu settings that operators make at runtime, for one host or for the
 cluster.
 
-A setting applies to new slots from the next `Decide` on. It is stored with the executor's id, also
-after the executor is lost or deleted. `hosts/allowed_cpus.py` merges the layers of settings, and
-`cpu_states.py` applies them.
+A setting applies to new slots from the next `Decide` on. The setting is stored with the executor's
+id, and stays stored after the executor is lost or deleted. `hosts/allowed_cpus.py` merges the
+layers of settings, and `cpu_states.py` applies them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OF_ONE_HOST = ("reserved_cpus", "reserved_strict")
 def known_setting(
     hosts: Hosts, host_settings: dict[str, HostSetting], executor_id: str
 ) -> HostSetting | None:
-    """Returns the settings of an executor or of the cluster; None if none were ever made.
+    """Returns the settings of an executor or of the cluster; None if no settings were ever made.
 
     Args:
         hosts: all hosts.
@@ -106,7 +106,7 @@ def policy_of(
 ) -> EffectivePolicy:
     """Returns the effective settings of a host.
 
-    For the cluster, or for an unknown host, they depend only on the settings of operators.
+    For the cluster, or for an unknown host, the result depends only on the settings of operators.
 
     Args:
         hosts: all hosts.
@@ -173,7 +173,7 @@ def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
 
 
 def _wanted(before: HostPolicy, event: HostPolicySet) -> HostPolicy:
-    """Returns the policy with the changes of the event; raises InvalidArgument if one is not
+    """Returns the policy with the changes of the event; raises InvalidArgument if a change is not
     allowed.
     """
     given = {name: value for name in SETTINGS if (value := getattr(event.policy, name)) is not None}

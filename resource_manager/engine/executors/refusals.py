@@ -1,5 +1,5 @@
 """Stores which hosts refused slots although capacity was free, and when these hosts may be tried
-again. Otherwise a host that always fails would be chosen again and again.
+again. Without these refusals, a host that always fails would be chosen again and again.
 
 A refusal applies to one scheduling class on one host. It ends when the host's reported state
 changes, or after a pause. The pause doubles with each refusal. After a slot of the class was
@@ -20,7 +20,8 @@ def remember_refusal(state: State, host: Host, slot: Slot) -> None:
     """Excludes a host from the choice for the slot's scheduling class until the refusal ends.
 
     If the slot belongs to a gang, only the end of the pause ends the refusal. The host's reported
-    state would end it too early: it changes when the slots of the other members are freed.
+    state would end the refusal too early, because this state changes when the slots of the other
+    members are freed.
 
     Args:
         state: the state.
@@ -48,7 +49,7 @@ def refusal_timer_fired(state: State, executor_id: str) -> None:
     host = state.hosts.get(executor_id)
     if host is None:
         return
-    # No capacity has grown, so nothing else would unblock the blocked requests.
+    # No capacity has grown, so no other code would unblock the blocked requests.
     if host.end_refusals(state.journal.now_ms):
         state.hosts.indexes.log_growth(host, state.queue)
     # The remaining refusals have longer pauses.

@@ -34,17 +34,17 @@ from resource_manager.engine.state import State
 
 
 def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAnswer:
-    """Registers a new executor, or starts a new session with a known one.
+    """Registers a new executor, or starts a new session with a known executor.
 
     All commands in flight become void. The report in the registration is complete and current:
     slots in it exist, all other slots do not. So a registration is rejected if a later registration
-    or report arrived before it. Otherwise it would delete slots that exist.
+    or report arrived before it. Otherwise the registration would delete slots that exist.
 
     Raises:
         AlreadyExists: another instance has this id and is not lost.
         EpochSeen: the executor has seen a newer resource manager than this one.
         FailedPrecondition: a later registration or report has arrived before this one.
-        InvalidArgument: the report in the registration is not a full one.
+        InvalidArgument: the report in the registration is not a full report.
     """
     registration = event.registration
     # All checks come first, because a rejected event must not change the state.
@@ -159,10 +159,10 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     executor.command_number = 0
     executor.report_at_ms = state.journal.now_ms
     executor.report_time_ms = state.journal.at.time_ms
-    # Capacity of the last session must not count until the report of this one is adopted.
+    # Capacity of the last session must not count until the report of the new session is adopted.
     executor.reported_available = None
     executor.cpu_state = NO_CPU_STATE
-    # `start_conversation` ends all refusals, so the host may be tried again for those requests.
+    # `start_conversation` ends all refusals, so the host may be tried again for refused requests.
     if any(refusal.active for refusal in host.refusals.values()):
         state.hosts.indexes.log_growth(host, state.queue)
     host.start_conversation()
@@ -189,8 +189,8 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
 def silence_timer_fired(state: State, executor_id: str) -> None:
     """Marks an executor as lost if it has not reported for too long. Its slots are then lost, too.
 
-    Its capacity no longer counts. Its slots stay booked until it returns or is deleted, because a
-    lost executor may still be running.
+    Its capacity no longer counts. Its slots stay booked until the executor returns or is deleted,
+    because a lost executor may still be running.
     """
     host = state.hosts.get(executor_id)
     if host is None:
@@ -202,8 +202,8 @@ def silence_timer_fired(state: State, executor_id: str) -> None:
     if executor.state is ExecutorState.LOST:  # continues with slots that earlier steps left
         state.departures.free_lost_slots(host, message)
         return
-    # While this process was stopped, it could receive no report. So the silence is measured at the
-    # earliest from the time when the process continued.
+    # While this process was stopped, it could receive no report. So time before the process
+    # continued does not count as silence.
     silent_since_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
     due_ms = silent_since_ms + state.settings.lost_timeout_ms
     if state.journal.now_ms < due_ms:
@@ -213,7 +213,8 @@ def silence_timer_fired(state: State, executor_id: str) -> None:
 
 
 def request_drain(state: State, event: DrainRequested) -> Executor:
-    """Drains an executor: it gets no new slots. At the deadline, if any, its slots are freed.
+    """Drains an executor, so that it gets no new slots. If there is a deadline, its slots are freed
+    then.
 
     A second call without a reason, such as one that adds a deadline, keeps the first reason.
 
@@ -283,7 +284,7 @@ def forget_executor(state: State, event: ForgetRequested) -> None:
 
     Raises:
         NotFound: no such executor.
-        FailedPrecondition: it is not lost.
+        FailedPrecondition: the executor is not lost.
     """
     host = known_host(state.hosts, event.executor_id)
     # An executor that is not lost still reports. After its deletion, its slots would belong to no

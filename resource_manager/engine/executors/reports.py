@@ -70,7 +70,8 @@ class AdoptedReport:
 
     Attributes:
         adopted: True if the report was adopted; False if it was not newer, or its base was missing.
-        base_missing: the report says "unchanged since report N", but N is not the last one adopted.
+        base_missing: the report says "unchanged since report N", but N is not the last adopted
+            report.
         unowned: slots in the report that no request owns.
     """
 
@@ -96,8 +97,8 @@ def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
         or host.executor.registration_number != event.registration_number
     ):
         # The report is of an older registration. If the executor has registered again in the
-        # meantime, it ignores this answer. Otherwise it must register, or all its reports would be
-        # ignored.
+        # meantime, it ignores this answer. Otherwise the executor must register, because all its
+        # reports would be ignored.
         return ReportAnswer(register_again=True)
     executor = host.executor
     result = adopt_report(state, host, event.report)
@@ -128,18 +129,19 @@ def adopt_report(
     at_least_command: int = 0,
     returning: bool = False,
 ) -> AdoptedReport:
-    """Updates the host from a report, if the report is newer than the last one adopted.
+    """Updates the host from a report, if the report is newer than the last adopted report.
 
     Args:
         state: the state.
-        host: the executor that sent it.
+        host: the executor that sent the report.
         report: the report.
-        at_least_command: number of the command whose answer brought the report; 0: it did not come
-            with an answer.
+        at_least_command: number of the command whose answer brought the report; 0: the report did
+            not come with an answer.
         returning: true if the executor was lost until now.
     """
     executor = host.executor
-    # Reports overtake each other on the wire. An older one must not undo a newer one.
+    # Reports overtake each other on the wire. An older report must not undo the effects of a newer
+    # report.
     if report.report_number <= executor.report_number:
         return AdoptedReport(adopted=False)
     # The report says only that nothing changed since its base report, which was not adopted last.
@@ -168,7 +170,8 @@ def adopt_report(
         if news:
             settle(state, host)
         return AdoptedReport(adopted=True, unowned=host.unowned)
-    # From here on it is a full report: each slot is compared, then missing slots are removed.
+    # From here on, the report is a full report. Each slot is compared, then missing slots are
+    # removed.
     reported = {(slot.allocation_id, slot.generation): slot for slot in report.slots}
     host.reported = {key: slot.state for key, slot in reported.items()}
     executor.reported_available = dict(report.available)
@@ -257,7 +260,7 @@ def _is_waited_for(journal: Journal, requests: Requests, host: Host, slot: Slot)
         and request.state is RequestState.PENDING
         and request.generation == slot.generation
         and not request.spec.gang_id  # all members of a gang would have to be reclaimed together
-        # If the drain deadline has passed, the drain has freed all slots, so this one is not
+        # If the drain deadline has passed, the drain has freed all slots. So this slot is not
         # reclaimed.
         and not (deadline_ms is not None and deadline_ms <= journal.now_ms)
     )
@@ -323,10 +326,10 @@ def refuse_seen_epoch(state: State, executor_id: str, rm_epoch: int) -> None:
     Args:
         state: the engine's state.
         executor_id: the executor.
-        rm_epoch: the highest epoch that the executor has seen; 0: none.
+        rm_epoch: the highest epoch that the executor has seen; 0: the executor has seen no epoch.
 
     Raises:
-        EpochSeen: the executor has seen a higher epoch, or the same one from another process.
+        EpochSeen: the executor has seen a higher epoch, or the same epoch from another process.
     """
     own = state.rm_epoch
     # An executor learns the epoch of this process only from its answers. If an executor without

@@ -1,5 +1,5 @@
-"""Builds the list of devices: the capacity of each device, the slots that use it, and why it gets
-no new slots.
+"""Builds the list of devices: the capacity of each device, the slots that use the device, and the
+reason why it gets no new slots.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class GangExplanation:
 
     Attributes:
         placeable: how many members fit together now, in the best place.
-        deadline_time_ms: when the gang times out, by the wall clock; None: it has no timeout.
+        deadline_time_ms: when the gang times out, by the wall clock; None: the gang has no timeout.
     """
 
     gang: GangSpec
@@ -76,8 +76,8 @@ def explain_gang(state: State, request: Request) -> GangExplanation | None:
 def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) -> Iterator[None]:
     """Makes capacity reserved for this gang count as free inside the `with` block.
 
-    Hosts that changed since the last refresh of the indexes are left out. If their index were
-    updated here, the next cycle would not notice that they have more free capacity.
+    Hosts that changed since the last refresh of the indexes are left out. If this code updated the
+    index for such a host, the next cycle would not notice that the host has more free capacity.
     """
     names = reservation.hosts if reservation is not None else ()
     hosts = [all_hosts[name] for name in names if name not in all_hosts.touched]
@@ -130,8 +130,8 @@ def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
         case GangPlacement.ANYWHERE | GangPlacement.SPREAD:
             found = [GangSpot("", search.most_within())]
         case GangPlacement.SAME_EXECUTOR:
-            # Each search is costly. So it only searches the executors with room for most members of
-            # the smallest size.
+            # Each search is costly. So only the executors with room for most members of the
+            # smallest size are searched.
             hosts_with_room = heapq.nlargest(
                 most, search.hosts_with_room(), key=lambda each: each[1]
             )
@@ -180,7 +180,7 @@ def _summary(
     *,
     unknown: bool,
 ) -> str:
-    """Says how many members fit now, and which change would make all of them fit.
+    """Says how many members fit now, and with which change all members would fit.
 
     Args:
         hosts: all hosts.

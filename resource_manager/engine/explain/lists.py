@@ -157,7 +157,7 @@ def list_slots(
     key.
 
     One call skips at most `SCANNED_MAX` slots of other jobs. So a page may have fewer slots than
-    `limit`, even none, and still have a next key.
+    `limit`, or even no slots, and still have a next key.
 
     Args:
         state: the engine's state.
@@ -196,8 +196,8 @@ def list_requests(
     """Returns requests in order of arrival; the key is the arrival number.
 
     Consecutive members of a range in the same state are one entry. One call examines at most
-    `SCANNED_MAX` entries. So a page may have fewer entries than `limit`, even none, and still have
-    a next key.
+    `SCANNED_MAX` entries. So a page may have fewer entries than `limit`, or even no entries, and
+    still have a next key.
 
     Args:
         state: the engine's state.

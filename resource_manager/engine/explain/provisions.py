@@ -48,7 +48,7 @@ class ShapeView:
 
 @dataclass(frozen=True, slots=True)
 class ProvidedView:
-    """A provisioned executor; `deadline_time_ms` is set only while it has not registered."""
+    """A provisioned executor. `deadline_time_ms` is None after the executor has registered."""
 
     provision: Provision
     deadline_time_ms: int | None

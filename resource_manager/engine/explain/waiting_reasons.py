@@ -68,7 +68,8 @@ def pending_reason(state: State, request: Request) -> str:
     """Returns why a request waits; empty if it does not wait."""
     if request.state is not RequestState.PENDING:
         return ""
-    # The order is the same as in `pending_by_reason`, so that the counts match these reasons.
+    # The checks have the same order as in `pending_by_reason`, so that its counts match these
+    # reasons.
     if request.arrival_number > state.considered_arrival:
         return Reason.NOT_YET_CONSIDERED
     if waiting_block(state.queue, state.gangs, state.quotas, request) is not None:
@@ -98,7 +99,7 @@ def waiting_block(
 
 
 def _blocked_by_quota(state: State, scheduling_class: SchedulingClass) -> Paused[int]:
-    """Returns how many queued requests of a class are blocked by the maximum of a group."""
+    """Returns how many queued requests of a class the maximum of a group blocks."""
     # Cached by group, because all jobs of a group have the same limits.
     blocked: dict[Flow | None, bool] = {}
     count = 0

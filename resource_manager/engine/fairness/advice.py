@@ -37,7 +37,7 @@ THREADS_MAX = 100_000
 
 TYPICAL_MIN, TYPICAL_MAX = 200, 1_000
 OBSERVED_FEW = 20
-"""With fewer finished threads the advice is rough, and a remark says so."""
+"""With fewer finished threads, the advice is only rough, and a remark says so."""
 
 LONG_FACTOR = 5.0
 LONG_SHARE_MAX = 0.1
@@ -84,7 +84,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A recommendation, with the numbers that it is based on. Durations are in milliseconds."""
+    """A recommendation, with the numbers on which it is based. Durations are in milliseconds."""
 
     threads_recommended: int  # 0: no thread has finished yet
     threads_observed: int
@@ -200,8 +200,8 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
 def _enough_or_fewer(
     work: _Work, target_ms: int, quantile: float, remark: str
 ) -> tuple[int, list[str]]:
-    # Never recommends fewer than the typical number, because it is unknown how many threads can run
-    # at the same time.
+    # The advice never recommends fewer threads than the typical number, because it is unknown how
+    # many threads can run at the same time.
     now, fewer = work.threads, max(TYPICAL_MIN, work.threads_lasting(WORTH_MS))
     remarks = [f"{remark}: no more threads are needed"]
     if work.ordinary_mean_ms >= OVERHEAD_MS or fewer >= now:

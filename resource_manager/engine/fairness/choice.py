@@ -66,8 +66,8 @@ def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
     if not step:
         return inf  # without lookahead only past usage counts, and new slots have none yet
     tau = tree.clock.tau
-    # Rounded up, because the last of these slots makes the flow come after `second`. Because of
-    # the tolerance, a rounding error does not add one more slot.
+    # Rounded up, because the last of these slots makes the flow come after `second`. The tolerance
+    # prevents one more slot because of a rounding error.
     return ceil((second.at(tau) - flow.at(tau)) / step - _ROUNDED)
 
 

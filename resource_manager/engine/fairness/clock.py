@@ -65,7 +65,7 @@ class Clock:
         self.scale = 1.0
 
     def advance(self, now_ms: int) -> Rescaling | None:
-        """Advances the clock. A time that is not later than the current one is ignored.
+        """Advances the clock. A time that is not later than the current time is ignored.
 
         Returns:
             The rescaling to apply to all stored values; None: the landmark has not moved.

@@ -106,8 +106,8 @@ nothing to the store.
 
 STEP_ROWS_MAX = 400
 """A step is full after it has changed this many rows, including log entries. This takes 5 to 15 ms.
-A full step finishes its current piece of work and does not begin another one. A piece is a request
-with its gang, a slot, or a run of members of a range.
+A full step finishes its current piece of work, and does not begin another piece. A piece is a
+request with its gang, a slot, or a run of members of a range.
 """
 
 
@@ -175,8 +175,8 @@ class Journal:
             request: the request.
             reason: machine-readable reason of the state.
             message: reason for people.
-            slot: the slot that the entry is about, if any.
-            count: number of range members that the entry is about: `request` and the next members
+            slot: the slot that the entry describes; None: it describes no slot.
+            count: number of range members that the entry describes: `request` and the next members
                 by index.
         """
         job = self._jobs[request.job_id]
@@ -223,9 +223,9 @@ class Journal:
 
         Args:
             kind: the kind of the event, such as "slot_granted".
-            executor_id: the executor that the entry is about; empty: none.
-            job_id: the job that the entry is about; empty: none.
-            allocation_id: the request that the entry is about; empty: none.
+            executor_id: the executor that the entry describes; empty: no executor.
+            job_id: the job that the entry describes; empty: no job.
+            allocation_id: the request that the entry describes; empty: no request.
             reason: machine-readable reason.
             message: text for people.
         """

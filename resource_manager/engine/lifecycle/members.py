@@ -53,7 +53,7 @@ class MemberRows:
         """Stores a live request that has changed its state.
 
         If the request is a range member, it has its own row from now on. The row stores the
-        member's generation, so that the next placement gets a higher one even after a restart.
+        member's generation. So the next placement gets a higher generation, even after a restart.
         """
         part = self.ranges.at(request.arrival_number)
         if part is None:

@@ -169,8 +169,8 @@ class RequestMoves:
     def carve(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
         """Records that the executor has carved the slot.
 
-        It does not grant the slot, because the request may have to wait for other members of its
-        gang.
+        The method does not grant the slot, because the request may have to wait for other members
+        of its gang.
 
         Args:
             slot: the slot.
@@ -196,8 +196,8 @@ class RequestMoves:
         class may be placed there.
         """
         refusal = host.refusals.pop(scheduling_key(request.spec), None) if host.refusals else None
-        # The host has no more capacity than before, but blocked requests of the class may now be
-        # placed here.
+        # The host has only the same capacity as before, but blocked requests of the class may now
+        # be placed here.
         if refusal is not None and refusal.active:
             self.hosts.indexes.log_growth(host, self.queue)
 
@@ -217,7 +217,7 @@ class RequestMoves:
         slot.allocated_time_ms = slot.allocated_time_ms or self.journal.at.time_ms
         slot.grace_ms = None
         _describe(slot, isolation, cpus)
-        # If the slot was not sent in a FreeSlots command yet, it must not be freed any more.
+        # If no FreeSlots command has contained the slot yet, the slot must no longer be freed.
         self.hosts.of(slot).to_free.pop(key_of(slot), None)
         self.resizes.resume(slot)
         self.changes.slot_moved(slot)
@@ -233,7 +233,8 @@ class RequestMoves:
 
         Args:
             slot: the slot.
-            grace_ms: how long the executor gives the slot's tasks to end; None: its default.
+            grace_ms: how long the executor gives the slot's tasks to end; None: the executor's
+                default.
         """
         host = self.hosts.of(slot)
         key = key_of(slot)
@@ -334,14 +335,14 @@ class RequestMoves:
         message: str = "",
         slot: Slot | None = None,
     ) -> None:
-        """Ends a request and reports that to its job master.
+        """Ends a request, and reports the end to its job master.
 
         Args:
             request: a live request.
             how: the input of the state table; it must lead to an ended state.
             reason: reason in the job event.
             message: message in the job event, for people.
-            slot: the slot that the request had, if any.
+            slot: the slot that the request had; None: it had no slot.
         """
         self.transitions.move_request(request, how)
         if request.state not in ENDED_REQUEST_STATES:
@@ -380,12 +381,12 @@ class RequestMoves:
     ) -> None:
         """Ends a live request on behalf of its job master or an operator.
 
-        A granted request is released, and any other request is cancelled. Its slot, if any, is
-        freed.
+        A granted request is released, and any other request is cancelled. If the request has a
+        slot, the slot is freed.
 
         Args:
             request: the request.
-            reason: reason in the job event; empty if its own job master releases the slot.
+            reason: reason in the job event; empty: the request's own job master releases the slot.
             message: message in the job event, for people.
             grace_ms: time that the tasks of the slot have to end; None: the executor's default.
         """
@@ -394,8 +395,8 @@ class RequestMoves:
         how = RequestInput.RELEASE if request.state is RequestState.GRANTED else RequestInput.CANCEL
         self.end_request(request, how, reason=reason, message=message, slot=slot)
         if slot is not None:
-            # Without a reason, the job master has released the slot, because its thread of work has
-            # ended, so the thread's duration is recorded. With a reason, the slot was taken away
+            # Without a reason, the job master has released the slot after the end of its thread of
+            # work. So the thread's duration is recorded. With a reason, the slot was taken away
             # before the thread had ended.
             if how is RequestInput.RELEASE and not reason:
                 threads.end(self.jobs[slot.job_id], slot, self.journal.now_ms)

@@ -75,7 +75,7 @@ class ProvisionMoves:
 
         Args:
             shape: the executor shape.
-            cause: why it is requested, for people.
+            cause: why the executor is requested, for people.
         """
         number = self.next_number()
         provision = Provision(
@@ -108,8 +108,8 @@ class ProvisionMoves:
     ) -> None:
         """Repeats unfinished orders to providers after a restart, because their outcome is unknown.
 
-        A pending provision gets a new deadline. If its shape is no longer configured, it is
-        stopped.
+        A pending provision gets a new deadline. If its shape is no longer configured, the executor
+        is stopped.
         """
         for provision in self.provisions.values():
             shape = self.elastic.shapes.get(provision.shape)
@@ -162,14 +162,15 @@ class ProvisionMoves:
             self._send_stop(provision)
 
     def stop(self, provision: Provision, message: str) -> None:
-        """Gives an executor back to its provider. No new slots are placed on it, and its slots end
+        """Gives an executor back to its provider. It gets no new slots, and its present slots end
         when it stops.
         """
         self.move(provision, ProvidedExecutorState.STOPPING, message)
         provision.deadline_at_ms = None
         self.unplan(provision.executor_id)
         host = self.hosts.get(provision.executor_id)
-        # The host exists if the executor has registered. It must get no slots until it is stopped.
+        # The host exists if the executor has registered. The host must get no new slots until the
+        # executor is stopped.
         if host is not None:
             self.drain(host, message)
         self.record("provision_stopping", provision, message)
@@ -207,7 +208,7 @@ class ProvisionMoves:
 
         Args:
             provision: the provision.
-            to: its new state.
+            to: the new state of the provision.
             message: reason of the move, for people.
 
         Raises:
@@ -228,7 +229,8 @@ class ProvisionMoves:
         effect = StopExecutor(provision.executor_id, provision.shape, provision.handle)
         self.journal.effects.append(effect)
         patience_ms = self.settings.provisioning.backoff_max_ms
-        # The longest back-off time, because a provider may need minutes to stop a machine.
+        # The timer uses the longest back-off time, because a provider may need minutes to stop a
+        # machine.
         self.timers.arm(Timer.PROVISION, provision.executor_id, self.journal.now_ms + patience_ms)
 
     def unplan(self, executor_id: str) -> None:
@@ -268,8 +270,8 @@ class ProvisionMoves:
     ) -> dict[str, int]:
         """Returns the total that the configured maximum limits.
 
-        It counts all executors that are not lost, and all provisions that have not registered.
-        Provisions that are being stopped count, because they may still run.
+        The total includes all executors that are not lost, and all provisions that have not
+        registered. Provisions that are being stopped count, because they may still run.
         """
         return add(
             self.present(),

@@ -53,8 +53,8 @@ class QuotaChecks:
     def admitted(self, job_queue: JobQueue, most: int) -> int:
         """Returns how many requests of a job queue the quotas admit now.
 
-        If they admit none, the job queue is blocked. If the group admits none of the scheduling
-        classes that fit on some host, the whole group is paused instead.
+        If the quotas admit no request, the job queue is blocked. If the group admits none of the
+        scheduling classes that fit on some host, the whole group is paused instead.
 
         Args:
             job_queue: requests of one job and one scheduling class.
@@ -85,8 +85,8 @@ class QuotaChecks:
         )
 
     def admitted_of(self, scheduling_class: SchedulingClass, job_id: str, most: int) -> int:
-        """Returns how many requests of a job the quotas admit now. Unlike `admitted`, it blocks no
-        job queue.
+        """Returns how many requests of a job the quotas admit now. Unlike `admitted`, this method
+        blocks no job queue.
 
         Args:
             scheduling_class: the class of the requests.
@@ -143,7 +143,7 @@ class QuotaChecks:
         """Unblocks job queues if the maximum that blocks them may now admit a request.
 
         Args:
-            most: how many job queues to unblock at most.
+            most: the largest number of job queues to unblock.
 
         Returns:
             The number of unblocked job queues. If a group may block further job queues, it stays in

@@ -1,8 +1,8 @@
 """Ends members of ranges that are cancelled, released or rejected, or whose job ends.
 
-Consecutive members that were never placed end together, with one entry in the job's log and one in
-the cluster's history. Members that were placed end one at a time. A method stops when the step is
-full (`Journal.is_full`), and its result says whether members are left.
+Consecutive members that were never placed end together, with one entry in the job's log and one
+entry in the cluster's history. Members that were placed end one at a time. A method stops when the
+step is full (`Journal.is_full`), and its result says whether members are left.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class RangeMoves:
         """
         first, end = indexes
         # Members that were never placed end first. If the step becomes full, a scheduling cycle may
-        # run before the next step. It must not place waiting members on the capacity of members
-        # that have just ended.
+        # run before the next step. This cycle must not place waiting members on the capacity of
+        # members that have just ended.
         for part in parts:
             until = min(end, part.end)
             # Looked up again each time, because ending a run changes the intervals.

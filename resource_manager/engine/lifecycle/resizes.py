@@ -8,8 +8,8 @@ The rules:
 - A resize gets the slot's next number when the job master requests it.
 - A resize that needs no more than the slot has booked is ordered at once. A resize that needs more
   is queued with its own arrival number. It is ordered when it fits on the slot's executor.
-- A new resize replaces a waiting one. While a resize is ordered, the new one waits until the
-  ordered one is confirmed or refused.
+- A new resize replaces a waiting resize. While a resize is ordered, the new resize waits until the
+  ordered resize is confirmed or refused.
 - An executor reports the size that it enforces. A report with the resize's number confirms the
   resize. Only then may other slots use the capacity that this slot gave up.
 - The order is repeated until a report or an answer confirms or refuses the resize. If the executor
@@ -19,11 +19,11 @@ The rules:
   executor confirms the resize.
 - A resize to the slot's profile without GPUs parks the slot. A resize back to the full profile
   unparks the slot (`devices/parking.py`). Both can take long. The executor then answers
-  IN_PROGRESS, and the order is sent again until a report or an answer has the outcome. Unparking is
+  IN_PROGRESS. The order is sent again until a report or an answer has the outcome. Unparking is
   repeated until it succeeds.
 
-Example: a host with 4 cpus has slot A with 1 cpu and slot B with 2 cpus, so 1 cpu is free.
-`booked` is what A has booked.
+Example: a host with 4 cpus has slot A with 1 cpu and slot B with 2 cpus, so 1 cpu is free. `booked`
+is the number of cpus that A has booked.
 
   event                                     wanted    ordered   booked  free
   job master: resize 1 of A to 3 cpus       1: 3 cpu  -         1       1
@@ -223,7 +223,8 @@ class ResizeMoves:
         """Continues the resize of a slot after its executor registered again or returned with the
         slot.
 
-        An ordered resize is sent again. If there is none, the waiting resize is ordered or queued.
+        An ordered resize is sent again. If no resize is ordered, the waiting resize is ordered or
+        queued.
         """
         if slot.state is not SlotState.ALLOCATED:
             return
@@ -270,8 +271,8 @@ class ResizeMoves:
         self.hosts.of(slot).notice_shrinking()
 
     def _adopt(self, slot: Slot, seen: ReportedSlot) -> None:
-        """Gives the slot the reported size. An ordered resize with a higher number than the
-        reported one stays ordered.
+        """Gives the slot the reported size. If an ordered resize has a higher number than the
+        reported resize, it stays ordered.
         """
         host = self.hosts.of(slot)
         key = (slot.allocation_id, slot.generation)
@@ -345,8 +346,8 @@ class ResizeMoves:
         message = outcome.message or f"executor {host.host_id} did not carry out the resize"
         reason = outcome.reason or Reason.RESIZE_REFUSED
         ends = _ends(outcome, ordered)
-        # Without a newer resize, the refused resize waits again. Otherwise the newer one replaces
-        # it, and is tried below.
+        # Without a newer resize, the refused resize waits again. Otherwise the newer resize
+        # replaces it, and is tried below.
         if slot.wanted is None and not ends:
             with self.transitions.moving_resize(slot, ResizeInput.RETRY):
                 # the assignment is dropped, because other cpus may be free at the next attempt
@@ -443,8 +444,8 @@ class ResizeMoves:
         if slot.wanted is None:
             raise InvariantBroken(f"slot {slot.allocation_id} has no waiting resize")
         ordered = replace(slot.wanted, assignment=assignment)
-        # Growth counts as a placement, because a request is starved only if others were placed
-        # while it waited.
+        # Growth counts as a placement, because a request is starved only if other requests were
+        # placed while it waited.
         self.usage.flows.placements += 1
         with self.transitions.moving_resize(slot, ResizeInput.ORDER):
             slot.wanted = None
@@ -482,14 +483,14 @@ class ResizeMoves:
                 slot.wanted = None
 
     def _granted(self, slot: Slot) -> Request | None:
-        """Returns the request to which this slot is granted; None if it is no longer granted."""
+        """Returns the request to which this slot is granted; None if there is no such request."""
         request = self.requests.served_by(slot)
         return request if request is not None and request.state is RequestState.GRANTED else None
 
 
 def growth(host: Host, slot: Slot) -> Amounts:
     """Returns the amounts that the waiting resize needs in addition to the slot's booking; empty if
-    it needs no more.
+    it needs no further capacity.
     """
     if slot.wanted is None:
         return {}
@@ -514,7 +515,8 @@ class _Growing:
 
 
 def growth_obstacles(host: Host, slot: Slot) -> tuple[Obstacle, ...]:
-    """Returns the obstacles to the growth of a slot's waiting resize; none if it needs no growth.
+    """Returns the obstacles to the growth of a slot's waiting resize; empty if the resize needs no
+    growth.
 
     It checks neither quotas nor cpus; see `QuotaChecks` and `ResizeMoves.assignment_for`. Do not
     call it for a host that is reserved for this resize: the reservation would be an obstacle.
@@ -570,7 +572,7 @@ def _size(of: ReportedSlot | Slot | Resize) -> tuple[ResourceProfile, int]:
 
 
 def has_size(slot: Slot, target: Resize) -> bool:
-    """Returns True if the slot's confirmed size equals that of `target`."""
+    """Returns True if the slot's confirmed size equals the size of `target`."""
     return _size(slot) == _size(target)
 
 

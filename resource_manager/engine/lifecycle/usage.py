@@ -98,7 +98,7 @@ class UsageAccounting:
             slots: the slots, each with its previous booking.
         """
         for slot, before in slots:
-            # If it is the same object, the booking did not change.
+            # If both are the same object, the booking did not change.
             if slot.booked is before or slot.job_id not in self.flows.jobs:
                 continue
             self.flows.rebook(slot.job_id, before, slot.booked)

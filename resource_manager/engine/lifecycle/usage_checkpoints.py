@@ -7,12 +7,12 @@ between the last row and the crash, and too high if slots started after the last
 replaces ended slots by new ones, the two errors cancel out.
 
 Example: a slot of cost 1.0 per second runs, and the interval is 10 s. A row at second 100 has the
-usage 40. The process crashes at 107, and the next one starts at 112. The restored usage is 40 + 12
-= 52 (without decay).
+usage 40. The process crashes at 107, and the next process starts at 112. The restored usage is 40 +
+12 = 52 (without decay).
 
 Rows are written in passes. A pass writes all flows that had changed when it began, some rows at a
 time. With very many flows, a pass takes longer than the interval. In three cases a row is written
-at once, with the current batch of events: a flow was raised when it became active, a flow starts to
+at once, with the current batch of events: a flow was raised when it began to wait, a flow starts to
 accrue, or a job ends (rows of the job and of its groups). After a restart, only these rows show
 that a flow was raised, or when it began to accrue.
 
@@ -104,7 +104,7 @@ def restore_usage(
     time_ms: int,
 ) -> int:
     """Restores the usage of all flows: the stored usage, decayed until now, plus the usage that
-    running slots have accrued since it was stored.
+    running slots have accrued since then.
 
     Args:
         tree: a new tree with all flows and running slots.
@@ -191,10 +191,10 @@ def _counted_s(past_ms: int, fairness: Fairness) -> float:
 
 
 def _remember_last_served(group: Flow) -> None:
-    """Sets the level to which a flow is raised if it becomes active while no sibling waits.
+    """Sets the level to which a flow is raised if it begins to wait while no sibling is active.
 
-    The correct level is the virtual time of the sibling that was served last, but that is not
-    stored. It is replaced by the lowest usage per weight of the siblings with running slots.
+    The correct level is the usage per weight of the sibling that was served last, but this level is
+    not stored. The lowest usage per weight of the siblings with running slots replaces it.
     """
     if group.children is None:
         return

@@ -1,7 +1,7 @@
 """Finds out why requests and gang members wait, and whether a new request can be accepted.
 
-It reads the capacity indexes, because reading every host would take too long. So the caller must
-refresh the indexes first.
+This module reads the capacity indexes, because reading every host would take too long. So the
+caller must refresh the indexes first.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class WaitingReasons:
 
         Example: a request needs 4 cpus, and hosts a and b have 2 and 1 free cpus. The sum 3 is less
         than 4: WAITING_CAPACITY. With 3 and 2 free cpus, all hosts together have enough, but no
-        host has: WAITING_FRAGMENTED. With 4 free cpus on a, but not on one NUMA node as the request
+        single host has enough: WAITING_FRAGMENTED. With 4 free cpus on a, but not on one NUMA node
+        as the request
         requires: WAITING_TOPOLOGY.
         """
         match feasibility(self.hosts, self.elastic, scheduling_class):
@@ -175,8 +176,8 @@ class WaitingReasons:
             yield self._member_reason(waiting, member.key), member.count
 
     def _member_reason(self, waiting: WaitingGang, key: SchedulingKey) -> Reason:
-        """Returns why a member waits: its own reason if it would also wait without the gang, else
-        the gang's reason.
+        """Returns why a member waits: its own reason if it would also wait without the gang, or
+        else the gang's reason.
         """
         if not waiting.tried:
             return Reason.NOT_YET_CONSIDERED
@@ -206,7 +207,7 @@ class WaitingReasons:
 
     def refusal(self, spec: RequestSpec) -> ItemOutcome | None:
         """Returns why a new request cannot be accepted: it has invalid values, or no host could
-        serve it. None: it can be accepted.
+        serve it. None: the request can be accepted.
         """
         return _invalid(self.settings, spec) or self.rejection(spec)
 
@@ -234,8 +235,8 @@ class WaitingReasons:
             lack = f"no executor that could host {requested} carries the labels {labels}"
         else:
             lack = f"no executor could host {requested}, even when empty"
-        # If an executor has enough capacity but does not suit, the message explains why, because
-        # users would wonder.
+        # If an executor has enough capacity but is not suitable, the message explains why.
+        # Otherwise users would not understand the refusal.
         if unsuited := large_and_unsuited(self.hosts, scheduling_class):
             host, refusal = unsuited
             lack += f" ({host.host_id} has enough capacity, but {refusal.text})"
@@ -305,7 +306,7 @@ class WaitingReasons:
 
 
 def _invalid(settings: EngineSettings, spec: RequestSpec) -> ItemOutcome | None:
-    """Returns the error of a request that is invalid on every host; None: it is valid."""
+    """Returns the error of a request that is invalid on every host; None: the request is valid."""
     profile = spec.profile
     if profile is None:
         return None
@@ -330,8 +331,8 @@ def _below(spec: RequestSpec, field: str, value: int, least: int) -> ItemOutcome
 def _others(
     gang: GangSpec, members: Sequence[RequestSpec], problems: list[ItemOutcome]
 ) -> list[ItemOutcome]:
-    """Returns the outcomes of the members without a problem: they are rejected, too, because a gang
-    is rejected as a whole.
+    """Returns the outcomes of the members without a problem: these members are rejected, too,
+    because a gang is rejected as a whole.
     """
     have_problems = {problem.id for problem in problems}
     first = problems[0]

@@ -1,4 +1,4 @@
-"""Collects the rows that a batch of events has changed, the stored counters among them."""
+"""Collects the rows and stored counters that a batch of events has changed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from resource_manager.engine.model.entities import (
 
 GENERATION_FLOOR = "generation_floor"
 """Counter that is raised when an older backup is restored. New slots get generations above it. So
-no new slot has the generation of a slot that was placed after the backup was taken.
+no new slot gets the generation of a slot that was placed after the backup was made.
 """
 
 CONTESTED_EPOCH = "contested_epoch"
-"""Counter: the epoch that an executor had seen when the last leader stopped because of it; 0: none.
-While it is set, no resource manager serves from this database. `finegrain db raise-epoch` and
-`finegrain db restore` set it to 0.
+"""Counter: the epoch that an executor had seen, if the last leader stopped because of this epoch;
+otherwise 0. While the counter is set, no resource manager serves from this database. `finegrain db
+raise-epoch` and `finegrain db restore` set it to 0.
 """
 
 REGISTERED_WITH = "registered_with/"
-"""Prefix of counters: the number of the report with which an executor last registered. With it, a
-late copy of an earlier registration is recognized, also by the next leader.
+"""Prefix of counters: the number of the report with which an executor last registered. With this
+number, every leader recognizes a late copy of an earlier registration.
 """
 
 HOST_SETTING_NUMBER = "host_setting_number"
@@ -165,11 +165,11 @@ class ChangeTracker:
         self._cluster_events.append(event)
 
     def trim_job_events(self, job_id: str, sequence: int) -> None:
-        """Notes that entries of a job's log up to this one are deleted."""
+        """Notes that entries of a job's log up to this number are deleted."""
         self._trimmed_job_events[job_id] = sequence
 
     def trim_cluster_events(self, sequence: int) -> None:
-        """Notes that entries of the cluster's history up to this one are deleted."""
+        """Notes that entries of the cluster's history up to this number are deleted."""
         self._trimmed_cluster_events = sequence
 
     def delete_slot(self, slot: Slot) -> None:
@@ -291,14 +291,14 @@ class Numbers:
         self.generation_floor = 0
 
     def next_arrival(self, count: int = 1) -> int:
-        """Takes `count` consecutive arrival numbers, and returns the first one."""
+        """Takes `count` consecutive arrival numbers, and returns the first number."""
         self.arrival += count
         self._changes.counter(ARRIVAL_NUMBER, self.arrival)
         return self.arrival - count + 1
 
     def keep_registration(self, number: int) -> None:
         """Records the registration number of an executor that is deleted. If the executor registers
-        again, it gets a higher number, so that new commands are not taken for old ones.
+        again, it gets a higher number. So it cannot mistake new commands for old commands.
         """
         self.forgotten_registration = max(self.forgotten_registration, number)
         self._changes.counter(FORGOTTEN, self.forgotten_registration)

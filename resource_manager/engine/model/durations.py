@@ -3,7 +3,7 @@ relative error of at most 5 %.
 
 Source: Masson, Rim, Lee, "DDSketch: a fast and fully-mergeable quantile sketch with relative-error
 guarantees", VLDB 2019. The bounds of buckets grow by a constant factor. All durations in a bucket
-are read as one value, which has the same relative error at both ends of the bucket.
+count as one value. This value has the same relative error at both ends of the bucket.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Durations:
     buckets: dict[int, int] = field(default_factory=dict)
 
     def add(self, duration_ms: int) -> None:
-        """Adds one duration; a negative one counts as 0."""
+        """Adds one duration; a negative duration counts as 0."""
         duration_ms = max(0, duration_ms)
         at = _bucket_of(duration_ms)
         self.buckets[at] = self.buckets.get(at, 0) + 1
@@ -70,10 +70,11 @@ class Durations:
         return self.total_ms / self.count if self.count else 0.0
 
     def quantile_ms(self, quantile: float) -> float:
-        """Returns a quantile: this fraction of all durations is not longer. 0 if there are none.
+        """Returns a quantile: this fraction of all durations is not longer; 0 if there are no
+        durations.
 
-        It is the duration at the nearest rank, within `RELATIVE_ERROR`. Example: for 20 durations,
-        the quantile 0.95 is the 19th shortest.
+        The quantile is the duration at the nearest rank, within `RELATIVE_ERROR`. Example: for 20
+        durations, the quantile 0.95 is the 19th shortest.
         """
         if not self.count:
             return 0.0
@@ -86,7 +87,8 @@ class Durations:
         raise AssertionError("the buckets contain fewer durations than were counted")
 
     def share_within(self, limit_ms: float) -> float:
-        """Returns the fraction of durations up to `limit_ms`, from 0 to 1; 1 if there are none.
+        """Returns the fraction of durations up to `limit_ms`, from 0 to 1; 1 if there are no
+        durations.
 
         If the limit is inside a bucket, the part below the limit is estimated: durations are
         assumed to be evenly distributed in the bucket, on a logarithmic scale.
@@ -127,8 +129,8 @@ class Durations:
 
     @classmethod
     def from_text(cls, text: str) -> Durations:
-        """Reads the text that `to_text` wrote. An invalid text, or one of another version, gives an
-        empty histogram, because lost durations must not prevent a start.
+        """Reads the text that `to_text` wrote. An invalid text, or a text of another version, gives
+        an empty histogram, because lost durations must not prevent a start.
         """
         if not text:
             return cls()

@@ -108,7 +108,8 @@ class StartExecutor:
     """Tell a provider to start an executor of a shape with this id. The result arrives as
     ProvisionStarted or ProvisionFailed.
 
-    If `again` is true, the provider may have received this order before, and may have started it.
+    If `again` is true, the provider may have received this order before, and may have started the
+    executor.
     """
 
     executor_id: str
@@ -118,7 +119,7 @@ class StartExecutor:
 
 @dataclass(frozen=True, slots=True)
 class StopExecutor:
-    """Tell a provider to stop an executor and to remove all that belongs to it. The executor may be
+    """Tell a provider to stop an executor and to remove all parts of it. The executor may be
     running, have ended, or never have started. The result arrives as ProvisionEnded or
     ProvisionStopFailed.
     """

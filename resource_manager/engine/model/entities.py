@@ -117,11 +117,11 @@ class RangeSpec:
 
 @dataclass(slots=True)
 class RequestRange:
-    """A part of a range. One row represents all members that were never placed or have ended."""
+    """A part of a range. One row represents all members that have ended or were never placed."""
 
     spec: RangeSpec
     job_id: str
-    arrival_number: int  # of its first member; the next members have the next numbers
+    arrival_number: int  # number of its first member; the next members have the next numbers
     create_time_ms: int
     # indexes of members that have ended
     ended: dict[Ended, IntervalSet] = field(default_factory=dict)
@@ -129,14 +129,14 @@ class RequestRange:
 
 @dataclass(slots=True)
 class Group:
-    """A resource group. A dimension that is not in `minimum` or `maximum` has no such limit."""
+    """A resource group. A dimension that is missing in `minimum` or `maximum` has no such limit."""
 
     name: str
     parent: str = ""  # empty: none
     weight: float = 1.0
     # guaranteed amounts: the group is served first until its slots have booked this much
     minimum: Amounts = field(default_factory=dict)
-    maximum: Amounts = field(default_factory=dict)  # most that its slots may book
+    maximum: Amounts = field(default_factory=dict)  # largest amounts that its slots may book
     description: str = ""
     create_time_ms: int = 0
 
@@ -150,7 +150,7 @@ class UsageRecord:
     service: float  # decayed
     raised: float  # sum of the amounts by which the flow was raised, decayed
     time_ms: int  # wall clock
-    durations: str = ""  # of a job: how long its threads took, as JSON text
+    durations: str = ""  # for a job: the durations of its threads, as JSON text
 
 
 @dataclass(slots=True)
@@ -159,12 +159,12 @@ class Gang:
 
     spec: GangSpec
     job_id: str
-    arrival_number: int  # of its first member
+    arrival_number: int  # arrival number of its first member
     waiting_since_time_ms: int  # when it was last queued
     # runtime
     state: GangState = GangState.WAITING
     members: list[str] = field(default_factory=list)  # allocation ids, in order of arrival
-    waiting_until_ms: int | None = None  # monotonic; None: no timeout, or it is not queued
+    waiting_until_ms: int | None = None  # monotonic; None: no timeout, or the gang is not queued
 
     @property
     def gang_id(self) -> str:
@@ -176,13 +176,13 @@ class Gang:
 class Resize:
     """A resize of a slot: the complete new size."""
 
-    number: int  # +1 for every resize of the slot
+    number: int  # increases by 1 with every resize of the slot
     profile: ResourceProfile
     cpu_limit_milli: int
-    # if the tasks use more than the new size: the resize waits (True) or is refused (False)
+    # if the tasks use more than the new size: the resize waits (True), or is refused (False)
     wait_for_use: bool = False
-    arrival_number: int = 0  # determines its place in the queue
-    assignment: CpuAssignment | None = None  # set when it is ordered; None: unchanged
+    arrival_number: int = 0  # determines the place of the resize in the queue
+    assignment: CpuAssignment | None = None  # set when the resize is ordered; None: unchanged
 
 
 @dataclass(slots=True)
@@ -200,12 +200,12 @@ class Job:
     state: JobState = JobState.ACTIVE
     end_reason: str = ""
     end_time_ms: int | None = None
-    last_sequence: int = 0  # of its event log
-    trimmed_sequence: int = 0  # events up to this one are no longer kept
+    last_sequence: int = 0  # sequence number of the last event in its log
+    trimmed_sequence: int = 0  # events up to this number are no longer kept
     specified: bool | None = (
-        None  # whether its requests are specified or unknown (D9); None: it has none yet
+        None  # True: its requests have profiles; False: they have none; None: it has no request yet
     )
-    witness_allocation_id: str = ""  # the first request, which settled `specified`
+    witness_allocation_id: str = ""  # the first request, which decided `specified`
     # runtime
     lease_until_ms: int = 0
     acknowledged_sequence: int = 0
@@ -214,7 +214,7 @@ class Job:
     )  # arrival numbers of its stored requests, in order, including ended ones
     live_requests: int = 0  # number of requests that have not ended
     slot_keys: set[tuple[str, int]] = field(default_factory=set)  # its slots
-    durations: Durations | None = None  # of its threads; stored with its usage
+    durations: Durations | None = None  # durations of its threads; stored with its usage
 
 
 @dataclass(slots=True)
@@ -245,7 +245,7 @@ class Slot:
     generation: int
     job_id: str
     executor_id: str
-    profile: ResourceProfile  # for an unknown request: the executor's default
+    profile: ResourceProfile  # for a request without a profile: the executor's default
     cpu_limit_milli: int
     pids_max: int
     cpus: str = ""  # empty: the executor's shared pool
@@ -253,28 +253,30 @@ class Slot:
     allocated_time_ms: int | None = None
     isolation: Isolation | None = None  # as the executor reported it
     resize_number: int = 0  # number of the last requested resize
-    ordered: Resize | None = None  # ordered from the executor, which has not confirmed it yet
-    wanted: Resize | None = None  # waits: queued, in back-off, or behind `ordered`
-    assignment: CpuAssignment | None = None  # None: LS, in the whole shared pool
+    ordered: Resize | None = None  # sent to the executor, or in its next command; not confirmed yet
+    wanted: Resize | None = None  # the waiting resize: queued, in back-off, or after `ordered`
+    assignment: CpuAssignment | None = None  # None: the slot runs in the whole shared pool (QoS LS)
     # runtime
     booked: Amounts = field(default_factory=dict)
-    cost: float = 0.0  # cost per second while it accrues
+    cost: float = 0.0  # cost per second while the slot accrues usage
     placed_with_command: int = (
-        # number of the command that ordered it; 0: it was ordered under an earlier registration
+        # number of the command that ordered the slot; 0: a command of an earlier registration
         0
     )
     grace_ms: int | None = None  # grace period of the next free command
     thread_since_ms: int | None = None  # monotonic begin of its thread; None: unknown
-    works_for: str = ""  # id of the request for which it was last reused; empty: none, or unknown
+    works_for: str = (
+        ""  # id of the request for which the slot was last reused; empty: none, or unknown
+    )
 
     @property
     def best_effort(self) -> bool:
-        """True if it books best-effort cpu."""
+        """True if the slot books best-effort cpu."""
         return self.assignment is not None and self.assignment.qos is QosClass.BE
 
     @property
     def is_parked(self) -> bool:
-        """True if it has given up its GPUs while its processes stay."""
+        """True if the slot has given up its GPUs, but its processes stay."""
         return self.assignment is not None and bool(self.assignment.parked_devices)
 
 
@@ -295,13 +297,13 @@ class Registration:
     labels: tuple[tuple[str, str], ...] = ()
     slots_max: int = 0
     shared_cpus: str = ""
-    # HostTopology as compact JSON text, because dicts would take ten times the memory
+    # HostTopology as compact JSON text, because dicts would need ten times the memory
     topology: str = "{}"
     isolation: Isolation = NOTHING_REPORTED
     boot_id: str = ""
     protocol_version: str = ""
     software_version: str = ""
-    provided_as: str = ""  # shape with which a provider started it; empty: started otherwise
+    provided_as: str = ""  # shape with which a provider started it; empty: no provider started it
     host_cpus: str = "{}"  # HostCpus as compact JSON text, for the same reason
 
 
@@ -311,23 +313,23 @@ class Provision:
     is left.
     """
 
-    executor_id: str  # the name that it registers with; no other executor gets this name
+    executor_id: str  # the name with which it registers; no other executor gets this name
     shape: str
-    number: int  # order of the requests
+    number: int  # provisions are numbered in the order of their requests
     cause: str  # why it was requested, for people
     ask_time_ms: int
     state: ProvidedExecutorState = ProvidedExecutorState.ASKED
     handle: str = ""  # the provider's id of the executor; needed to stop it
     message: str = ""  # reason of its last state change, for people
     # runtime
-    deadline_at_ms: int | None = None  # if it has not registered by then, it is stopped
+    deadline_at_ms: int | None = None  # the executor is stopped if it has not registered by then
     idle_since_ms: int | None = None  # monotonic; None: it has slots, or has not registered
     stop_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """A device that gets no new slots, by an operator's order."""
+    """A device to which an operator has forbidden new slots."""
 
     type: str
     uuid: str
@@ -344,7 +346,7 @@ class HostSetting:
 
     executor_id: str  # empty: the cluster
     policy: HostPolicy
-    number: int  # +1 for every change of any setting
+    number: int  # increases by 1 with every change of any setting
     set_time_ms: int = 0
     cordons: tuple[Cordon, ...] = ()  # devices of this host
 
@@ -382,7 +384,7 @@ class Executor:
     drain_reason: str = ""
     drain_deadline_time_ms: int | None = None
     first_seen_time_ms: int = 0
-    lost: bool = False  # true if `state` is LOST; `state` itself is not stored
+    lost: bool = False  # True if `state` is LOST; `state` itself is not stored
     # runtime
     state: ExecutorState = ExecutorState.UNCONFIRMED
     report_number: int = 0
@@ -390,7 +392,7 @@ class Executor:
     report_time_ms: int = 0
     reported_available: Amounts | None = None
     cpu_state: CpuState = NO_CPU_STATE
-    device_conditions: tuple[DeviceCondition, ...] = ()  # of the last full report
+    device_conditions: tuple[DeviceCondition, ...] = ()  # from the last full report
     used: Usage = NO_USAGE
     device_usage: tuple[DeviceUsage, ...] = ()
     command_number: int = 0
@@ -414,7 +416,7 @@ class JobEvent:
     reason: str = ""
     message: str = ""
     slot: dict[str, object] | None = None  # see engine/lifecycle/journal.py: slot_to_dict
-    count: int = 1  # number of range members: the named one and the next ones by index
+    count: int = 1  # number of range members: the named member and the next members by index
 
 
 @dataclass(frozen=True, slots=True)

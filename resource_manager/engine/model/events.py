@@ -24,7 +24,7 @@ from resource_manager.engine.model.entities import (
 from resource_manager.engine.model.reported import Report
 
 Members = tuple[str, int, int]
-"""Some members of a range: its id, the first index, and their number."""
+"""Some members of a range: the id of the range, the first index, and the number of members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class RequestsSubmitted:
 class RequestsCancelled:
     """A job master or an operator (`job_id` is None) cancels requests.
 
-    Answer: list[ItemOutcome]. It is shorter than the input if the step became full. The caller then
-    sends the rest in another event.
+    Answer: list[ItemOutcome]. The list is shorter than the input if the step became full. The
+    caller then sends the rest in another event.
     """
 
     at: Instant
@@ -104,8 +104,8 @@ class RequestsCancelled:
 class SlotsReleased:
     """A job master or an operator (`job_id` is None) gives slots back.
 
-    A slot is (id, generation); generation 0 means the current one. If a request has no slot yet, it
-    is cancelled. Answer: as for `RequestsCancelled`.
+    A slot is (id, generation); generation 0 means the current slot of the request. If a request has
+    no slot yet, it is cancelled. Answer: as for `RequestsCancelled`.
     """
 
     at: Instant
@@ -117,7 +117,8 @@ class SlotsReleased:
 
 @dataclass(frozen=True, slots=True)
 class SlotsReuseRequested:
-    """A job master asks to reuse slots whose work is done for other, pending requests of the job.
+    """A job master reports that the work of some slots is done. It wants to reuse these slots for
+    other, pending requests of the job.
 
     Each item is (id, generation, id of the pending request). A slot that may not be reused is given
     back. Answer: list[ItemOutcome]; an outcome without a reason means that the slot is reused.
@@ -358,7 +359,8 @@ class ProvisionStopFailed:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """An operator drains an executor: it gets no new slots. At the deadline, if any, its slots end.
+    """An operator drains an executor, so that it gets no new slots. If there is a deadline, its
+    slots end then.
 
     Answer: the `Executor`.
     """
@@ -371,7 +373,9 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class UndrainRequested:
-    """An operator ends a drain: the executor may get new slots again. Answer: the `Executor`."""
+    """An operator ends a drain, so that the executor may get new slots again. Answer: the
+    `Executor`.
+    """
 
     at: Instant
     executor_id: str
@@ -394,8 +398,8 @@ class Ticked:
 
     Attributes:
         after_stall: true if this process, or its host, was stopped until just now. The process
-            could receive nothing during that time. So timeouts of executors and leases count from
-            now, as after a restart.
+            could receive no messages during that time. So timeouts of executors and leases count
+            from now, as after a restart.
     """
 
     at: Instant

@@ -13,11 +13,11 @@ from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.settings import EngineSettings
 
 _MARKS = 8
-"""Number of marks per maximum age. The ring buffer has two more places than this."""
+"""Number of marks per maximum age. The ring buffer has two more places than marks."""
 
 
 class History:
-    """The sequence numbers of the cluster's history: the last one, and the last trimmed one."""
+    """The last sequence number of the cluster's history, and its last trimmed number."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
@@ -46,8 +46,8 @@ class History:
         return self.last_sequence
 
     def mark(self, time_ms: int, changes: ChangeTracker) -> None:
-        """Adds a mark for the current interval if it has none, and trims events that are too
-        old.
+        """Adds a mark for the current interval if the interval has no mark, and trims events that
+        are too old.
         """
         number = time_ms // self.mark_interval_ms
         position = number % (_MARKS + 2)

@@ -29,5 +29,5 @@ class HostRefusal:
         return self.blocker.lasting
 
     def number(self, name: str) -> int:
-        """Returns one of the numbers; 0 if it is not given."""
+        """Returns one of the numbers; 0 if the refusal does not have it."""
         return dict(self.numbers).get(name, 0)

@@ -53,8 +53,8 @@ _MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
 class Needs(NamedTuple):
     """The least that a host must have in each column of the index to serve one request.
 
-    A host with less cannot serve it. A host with this much can serve it, unless the request is
-    `topology_constrained`.
+    A host with less cannot serve the request. A host with this much can serve the request, unless
+    the request is `topology_constrained`.
 
     Attributes:
         pooled: the columns for a host with one memory pool.
@@ -109,8 +109,8 @@ def scheduling_key(spec: RequestSpec) -> SchedulingKey:
 def is_topology_constrained(profile: ResourceProfile | None, cpus: CpuKey | None) -> bool:
     """Returns True if amounts alone cannot decide whether a host can serve the request.
 
-    It is also true for best-effort default slots, because the index counts default slots of normal
-    cpu only.
+    The result is also True for best-effort default slots, because the index counts only default
+    slots of normal cpu.
     """
     if profile is not None and profile.devices:
         return True
@@ -122,8 +122,8 @@ def is_topology_constrained(profile: ResourceProfile | None, cpus: CpuKey | None
 def in_grains(amounts: Amounts) -> dict[str, int]:
     """Returns amounts in the units of the index: memory in multiples of `MEMORY_GRAIN_BYTES`.
 
-    Computing with small numbers is faster. Nothing is lost, because bookings are multiples of the
-    grain.
+    Computing with small numbers is faster. The result is exact, because bookings are multiples of
+    the grain.
     """
     return {
         name: amount // MEMORY_GRAIN_BYTES if name in _MEMORY else amount

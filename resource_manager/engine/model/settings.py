@@ -1,7 +1,7 @@
 """Settings of the engine: time limits, sizes and the placement strategy.
 
-The program that starts the resource manager sets them; the engine only reads them. Durations are
-milliseconds, amounts are integers.
+The program that starts the resource manager sets these values, and the engine only reads them.
+Durations are milliseconds, amounts are integers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ExecutorShape:
     labels: tuple[tuple[str, str], ...] = ()
     slots_max: int = 0  # 0: no limit
     cost: float = 1.0  # relative to other shapes
-    count_max: int = 0  # most executors of this shape at a time; 0: no limit
+    count_max: int = 0  # largest number of executors of this shape at a time; 0: no limit
     start_timeout_ms: int = 120 * SECOND_MS  # time within which it must register
 
 
@@ -72,16 +72,16 @@ class Fairness:
 
     order: Order = "fair"
     usage_measure: Measure = "dominant"
-    # age at which usage counts half; None: usage does not decay
+    # usage of this age counts half; None: usage does not decay
     half_life_ms: int | None = 900 * SECOND_MS
-    # running slots count as if they had already run for this much longer
+    # running slots count as if they had already run for this time in addition
     lookahead_ms: int = 30 * SECOND_MS
     usage_interval_ms: int = 10 * SECOND_MS  # longest time between two writes of a changing usage
-    # capacity is reserved for a request that waits this long while others are placed
+    # capacity is reserved for a request that waits this long while other requests are placed
     starvation_timeout_ms: int = 300 * SECOND_MS
-    # capacity is also reserved after this many placements of others; 0: no such limit
+    # capacity is also reserved after this many placements of other requests; 0: no such limit
     starvation_placements: int = 0
-    reservations_max: int = 8  # most reservations at a time; 0: none
+    reservations_max: int = 8  # largest number of reservations at a time; 0: no reservations
     # largest part of any resource that may be reserved; the longest starved request is exempt
     reserved_part_max: float = 0.1
 
@@ -94,13 +94,13 @@ class EngineSettings:
     report_interval_ms: int = 3 * SECOND_MS
     lost_timeout_ms: int = 15 * SECOND_MS
 
-    # Placement. "pack" takes hosts in use before empty ones. Among the first `pack_candidates`
-    # hosts by name, it takes the one that suits the request best. "spread" takes the least loaded
+    # Placement. "pack" takes hosts in use before empty hosts. Among the first `pack_candidates`
+    # hosts by name, it takes the host that suits the request best. "spread" takes the least loaded
     # host. "balanced" takes the host whose free cpu and memory are nearest to their usual
     # proportion.
     strategy: Strategy = "pack"
-    pack_candidates: int = 8  # most hosts that "pack" compares; 1 is first fit
-    label_indexes_max: int = 64  # most label selectors with a dedicated index
+    pack_candidates: int = 8  # "pack" compares at most this many hosts; 1 is first fit
+    label_indexes_max: int = 64  # largest number of label selectors with their own index
     # scheduling classes that one `Decide` tries without success; the next `Decide` continues
     classes_tried_max: int = 300
     # hosts per `Decide` whose cpus and NUMA nodes are checked without success
@@ -112,7 +112,7 @@ class EngineSettings:
     job_requests_max: int = 1_000_000  # live requests of one job
     job_scheduling_classes_max: int = 10_000  # scheduling classes among a job's pending requests
     requests_max: int = 2_000_000  # live requests of all jobs; each takes about 1 KiB of memory
-    # a request is rejected if no executor, even when empty, could host it for this long
+    # a request is rejected if for this time no executor could host it, even when empty
     infeasible_after_ms: int = 30 * SECOND_MS
 
     # Jobs.
@@ -127,7 +127,7 @@ class EngineSettings:
     command_items_max: int = 1_000
 
     # An executor that reports, but does not receive commands, counts as unreachable after one of
-    # these two limits. Then no slots are placed there, and it is probed at growing intervals.
+    # these two limits. Then it gets no new slots, and it is probed at growing intervals.
     unreachable_after_ms: int = 10 * SECOND_MS  # time of failed deliveries of one command
     refused_commands_max: int = 5  # refused commands in a row
     probe_min_ms: int = 1 * SECOND_MS

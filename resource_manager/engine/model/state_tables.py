@@ -4,11 +4,11 @@ listed is a bug and raises `IllegalTransition`.
 - A request is pending (PENDING), then placed (ALLOCATING), then confirmed by its executor
   (GRANTED), and then it ends. Whenever a placement fails, the request becomes PENDING again.
 - A slot is one placement of a request. It exists from the booking of its capacity until its
-  processes on the executor have certainly ended. If its request ends or loses it before that, the
-  slot is FREEING.
-- A resize of a slot waits, is ordered from the executor, and is confirmed or refused. While one is
-  ordered, the next one may wait.
-- A gang moves as a whole until all its slots are granted. Then its members move independently, but
+  processes on the executor have certainly ended. If its request ends or loses the slot before that,
+  the slot is FREEING.
+- A resize of a slot waits, is ordered from the executor, and is confirmed or refused. While a
+  resize is ordered, the next resize may wait.
+- A gang moves as a whole until all its slots are granted. Then its members move independently. But
   if they must be placed again, they are queued together.
 - An executor has three state machines: whether it has registered and reports, whether it is
   drained, and whether the resource manager can connect to it.
@@ -61,7 +61,7 @@ class RequestInput(StrEnum):
     CONFIRM = "CONFIRM"  # its executor carved the slot
     # the placement failed or the slot was lost: back to its old place in the queue
     REQUEUE = "REQUEUE"
-    # a lost executor came back with the slot before the request was placed again
+    # a lost executor returned with the slot before the request was placed again
     RECLAIM = "RECLAIM"
     CANCEL = "CANCEL"  # withdrawn before it was granted
     RELEASE = "RELEASE"  # the granted slot was given back
@@ -100,8 +100,8 @@ class SlotInput(StrEnum):
     """The inputs of the state machine of slots."""
 
     CONFIRM = "CONFIRM"  # its executor carved it
-    FREE = "FREE"  # it must be freed, or its executor is lost
-    RECLAIM = "RECLAIM"  # its lost executor came back with it while its request was still queued
+    FREE = "FREE"  # the slot must be freed, or its executor is lost
+    RECLAIM = "RECLAIM"  # its lost executor returned with it while its request was still queued
     VANISH = "VANISH"  # it does not exist on its executor, so its capacity is free
 
 
@@ -129,7 +129,7 @@ class ResizeState(StrEnum):
     NONE = "NONE"
     WAITING = "WAITING"  # queued, or in a back-off after a refusal
     ORDERED = "ORDERED"  # ordered from the executor, which has not confirmed or refused it yet
-    ORDERED_AND_WAITING = "ORDERED_AND_WAITING"  # one is ordered, and a later one waits
+    ORDERED_AND_WAITING = "ORDERED_AND_WAITING"  # a resize is ordered, and a later resize waits
 
 
 class ResizeInput(StrEnum):
@@ -137,8 +137,8 @@ class ResizeInput(StrEnum):
 
     ASK = "ASK"  # another size is requested
     WITHDRAW = "WITHDRAW"  # the waiting resize is withdrawn or replaced
-    ORDER = "ORDER"  # the waiting resize needs no more capacity, or that capacity was booked
-    CONFIRM = "CONFIRM"  # the executor enforces the ordered size, or a later one
+    ORDER = "ORDER"  # the waiting resize needs no more capacity, or this capacity was booked
+    CONFIRM = "CONFIRM"  # the executor enforces the ordered size, or a later size
     REFUSE = "REFUSE"  # the executor did not carry out the ordered resize
     RETRY = "RETRY"  # a refused resize goes back to its old place in the queue
 
@@ -213,7 +213,7 @@ class RegistrationInput(StrEnum):
 
     REGISTER = "REGISTER"  # it registers, with its capacity and slots
     DISTRUST = "DISTRUST"  # commands do not arrive, or are refused: it must register again
-    FALL_SILENT = "FALL_SILENT"  # nothing was received from it for too long, or it has ended
+    FALL_SILENT = "FALL_SILENT"  # no message has arrived from it for too long, or it has ended
 
 
 _E = ExecutorState
@@ -244,7 +244,7 @@ class DrainState(StrEnum):
 class DrainInput(StrEnum):
     """The inputs of the state machine of drains; from operators and from scaling."""
 
-    DRAIN = "DRAIN"  # also again, with another reason or deadline
+    DRAIN = "DRAIN"  # may be repeated with another reason or deadline
     UNDRAIN = "UNDRAIN"
 
 

@@ -1,8 +1,7 @@
 """A queue of timers. Each timer names an entity to check at a time. `step.py` calls the handlers.
 
 A timer may fire too early: its handler compares the time with the entity's actual deadline, and
-arms the timer again if needed. So a lease that is renewed 1,000 times needs one entry and not
-1,000.
+arms the timer again if needed. So a lease that is renewed 1,000 times needs only one entry.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class Timers:
         self.left_over: dict[tuple[Timer, str], None] = {}
 
     def arm(self, timer: Timer, entity_id: str, due_ms: int) -> None:
-        """Makes a timer fire at `due_ms` or earlier. If it is already armed for an earlier time, it
-        does not change.
+        """Makes a timer fire at `due_ms` or earlier. If the timer is already armed for an earlier
+        time, it does not change.
 
         Args:
             timer: the kind of timer.

@@ -1,5 +1,5 @@
 """Changes the states of entities by the tables of `state_tables.py`. No other code changes states.
-It also remembers the latest moves, for error messages.
+This module also stores the latest moves, for error messages.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from resource_manager.engine.model.entities import Executor, Gang, GangState, Job, Request, Slot
 
 HISTORY_LENGTH = 4_000
-"""How many moves of all entities are remembered for the message of an `IllegalTransition`."""
+"""The latest moves of all entities that are stored for the message of an `IllegalTransition`."""
 
 HISTORY_SHOWN = 8
-"""How many moves of its entity an error message shows."""
+"""An error message shows at most this many moves of its entity."""
 
 
 class Transitions:
-    """Moves entities, and remembers the latest moves.
+    """Moves entities, and stores the latest moves.
 
     All `move_*` methods raise `IllegalTransition` if the table does not list the move. All
-    `restore_*` methods raise it if the table does not list the state as one that may be restored.
+    `restore_*` methods raise it if the table does not allow to restore the state.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Transitions:
     @contextmanager
     def moving_resize(self, slot: Slot, what: ResizeInput) -> Iterator[None]:
         """Moves a slot's resizes. The body of the `with` statement must change the slot so that its
-        state is the next one in the table.
+        state is the next state in the table.
 
         Raises:
             IllegalTransition: the slot has another state afterwards, or the table does not list the
@@ -121,7 +121,7 @@ class Transitions:
             what: the input.
 
         Returns:
-            True if it is unreachable after the move.
+            True if the executor is unreachable after the move.
         """
         before = Reachability.UNREACHABLE if unreachable else Reachability.REACHABLE
         return self._moved(REACH, executor_id, before, what) is Reachability.UNREACHABLE

@@ -1,9 +1,9 @@
 """Computes the columns of the capacity index: what a host has, and what a request needs.
 
 Each constraint (`fit.py`) defines its columns, and a few columns describe the host as a whole. A
-column without a prefix contains what the host has free now. The column with the prefix `KNOWN`
-contains what the host would have if it were empty. The column with the prefix `ONLINE` contains the
-same number while the host is online, and 0 otherwise.
+column without a prefix contains the free amount of the host. The column with the prefix `KNOWN`
+contains the amount that would be free if the host were empty. The column with the prefix `ONLINE`
+contains the same number while the host is online, and 0 otherwise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def columns_of(host: Host, strategy: Strategy) -> dict[str, int]:
     # A new registration is a new object, so its identity shows whether the columns are current.
     if host.described is not host.executor.registration:
         _describe(host)
-    # Copied, because the columns that depend on bookings must not be added to the cached ones.
+    # The columns are copied, because columns that depend on bookings must not be added to the
+    # cached columns.
     columns = dict(host.columns_online if host.online else host.columns_known)
     # Without columns of free capacity, no search finds the host. Its size stays in the index.
     if not host.eligible:
@@ -102,7 +103,8 @@ def size_of(scheduling_class: SchedulingClass, sums: Amounts) -> int:
     Args:
         scheduling_class: the scheduling class of the request.
         sums: the sum of each index column over all hosts. An amount that no host has is not
-            compared. Example: the memory parts, if all hosts have one common memory pool.
+            compared. Example: if all hosts have one common memory pool, memory parts are not
+            compared.
     """
     return max(
         (

@@ -1,7 +1,7 @@
 """Defines constraints. A constraint is one condition that a host must meet to serve a request.
 
-Each kind of constraint is a subclass of `Constraint` (`fit.py` lists them). It checks one host as
-it is, as if it were empty, or as if some of its slots had ended (`HostView`). It returns
+Each kind of constraint is a subclass of `Constraint` (`fit.py` lists them). A constraint checks one
+host as it is, as if it were empty, or as if some of its slots had ended (`HostView`). It returns
 
 - the columns of the capacity index that a host needs to meet the condition,
 - the obstacles on the host, with exact numbers,
@@ -54,10 +54,11 @@ class Obstacle(NamedTuple):
         constraint: the condition that is not met.
         blocker: the code of the obstacle, for people and in the protocol.
         transient: True if the obstacle disappears when enough slots on the host end.
-        lack: how much is missing, in millionths of the requested amount; 0 if the obstacle is not
-            about an amount.
-        dimension: the resource of which too little is free; empty: the obstacle is not about one.
-        host_refusal: why cpus or NUMA nodes do not suit.
+        lack: how much is missing, in millionths of the requested amount; 0 if the obstacle is no
+            lack of an amount.
+        dimension: the resource of which too little is free; empty: the obstacle is no lack of a
+            resource.
+        host_refusal: why cpus or NUMA nodes are not suitable.
     """
 
     constraint: Constraint
@@ -149,7 +150,7 @@ class HostView:
         return at
 
     def spare(self) -> Amounts:
-        """Returns the part of `free` that is not reserved for others."""
+        """Returns the part of `free` that is not reserved for other owners."""
         reserved = self.host.reserved
         if reserved is None or self.owns_reservation or self.is_empty:
             return self.free
@@ -157,7 +158,7 @@ class HostView:
 
     def spare_slots(self) -> int:
         """Returns how many more slots the host may have, apart from slots that are reserved for
-        others.
+        other owners.
         """
         reserved = self.host.reserved
         if reserved is None or self.owns_reservation or self.is_empty:
@@ -221,9 +222,9 @@ class Constraint(ABC):
             whether a request is feasible.
         costly: True if a check takes much longer than a comparison of numbers. Only hosts that meet
             all other conditions are then checked.
-        columns: names of its index columns, except those of amounts.
-        column_prefixes: prefixes of further index columns. The rest of their names is the name of a
-            dimension.
+        columns: names of its index columns, except columns of amounts.
+        column_prefixes: prefixes of further index columns. The name of such a column is the prefix
+            and the name of a dimension.
         has_columns: whether the constraint has index columns.
         is_counted: whether its columns are amounts, so that sums of them over several hosts make
             sense.
@@ -248,7 +249,7 @@ class Constraint(ABC):
         return True
 
     def matters_on(self, host: Host, request: ResourceRequest) -> bool:
-        """Returns False if this host always meets the condition, no matter which slots it has."""
+        """Returns False if this host always meets the condition, whichever slots it has."""
         return True
 
     def needs(self, request: ResourceRequest, *, separate_pools: bool) -> dict[str, int]:
@@ -268,7 +269,8 @@ class Constraint(ABC):
 
     def preferred(self, request: ResourceRequest) -> list[dict[str, int]]:
         """Returns, for each policy that the request prefers, the least column values with which a
-        host can meet the policy; an empty dict if no column shows whether it can.
+        host can meet the policy; an empty dict if no column shows whether a host can meet the
+        policy.
         """
         return []
 
@@ -280,7 +282,7 @@ class Constraint(ABC):
     def obstacles(
         self, request: ResourceRequest, asked: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
-        """Returns the reasons why the host does not meet the condition; empty: it does.
+        """Returns the reasons why the host does not meet the condition; empty: the host meets it.
 
         Args:
             request: the request.

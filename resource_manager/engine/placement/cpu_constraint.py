@@ -1,10 +1,10 @@
-"""Checks whether the cpus and NUMA nodes of a host suit a slot. They may not suit although enough
-cpu and memory is free.
+"""Checks whether the cpus and NUMA nodes of a host are suitable for a slot. They may be unsuitable
+although enough cpu and memory is free.
 
-The check calls the code that also assigns cpus to slots (`cpus/assign.py`). It proposes three kinds
-of remedies: a policy that is preferred instead of required, fewer cpus, or less memory on one node.
-Each remedy is tried with the same code. The number of tries is limited, so other changes may help,
-too.
+The check calls the code that also assigns cpus to slots (`cpus/assign.py`). The constraint proposes
+three kinds of remedies: a policy that is preferred instead of required, fewer cpus, or less memory
+on one node. Each remedy is tried with the same code. The number of tries is limited, so other
+changes may help, too.
 """
 
 from __future__ import annotations
@@ -45,21 +45,24 @@ from resource_manager.engine.placement.device_constraint import DEVICES, is_abou
 MILLI_PER_CPU = 1_000
 
 FEWER_TRIED_MAX = 12
-"""How many smaller numbers of cpus are tried on one host."""
+"""At most this many smaller numbers of cpus are tried on one host."""
 
 LOWERED_TRIED_MAX = 4
-"""How many numbers of cpus are tried on a host whose free amounts are also too small."""
+"""At most this many numbers of cpus are tried on a host whose free amounts are also too small."""
 
 CPU_LIMIT = "cpu_limit_milli"
 
 PIN_CPUS = "pin.cpus"
-"""Index column: cpus that could be dedicated to one more slot."""
+"""Index column: number of cpus that could be dedicated to one more slot."""
 
 PIN_CORE_CPUS = "pin.core_cpus"
-"""Index column: cpus of `PIN_CPUS` whose whole cores are free, if slots may have whole cores."""
+"""Index column: number of cpus of `PIN_CPUS` whose whole cores are free, if slots may have whole
+cores.
+"""
 
 PIN_CORES = "pin.cores"
-"""Index column: cores with at least one cpu of `PIN_CPUS`, if slots may have one cpu of each core.
+"""Index column: number of cores with at least one cpu of `PIN_CPUS`, if slots may have one cpu of
+each core.
 """
 
 PIN_NODE_CPUS = "pin.node_cpus"
@@ -122,12 +125,14 @@ class CpusSuit(Constraint):
             return [{} for _ in stricter]
         known = _cpu_need(request.profile, policy)
         needs = (_cpu_need(request.profile, each) for each in stricter)
-        # Only columns that the preference adds, because each tier includes the needs of the class.
+        # Returns only columns that the preference adds, because each tier includes the needs of the
+        # class.
         return [{name: n for name, n in need.items() if name not in known} for need in needs]
 
     def never_met(self, request: ResourceRequest) -> int:
         """Counts preferred policies that have no effect on slots of this QoS class. Some policies
-        apply only to slots with dedicated cpus, others only to slots without.
+        apply only to slots with dedicated cpus, other policies only to slots without dedicated
+        cpus.
         """
         if request.cpus is None:
             return 0
@@ -168,7 +173,7 @@ class CpusSuit(Constraint):
         return (Obstacle(self, Blocker.TOPOLOGY, not given.lasting, 1, host_refusal=given),)
 
     def obstacle(self, request: ResourceRequest, at: HostView) -> Obstacle | None:
-        """Returns why a host does not meet the condition; None: it does."""
+        """Returns why a host does not meet the condition; None: the host meets it."""
         return next(iter(self.obstacles(request, at.host.booking_for(request), at)), None)
 
     def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
@@ -183,7 +188,7 @@ class CpusSuit(Constraint):
     def remedies(
         self, request: ResourceRequest, at: HostView, settings: EngineSettings
     ) -> Iterator[Remedy]:
-        """Yields changes of the request. Each one alone is enough."""
+        """Yields changes of the request. Each change alone is enough."""
         host, ledger = at.host, at.cpus()
         if ledger is None:
             return
@@ -271,8 +276,8 @@ def _one_required(policy: CpuPolicy) -> list[CpuPolicy]:
 
 
 def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
-    """Yields remedies by which a policy is preferred instead of required: one for each policy that
-    helps alone, or else one for all policies together.
+    """Yields remedies by which a policy is preferred instead of required: one remedy for each
+    policy that helps alone, or else one remedy for all policies together.
 
     Such a change counts as smaller than any change of amounts.
     """

@@ -1,4 +1,4 @@
-"""Checks whether the devices of a host suit a slot.
+"""Checks whether the devices of a host are suitable for a slot.
 
 A sum of free capacity is not enough: a host with four half-used GPUs has 200 hundredths of a GPU
 free, but no slot can get a whole GPU. So this constraint checks each device, with the code that
@@ -43,7 +43,7 @@ MOST_LEFT = "most."
 """Prefix of index columns: the largest free amount of a dimension on one device."""
 
 FEWER_TRIED_MAX = 8
-"""How many smaller numbers of devices are tried on one host."""
+"""At most this many smaller numbers of devices are tried on one host."""
 
 _WITHOUT_DEVICES = DeviceLedger(NO_LAYOUT)
 
@@ -111,7 +111,7 @@ class DevicesSuit(Constraint):
     def remedies(
         self, request: ResourceRequest, at: HostView, settings: EngineSettings
     ) -> Iterator[Remedy]:
-        """Yields changes of the request. Each one alone is enough."""
+        """Yields changes of the request. Each change alone is enough."""
         ledger, requests = _ledger(at), _devices(request)
         for number, each in enumerate(requests):
             for changed, remedy in _changes(ledger, each):

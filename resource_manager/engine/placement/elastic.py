@@ -56,8 +56,8 @@ class Capacity:
 
 @dataclass(slots=True)
 class Backoff:
-    """The back-off of a shape whose executors failed: no more are ordered before `until_ms`
-    (monotonic).
+    """The back-off of a shape whose executors failed: no more executors are ordered before
+    `until_ms` (monotonic).
     """
 
     failures: int = 0  # consecutive failures; all failures within one interval count as one
@@ -131,8 +131,8 @@ class LastPlan:
         return self._by_class_and_gang()[1].get(gang_id, [])
 
     def drop(self, executor_id: str) -> Content | None:
-        """Removes an executor from the plan, and returns the requests planned on it; None if there
-        were none.
+        """Removes an executor from the plan, and returns the requests planned on it; None if it had
+        no planned requests.
         """
         # Both caches are computed from `on`.
         self.places.clear()
@@ -169,22 +169,22 @@ class Elastic:
         number: number of the last executor that was ordered.
         version: rises whenever an executor is ordered, or an order changes.
         next_pass_ms: when the next planning pass is due; None: it is not scheduled.
-        steps: the rest of the running planning pass; None: none is running.
-        planned_inputs: everything that the last plan depended on. If it is unchanged, no new plan
-            is needed.
+        steps: the rest of the running planning pass; None: no planning pass is running.
+        planned_inputs: all inputs of the last plan. If they have not changed, no new plan is
+            needed.
         arrived: executors that have registered since the last cycle, each with the pending executor
-            whose planned requests it gets; empty: none.
+            whose planned requests it gets; empty: no executor has this role.
         resumes: True after a restart, until unfinished orders to providers were repeated.
         surplus: pending executors that no request needed in the last pass.
         lost_since_ms: when each lost executor was lost.
         verdicts: executors that counted as a success or failure of their shape. True: the result is
             final. False: the executor counted as a failure, but may still prove to work.
         idle_marks: registration number and command number of an executor when it became idle.
-        ordered_total: total of all executors after the last order, in the dimensions that the order
-            added to.
+        ordered_total: total of all executors after the last order, in the dimensions to which the
+            order added capacity.
         present: cache of the total of all executors that are not lost, with the version of the
             cluster for which it is valid.
-        seen: by shape, the executor that registered last. It is treated as if it were empty.
+        seen: by shape, a copy of the executor that registered last, without slots.
     """
 
     def __init__(self, provisioning: Provisioning) -> None:
@@ -231,8 +231,8 @@ class Elastic:
     def obstacle(self, name: str, fit: Fit, *, labels: bool = True) -> Obstacle | None:
         """Returns why an executor of a shape could not serve a request even when empty.
 
-        It is assumed to have the same cpus and NUMA nodes as the executor of this shape that
-        registered last. If none has registered, cpus and NUMA nodes are not checked.
+        The check assumes the cpus and NUMA nodes of the executor of this shape that registered
+        last. If no such executor has registered, cpus and NUMA nodes are not checked.
 
         Args:
             name: the name of the shape.
@@ -286,5 +286,5 @@ def capacity_of(shape: ExecutorShape) -> Capacity:
 
 
 def of_shape(provisions: Mapping[str, Provision], name: str) -> int:
-    """Returns how many executors of a shape were ordered and may still exist."""
+    """Returns how many ordered executors of a shape may still exist."""
     return sum(each.shape == name for each in provisions.values())

@@ -1,4 +1,4 @@
-"""Finds out whether some host could serve a scheduling class, now or when empty.
+"""Finds out whether some host could serve a scheduling class, now or if the host were empty.
 
 The capacity index selects hosts, so that not every host is compared. `fit.py` compares the selected
 hosts with the request. The result for empty hosts is cached in the class until the size, labels or
@@ -25,7 +25,8 @@ from resource_manager.engine.placement.reserved import Reservation, Reservations
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 HOSTS_CHECKED_MAX = 64
-"""Most hosts whose cpus and NUMA nodes are checked to explain why one request waits."""
+"""To explain why one request waits, the cpus and NUMA nodes of at most this many hosts are checked.
+"""
 
 
 class Feasibility(StrEnum):
@@ -42,8 +43,8 @@ INFEASIBLE = frozenset({Feasibility.LABELS, Feasibility.NEVER})
 
 
 def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
-    """Returns whether a registered executor, or one that can be ordered, could serve a class if it
-    were empty. The indexes must be up to date.
+    """Returns whether a registered executor, or an executor that can be ordered, could serve a
+    class if it were empty. The indexes must be up to date.
 
     Args:
         hosts: all hosts.
@@ -104,8 +105,8 @@ def _some_host_could(
 
     likely: Iterable[str] = hosts
     if scheduling_class.policy.topology_constrained and scheduling_class.profile is not None:
-        # All hosts of a kind have equal cpus, so one host is checked for all. This does not hold
-        # for default slots: hosts of one kind may have different default profiles.
+        # All hosts of a kind have equal cpus, so it is enough to check one host. But for default
+        # slots each host is checked, because hosts of one kind may have different default profiles.
         kinds = [
             names
             for names in hosts.indexes.kinds.values()
@@ -144,9 +145,9 @@ def _some_host(
 ) -> bool:
     """Returns True if some host can serve a request.
 
-    Such a host is in two lists: the hosts with enough for a need, and the hosts of `likely` (or the
-    hosts with the labels). So it is sufficient to read the shorter list to its end. Both lists are
-    read in parallel, because their lengths are unknown.
+    Such a host must be in two lists: the hosts with enough for a need, and the hosts of `likely`
+    (or the hosts with the labels). So it is sufficient to read the shorter list to its end. Both
+    lists are read in parallel, because their lengths are unknown.
 
     Args:
         hosts: all hosts.
@@ -177,7 +178,7 @@ def free_sums(hosts: Hosts, scheduling_class: SchedulingClass) -> Amounts:
     names = pooled.keys() | separate.keys()
     return {
         name: sum(index.columns[name][0][at] for at in carriers)
-        # Columns that no host has are left out; they count as 0.
+        # Columns that no host has are left out, and count as 0.
         for name in names & index.columns.keys()
     }
 
@@ -216,8 +217,8 @@ def needs_topology_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) ->
 def large_and_unsuited(
     hosts: Hosts, scheduling_class: SchedulingClass
 ) -> tuple[Host, HostRefusal] | None:
-    """Returns a host that is large enough when empty, but whose cpus or NUMA nodes do not suit, and
-    the reason why.
+    """Returns a host that is large enough when empty, but has unsuitable cpus or NUMA nodes, and
+    the reason why they are unsuitable.
 
     Hosts that report their cpus are checked first. At most `HOSTS_CHECKED_MAX` hosts are compared.
     """

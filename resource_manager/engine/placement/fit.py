@@ -1,9 +1,9 @@
 """Decides whether a request fits on a host, lists the obstacles, and finds changes that would help.
 
-No other module decides this. Placement filters hosts by the index columns of the constraints, and
-then calls the costly constraints for the remaining hosts. `explain` shows the obstacles of each
-host. A request is infeasible if every host has an obstacle even when it is empty. An executor shape
-that can be ordered is checked like a host.
+No other module decides whether a request fits. Placement filters hosts by the index columns of the
+constraints, and then calls the costly constraints for the remaining hosts. `explain` shows the
+obstacles of each host. A request is infeasible if every host has an obstacle even when it is empty.
+An executor shape that can be ordered is checked like a host.
 
 To add a kind of constraint, write a subclass of `Constraint` and list it in `CONSTRAINTS`.
 CONTRIBUTING.md has an example.
@@ -103,8 +103,8 @@ class CarriesLabels(Constraint):
 
 
 class EnoughFree(Constraint):
-    """The host has the requested amounts free, in each dimension. For default slots the index
-    counts how many fit, because each host has its own default slot.
+    """The host has the requested amounts free, in each dimension. For default slots, the index has
+    the number that fits, because each host has its own default slot.
     """
 
     of_size = True
@@ -200,7 +200,7 @@ class EnoughFree(Constraint):
                 size = max((each.asked - each.free) * MILLION // each.asked for each in lower)
                 amounts = " and ".join(amount_text(each.dimension, each.free) for each in lower)
                 yield Remedy(size, f"with at most {amounts}", lower)
-            # The largest amounts come first, so the first one that suits is the smallest change.
+            # The largest amounts come first, so the first suitable amount is the smallest change.
             return
 
 
@@ -248,7 +248,7 @@ class NotRefused(Constraint):
 
 
 class NotReserved(Constraint):
-    """The free capacity is not reserved for others."""
+    """The free capacity is not reserved for other owners."""
 
     phrase = "has room, but it is reserved for a starved request"
 
@@ -256,7 +256,7 @@ class NotReserved(Constraint):
         self, request: ResourceRequest, asked: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`. Returns no obstacle if too little is free anyway, because `EnoughFree`
-        reports that.
+        reports the lack.
         """
         host = at.host
         if host.reserved is None or at.owns_reservation:
@@ -340,7 +340,9 @@ class Verdict:
 
     @property
     def host_refusal(self) -> HostRefusal | None:
-        """Why cpus, NUMA nodes or devices do not suit; None: they suit, or need no check."""
+        """Why cpus, NUMA nodes or devices are not suitable; None: they are suitable, or need no
+        check.
+        """
         return next((each.host_refusal for each in self.obstacles if each.host_refusal), None)
 
     def missing(self) -> dict[str, int]:

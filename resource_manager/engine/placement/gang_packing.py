@@ -37,7 +37,7 @@ class Matching:
 
         Args:
             placer: the placer that books members tentatively.
-            members: the members; those that fit on the fewest hosts come first.
+            members: the members; members that fit on the fewest hosts come first.
             one_each: True: a host takes one member. False: a host takes as many members as fit. In
                 this case all members must have the same size, but their labels and barred hosts may
                 differ.
@@ -52,8 +52,8 @@ class Matching:
         self._on: dict[str, Counter[int]] = {}
 
     def run(self, *, partly: bool) -> list[Share]:
-        """Returns hosts for as many members as possible. If `partly` is False, it returns hosts for
-        all members or for none.
+        """Returns hosts for as many members as possible. If `partly` is False, the result has hosts
+        for all members, or is empty.
         """
         # Without `partly`, the search ends at the first member that gets no place.
         found = all(
@@ -71,7 +71,7 @@ class Matching:
         ]
 
     def _place(self, at: int) -> bool:
-        """Places a member on a host with a free place. Returns False if no host has one."""
+        """Places a member on a host with a free place. Returns False if there is no such host."""
         host_id = self._free_host(at)
         if host_id is None:
             return False
@@ -84,8 +84,8 @@ class Matching:
         return True
 
     def _place_instead(self, start: int) -> bool:
-        """Places a member by moving others along an augmenting path. Returns False if no such path
-        exists.
+        """Places a member by moving other members along an augmenting path. Returns False if no
+        such path exists.
         """
         # `room` must count the capacity from the start of the search
         self._placer.roll_back(self._start)
@@ -104,7 +104,8 @@ class Matching:
                     moved = before
                 return True
             for host_id in [each for each in unseen if self._could_have(each, at)]:
-                # The first visit of a host lists all its members, so a second visit would add none.
+                # The first visit of a host lists all its members, so a second visit would add no
+                # member.
                 del unseen[host_id]
                 for other, count in self._on[host_id].items():
                     if count and other not in seen:
@@ -141,9 +142,9 @@ class Packing:
     """Places members of different sizes, by depth-first search with backtracking (Knuth, "The Art
     of Computer Programming", volume 4B, section 7.2.2). The search is exact.
 
-    Two rules prevent it from trying the same arrangement twice. Equal members go to hosts in the
-    order of the hosts, and of several hosts in the same state only the first is tried. The problem
-    is NP-hard, so the number of steps is limited. A step tries one host for one member.
+    Two rules prevent the search from trying the same arrangement twice. Equal members go to hosts
+    in the order of the hosts. Of several hosts in the same state, only the first is tried. The
+    problem is NP-hard, so the number of steps is limited. A step tries one host for one member.
 
     Attributes:
         steps_left: number of steps that the search may still make.
@@ -199,7 +200,7 @@ class Packing:
         """Yields the hosts to try for a member. `before` is the host of the previous member."""
         members = self._members[at]
         hosts = self._able[members]
-        # The order of equal members makes no difference, so this one goes to the host of the
+        # The order of equal members makes no difference, so this member goes to the host of the
         # previous member or to a later host.
         if at and self._members[at - 1] is members:
             hosts = hosts[hosts.index(before) :]

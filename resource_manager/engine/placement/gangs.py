@@ -1,4 +1,4 @@
-"""Finds hosts for all members of a gang, or for none.
+"""Finds hosts for all members of a gang, or for no member.
 
 - SAME_EXECUTOR: searches for one host with enough capacity for all members together.
 - SPREAD: uses a bipartite matching of members and hosts, which is exact.
@@ -51,8 +51,8 @@ from resource_manager.engine.queue.gangs import (
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 STEPS_MAX = 1_500
-"""The largest number of steps of all exact searches for one gang. They take 10 to 20 ms, and a
-decision must be short.
+"""The largest number of steps of all exact searches for one gang. This many steps take 10 to 20 ms.
+Longer searches would delay other events.
 """
 
 MORE_HOSTS_CHECKED_MAX = 128
@@ -66,7 +66,7 @@ class GangSearch:
     search leaves them unchanged.
 
     Attributes:
-        members: the members to place, equal ones together.
+        members: the members to place; equal members are one entry.
         wanted: number of members to place.
         steps_left: number of steps that exact searches may still make.
         cut_off: True if the searches used up their steps, so that it is unknown whether the members
@@ -129,7 +129,7 @@ class GangSearch:
                     found = self._together(partly=False)
             return found if count_of(found) == self.wanted else None
         finally:
-            # A pass may be using the indexes, so everything is rolled back, even after an error.
+            # A pass may be using the indexes, so all changes are rolled back, even after an error.
             self._placer.drop()
 
     def most_on(self, host_id: str) -> int:
@@ -209,7 +209,7 @@ class GangSearch:
 
     def _fill(self, order: Iterable[Members], *, partly: bool) -> list[Share]:
         """Places members one after the other, each on the host that suits best. If `partly` is
-        False, it stops at the first member that does not fit.
+        False, the search stops at the first member that does not fit.
         """
         shares: list[Share] = []
         for members in order:
@@ -285,7 +285,7 @@ class GangSearch:
         return Members(-1, whole, 1, barred)
 
     def _orders(self) -> list[list[Members]]:
-        """Returns the orders to try in which members get cpus on a host. Largest first usually
+        """Returns the orders to try in which members get cpus on a host. The largest first usually
         works, but a few combinations fit only with the smallest first.
         """
         order = self._largest_first()
@@ -313,7 +313,7 @@ def seek(
     prefix: str = "",
     barred: Sequence[frozenset[str]] = (),
 ) -> list[Share] | None:
-    """Returns hosts for all members of a gang; None: none were found. See `GangSearch` for the
+    """Returns hosts for all members of a gang; None: no hosts were found. See `GangSearch` for the
     arguments.
     """
     return GangSearch(hosts, where, requests, prefix=prefix, barred=barred).find()
@@ -335,7 +335,7 @@ def find_together(
     hosts: Hosts, waiting: WaitingGang, requests: tuple[MemberRequest, ...]
 ) -> list[Share] | None:
     """Returns hosts for all members of a pending gang with the capacity that the pass has left;
-    None: no hosts were found. It does not take the capacity.
+    None: no hosts were found. The function does not take the capacity.
 
     Args:
         hosts: all hosts; the indexes must be up to date, except for changes by the current pass.
@@ -377,8 +377,8 @@ def whole_needs(members: Sequence[Members]) -> tuple[dict[str, int], dict[str, i
         needs = needs_of(each.wanted)[:2]
         for whole, need in zip((pooled, separate), needs, strict=True):
             for name, amount in need.items():
-                # Members may share a device or use different ones, so the largest need counts, not
-                # the sum.
+                # Members may share a device or use different devices, so the largest need counts,
+                # not the sum.
                 if name in OF_ONE_SLOT or name.startswith(MOST_LEFT):
                     whole[name] = max(whole[name], amount)
                 else:

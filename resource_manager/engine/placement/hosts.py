@@ -1,5 +1,5 @@
 """Keeps all hosts, and the indexes in which placement finds hosts with room: one capacity index
-(`index.py`) of all hosts, and one for each of some label selectors.
+(`index.py`) of all hosts, and one index for each of some label selectors.
 
 Each index is a tree of maxima (`index.py`). Its numbers are copied from the ledgers of the hosts.
 Building an index for a selector reads every host, and job masters may use any number of selectors.
@@ -8,10 +8,10 @@ hosts is searched, and the search itself checks the labels.
 
 Example: `a` and `b` carry the label zone=x, `c` carries zone=y. They have 4, 8 and 16 cpus free.
 
-- `main` has all three hosts. A class that requires zone=x gets an index with `a` and `b` only.
+- `main` has all three hosts. A class that requires zone=x gets an index with only `a` and `b`.
 - A slot of 2 cpus on `b` lowers its free cpu to 6 in both indexes.
-- A slot on `c` ends: only `main` grows. Classes that require zone=x stay blocked, because no host
-  in their index has more room. Classes that are searched in `main` are unblocked.
+- If a slot on `c` ends, only `main` grows. Classes that require zone=x stay blocked, because no
+  host in their index has more room. Classes that are searched in `main` are unblocked.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Indexes:
         main: the index of all hosts.
         selected: the other indexes, by selector. Each has the hosts that carry all labels of the
             selector.
-        aligning: hosts that align every slot to NUMA nodes. Whether a slot fits there always
-            depends on cpus and NUMA nodes as well as on amounts.
+        aligning: hosts that align every slot to NUMA nodes. Whether a slot fits on such a host
+            always depends on cpus and NUMA nodes as well as on amounts.
         gpu_hosts: hosts with GPUs.
-        kinds: hosts by kind. When empty, the cpus of all hosts of a kind suit the same requests.
-            Hosts that do not report their cpus are one kind (`UNREPORTED`).
+        kinds: hosts by kind. If the hosts of a kind are empty, their cpus are suitable for the same
+            requests. Hosts that do not report their cpus are one kind (`UNREPORTED`).
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -222,8 +222,8 @@ class Indexes:
     def _derive(self, index: CapacityIndex, host: Host, at: int) -> None:
         columns = index.columns
         slots = columns[SLOTS][0][at]
-        # If a host has a limit of slots, a pass counts this column down on all hosts. This is
-        # undone here on hosts without a limit.
+        # If a host has a limit of slots, a pass counts this column down on all hosts. On hosts
+        # without a limit, this change is undone here.
         if slots != UNLIMITED and not host.executor.registration.slots_max:
             slots = UNLIMITED
             index.write(at, SLOTS, slots)

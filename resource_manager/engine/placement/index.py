@@ -1,9 +1,9 @@
 """The capacity index: finds hosts with room without comparing all hosts.
 
-It is a tree over the hosts in order of id: a segment tree of maxima, with 32 children per node and
-one value per column. A leaf holds one number per column (a resource) for one host. An inner node
-holds the maximum of its up to 32 children in each column. A search descends only into nodes whose
-maximum is large enough in every needed column.
+The index is a tree over the hosts in order of id: a segment tree of maxima, with 32 children per
+node. A leaf holds one number per column (a resource) for one host. An inner node holds the maximum
+of its up to 32 children in each column. A search descends only into nodes whose maximum is large
+enough in every needed column.
 
 Example: a request needs 4 cpus and 8 GiB on a cluster of 1,024 hosts, which are 32 nodes of 32
 hosts. A node with the maxima (6 cpus, 4 GiB) is skipped with all its hosts. A node with the maxima
@@ -54,7 +54,8 @@ class CapacityIndex:
     """Numbers of all hosts by column, with a search for hosts that cover a need in every column.
 
     A host's position is its place in the order of ids. A column with a prefix of `WHEN_EMPTY`
-    contains what the host has when empty, not what is free. Its changes are not logged in `grown`.
+    contains the amount that the host has when it is empty, and not the free amount. Its changes are
+    not logged in `grown`.
 
     Attributes:
         ids: ids of the hosts, by position.
@@ -66,7 +67,7 @@ class CapacityIndex:
         version: changes when old positions, or old lengths of the log, are no longer valid.
         taken: positions of hosts that were lowered in place since the last `settle`.
         opened: positions of empty hosts that got slots in this pass, in the order in which they got
-            them.
+            their first slots.
         journal: numbers that were overwritten, for `undo`; None: changes are not recorded.
     """
 
@@ -131,7 +132,7 @@ class CapacityIndex:
             if value != before:
                 self.sums[name] += value - before
                 _write(column, position, value)
-                # A larger capacity when empty is no free capacity.
+                # A larger capacity of the empty host is no free capacity.
                 rose = rose or (value > before and not name.startswith(WHEN_EMPTY))
         if rose:
             self.log_growth(host_id)
@@ -225,8 +226,8 @@ class CapacityIndex:
         seen.ids, seen.position = self.ids, self.position
         for name, column in self.columns.items():
             if name.startswith(prefix):
-                # Shared, because copying would cost time linear in the number of hosts. Tentative
-                # ledgers roll their changes back.
+                # The numbers are shared, because copying would cost time linear in the number of
+                # hosts. Tentative ledgers roll their changes back.
                 seen.columns[name[len(prefix) :]] = column
                 seen.sums[name[len(prefix) :]] = self.sums[name]
         return seen
@@ -354,7 +355,7 @@ class CapacityIndex:
 
     def _search(self, columns: list[tuple[Column, int]], start: int) -> Iterator[list[int]]:
         height = len(columns[0][0]) - 1
-        # The highest level has up to 32 nodes. Those entirely before `start` are left out.
+        # The highest level has up to 32 nodes. Nodes entirely before `start` are left out.
         top = _survivors(columns, height, start >> (_BITS * height), len(columns[0][0][height]))
         if height == 0:
             if top:

@@ -4,7 +4,7 @@ During a pass, free capacity only decreases. Leaves of an index are lowered in p
 its sums and its derived columns may be too high until `settle`. In the meantime a search may check
 hosts without room, but it never misses a host with room.
 
-A tentative ledger also keeps a journal, so that everything since a mark can be rolled back. It
+A tentative ledger also keeps a journal, so that it can roll back all changes since a mark. It
 starts with the free capacity, which a pass may have lowered already, or with the capacity of empty
 hosts.
 """
@@ -159,7 +159,7 @@ class Ledger:
         """Returns a mark to roll back to. The first call makes the ledger tentative."""
         if self._journal is None:
             self._journal = []
-            # One journal for all indexes, so that everything is undone in reverse order.
+            # All indexes share one journal, so that all changes are undone in reverse order.
             for index in self.indexes.all().values():
                 index.journal = self._journal
         return len(self._journal), self.cpus.mark()
@@ -177,7 +177,7 @@ class Ledger:
         self.cpus.roll_back(cpus)
 
     def drop(self) -> None:
-        """Gives back everything, and ends the ledger. The ledger must be tentative."""
+        """Gives back all taken capacity, and ends the ledger. The ledger must be tentative."""
         self.roll_back((0, 0))
         # `roll_back` adds each amount to the sums again. Amounts that were lowered in place were
         # never subtracted from the sums, so this subtracts them.
@@ -202,7 +202,8 @@ class Bookings:
     Attributes:
         scheduling_class: the class.
         index: the index.
-        everywhere: the booking, if it is the same on all hosts; None: it differs between hosts.
+        everywhere: the booking, if it is the same on all hosts; None: the booking differs between
+            hosts.
         empty: by position: 1 if the host has no slots.
         free: the weighted free capacity of hosts, by position; see `Proportions`.
     """

@@ -1,14 +1,14 @@
 """Finds hosts for slots of a scheduling class, and takes the capacity. A `Placer` is one placement
 pass. It computes the number of slots per host, and makes no object for each slot.
 
-For each class it tries the levels of candidates in order (`policies.py`). If amounts decide, a
-division gives the number of slots that fit on a host, and one subtraction per index column takes
-their capacity. Otherwise it checks the cpus and NUMA nodes of each candidate (`search.py`). The
-caller then books the slots and calls `follow` with their hosts.
+For each class, the placer tries the levels of candidates in order (`policies.py`). If the class
+needs only amounts, a division gives the number of slots that fit on a host, and one subtraction per
+index column takes their capacity. Otherwise the placer checks the cpus and NUMA nodes of each
+candidate (`search.py`). The caller then books the slots, and calls `follow` with their hosts.
 
-Example (strategy "pack"): 5 slots of 2 cpus are placed. Hosts a and b are in use and have 5 and 3
-cpus free, and c is empty and has 8. First a gets 2 slots and b gets 1. Then neither has 2 cpus
-free, so c gets the other 2 slots. The result is [("a", 2), ("b", 1), ("c", 2)].
+Example (strategy "pack"): 5 slots of 2 cpus are placed. Hosts a and b are in use, and have 5 and 3
+free cpus. Host c is empty, and has 8 free cpus. First a gets 2 slots and b gets 1. Then neither a
+nor b has 2 free cpus, so c gets the other 2 slots. The result is [("a", 2), ("b", 1), ("c", 2)].
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Placer:
         return self._candidates(scheduling_class).first() is not None
 
     def has_room_for_more(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if more than one slot of a class can be placed, given that one can."""
+        """Returns True if more than one slot of a class can be placed. The caller knows that one
+        slot can be placed.
+        """
         found = self._candidates(scheduling_class)
         first = found.first()
         if first is None:
@@ -97,8 +99,9 @@ class Placer:
             elsewhere: hosts that must not be chosen.
 
         Returns:
-            Hosts with the number of slots on each. There are fewer than `count` slots if no more
-            fit, or if these slots must be booked before the placer can know whether more fit.
+            Hosts with the number of slots on each. The result has fewer than `count` slots if no
+            more fit. It also has fewer slots if the caller must book these slots before the placer
+            can know whether more fit.
         """
         found = self._candidates(scheduling_class)
         index = found.scope.index
@@ -109,7 +112,7 @@ class Placer:
             for position, share in taken:
                 runs.append((index.ids[position], share))
                 count -= share
-            # A later level suits less well, so it gets only slots that fit on no earlier level. If
+            # A later level is less suitable, so it gets only slots that fit on no earlier level. If
             # devices are chosen, these slots must be booked before the next level can be tried.
             if not count or (taken and found.one_host_at_a_time(level)):
                 break
@@ -122,7 +125,7 @@ class Placer:
 
     def cut_off(self, scheduling_class: SchedulingClass) -> bool:
         """Returns True if the search for a class was cut off because too many hosts did not suit.
-        Then one of the other hosts may have room.
+        Then a host that was not checked may have room.
         """
         found = self._found.get(scheduling_class)
         # Levels that demand preferred policies do not count: the last level searches the same hosts
@@ -258,7 +261,7 @@ class Placer:
                 # If only one host is left, it takes all slots. Otherwise each host takes a part, so
                 # that slots with other proportions of cpu and memory can share the host.
                 share = count if len(ranked) == 1 else min(count, booking.at_once)
-                # One slot fits for certain, because the ranking has just checked it.
+                # At least one slot fits, because the ranking has just checked this.
                 if share > 1:
                     for leaves, amount, _ in columns:
                         fit = leaves[position] // amount
@@ -421,7 +424,7 @@ class Candidates:
         return chain.from_iterable(self._searches.values())
 
     def first(self, besides: Collection[int] = ()) -> int | None:
-        """Returns a host with room that is not in `besides`; None: there is none."""
+        """Returns a host with room that is not in `besides`; None: there is no such host."""
         for level in range(len(self.levels)):
             if window := self.window(level, 1, besides):
                 return window[0]
@@ -457,7 +460,7 @@ class Candidates:
 
     def finish(self) -> None:
         """Stores with the class where its searches stopped."""
-        # Only if every level was searched to its end, it is certain that no host has room.
+        # It is certain that no host has room only if every level was searched to its end.
         index, full = self.scope.index, len(self._searches) == len(self.levels)
         for search in self.begun():
             ended = search.finish()

@@ -4,24 +4,23 @@ is best.
 Hosts are divided into tiers by columns of the capacity index. Hosts in the tiers of one level are
 compared with each other. The next level is tried if no host of the earlier levels has room.
 
-- For a class where amounts decide, hosts without GPUs come first, then hosts with GPUs. Hosts that
-  align every slot to NUMA nodes come last, because other slots need them more.
+- For a class that needs only amounts, hosts without GPUs come first, then hosts with GPUs. Hosts
+  that align every slot to NUMA nodes come last, because other slots need them more.
 - For a class with devices, all hosts with room are ordered by the GPU capacity that a slot would
   strand there (`stranding.py`).
 - For a topology-constrained class, hosts that can meet all its preferred policies come first, then
   hosts that miss one policy, and so on. So a preference orders all hosts, and not only the first
   hosts with room.
 
-Example: a request prefers "SpreadByPCPUs". 1,000 hosts demand whole cores, and one host does not.
-The first level needs the column `pin.cores`. Only that one host has this column, so the index finds
-the host at once.
+Example: a request prefers "SpreadByPCPUs". 1,000 hosts demand whole cores, but host h does not. The
+first level needs the column `pin.cores`. Only h has this column, so the index finds h at once.
 
 The strategy compares the hosts of one level, and the host id breaks ties. All numbers are integers,
 so that the result is the same on every machine.
 
 - "pack": hosts in use come before empty hosts. Of the first hosts with room, it takes the host
-  whose free resources have the most similar proportions to the needs of the slot (`Proportions`).
-  So the remaining resources stay in proportion, and less capacity is stranded. Example: a slot that
+  whose free resources have almost the same proportions as the needs of the slot (`Proportions`). So
+  the remaining resources stay in proportion, and less capacity is stranded. Example: a slot that
   needs much memory goes to a host with much free memory and little free cpu.
 - "spread": it takes the host whose scarcest dimension has the largest free part.
 - "balanced": it takes the host where the slot makes the free parts of cpu and memory most equal.
@@ -61,9 +60,9 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 HOSTS_PER_EMPTY_ONE = 64
 """For each group of this many hosts in use, "pack" compares one more empty host.
 
-A host becomes full in all dimensions only if it has slots of different proportions. If only one
-host with much room were compared, such a mix would be left to chance: 100,000 slots of
-`bench.engine` would need 5 % more hosts.
+A host becomes full in all dimensions only if it has slots of different proportions. With only one
+compared host with much room, such a mix would occur only by chance: 100,000 slots of `bench.engine`
+would need 5 % more hosts.
 """
 
 PART_AT_ONCE = 3
@@ -152,11 +151,11 @@ class Proportions:
     only because it is empty. If a host has a rare resource free, slots that do not need this
     resource use the host last.
 
-    Weights make dimensions comparable: an average host has the same weight in each of them.
+    Weights make dimensions comparable: an average host has the same weight in each dimension.
 
     Example, in parts of an average host: a slot needs 0.1 of the cpu and 0.3 of the memory. A host
-    with 0.8 and 0.4 free has the affinity (0.08 + 0.12) / 1.2 = 0.17. A host with 0.4 and 0.8 free
-    has (0.04 + 0.24) / 1.2 = 0.23, so it is better.
+    with 0.8 of the cpu and 0.4 of the memory free has the affinity (0.08 + 0.12) / 1.2 = 0.17. A
+    host with 0.4 and 0.8 free has the affinity (0.04 + 0.24) / 1.2 = 0.23, so it is better.
 
     Attributes:
         index: the index of the hosts.
@@ -277,7 +276,7 @@ def levels(
 def _by_preferences(
     needs: tuple[tuple[tuple[str, int], ...], ...], never_met: int, use_first: bool
 ) -> tuple[Level, ...]:
-    indexed = [need for need in needs if need]  # preferences that the index has columns for
+    indexed = [need for need in needs if need]  # preferences for which the index has columns
     found: list[Level] = []
     for missed in range(len(needs)):
         # A search of the index can demand only preferences with columns. Each combination of met

@@ -19,7 +19,7 @@ class ReservationOwner:
     """A request, a gang, or a slot that must grow, for which capacity is reserved.
 
     Attributes:
-        number: its arrival number, which identifies it.
+        number: the arrival number of the owner, which identifies it.
         job_id: the id of its job.
         allocation_id: its allocation id; for a gang, the id of the first member.
         waiter: the key of its starvation clock.
@@ -55,11 +55,12 @@ class Reservation:
     """Capacity that is reserved for one owner.
 
     Attributes:
-        owner: the request, gang or slot that the capacity is reserved for.
+        owner: the request, gang or slot for which the capacity is reserved.
         requests: the owner's requests; empty for a resize.
         shares: by host, how many members of each request the host would get; empty for a resize.
         hosts: the reserved capacity, by host.
-        starved_since: last placement of the owner's waiter, else the start of its starvation clock.
+        starved_since: when the owner's waiter was last placed, or else when its starvation clock
+            started.
         since_time_ms: when the reservation was made (wall clock).
         until_ms: when the reservation expires, if the slots that must end have not ended by then
             (monotonic clock).
@@ -80,7 +81,7 @@ class Reservation:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sort key of reservations: the one with the longest starved owner comes first."""
+        """The sort key. The reservation with the longest starved owner comes first."""
         return self.starved_since.ms, self.owner.number
 
 
@@ -96,7 +97,7 @@ class Reservations:
             is filled again when it is empty.
         claimed: hosts that no further reservation may use until `unexamined` is filled again.
         searched: waiters for which a search found no unreserved hosts. The value has the hosts that
-            would suit if other reservations ended; empty: no host would suit.
+            would be suitable if other reservations ended; empty: no host would be suitable.
         searched_as_of: the version of the cluster for which `searched` is valid, and the time until
             which it is valid.
         next_since: the start of the oldest starvation clock that had not run long enough at the
@@ -129,7 +130,8 @@ class Reservations:
     def remove(self, ended: Reservation) -> None:
         """Removes a reservation. Its hosts may now suit waiters for which no hosts were found."""
         del self.by_number[ended.owner.number]
-        # Keeps only waiters that no host would suit. For the others, a new search may find hosts.
+        # Keeps only waiters for which no host would be suitable. For other waiters, a new search
+        # may find hosts.
         self.searched = {each: found for each, found in self.searched.items() if not found}
         # The next check begins again with the longest starved waiter, and is due at once.
         self.unexamined.clear()

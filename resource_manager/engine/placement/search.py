@@ -27,7 +27,7 @@ from resource_manager.engine.placement.policies import Tier
 from resource_manager.engine.queue.scheduling_classes import Cursor, SchedulingClass
 
 GROWN_CHECKED_ONE_BY_ONE = 32
-"""If at most this many hosts got more room, each of them is checked directly, without a search of
+"""If at most this many hosts got more room, each such host is checked directly, without a search of
 the tree.
 """
 
@@ -68,7 +68,8 @@ class Scope:
         listed: positions of the hosts with these labels, if there are few; None: the index is
             searched.
         barred: positions of hosts that must not be chosen.
-        closed: ids of hosts that must not be chosen. The caller may add more during the searches.
+        closed: ids of hosts that must not be chosen. The caller may add more ids during the
+            searches.
         avoids_reserved: True if a search that checks cpus must not choose hosts with a reservation.
         check_budget: how many more checks of cpus and NUMA nodes may fail.
     """
@@ -116,8 +117,8 @@ class Search:
 
     Attributes:
         tier: the tier.
-        topology: True if amounts alone do not decide in this tier, so that cpus and NUMA nodes are
-            checked.
+        topology: True if amounts alone are not sufficient for a decision in this tier, so that cpus
+            and NUMA nodes are checked.
         candidates: positions of hosts that had room when they were found.
         hosts_checked: number of hosts whose cpus and NUMA nodes were checked.
         cut_off: True if the search ended early, because too many checks failed.
@@ -158,7 +159,7 @@ class Search:
         at = 0
         while len(window) < most and (at < len(self.candidates) or self.further()):
             position = self.candidates[at]
-            # Checked first, because `has_room` may compute cpus, which is costly.
+            # This is checked first, because `has_room` may compute cpus, which is costly.
             if position in besides:
                 at += 1
             elif self.has_room(position):
@@ -313,8 +314,8 @@ class Search:
             self._frontier = cursor.frontier
             grown = [*cursor.again, *index.grown[cursor.log_length :]]
         # If many hosts got more room, a search of the tree from the first of these hosts is cheaper
-        # than checking each of them. But if a check computes cpus, no host may be checked without
-        # need.
+        # than checking each of them. But a check that computes cpus is costly. Then each host is
+        # checked directly, so that no host is checked without need.
         if len(grown) > GROWN_CHECKED_ONE_BY_ONE and not self.topology:
             self._frontier = min(self._frontier, *grown)
         else:
@@ -333,7 +334,7 @@ class Search:
             self._found = index.covering_by_block(self._needs, self._frontier)
 
     def _next_block(self) -> list[int] | None:
-        """Returns the next hosts that may have room; None: there are none."""
+        """Returns the next hosts that may have room; None: there are no such hosts."""
         if self._ended:
             return self._next_opened()
         self._begin()
@@ -350,7 +351,7 @@ class Search:
 
     def _next_opened(self) -> list[int] | None:
         """Returns the next hosts that were empty when the pass began and now have slots; None:
-        there are no more.
+        there are no more such hosts.
         """
         index = self._scope.index
         if not self.tier.in_use or self._read == len(index.opened):
@@ -373,8 +374,8 @@ class Search:
         return any(self._scope.index.covers(position, need) for need in self._needs)
 
     def _admits(self, position: int) -> bool:
-        """Returns True if a host has the labels, is not barred, reserved or aligning where that
-        matters, and so may be chosen.
+        """Returns True if a host may be chosen: it has the labels, and is not barred. In some
+        searches it must also not be reserved or aligning.
         """
         if self._aligning is not None and self._aligning[position]:
             return False
@@ -388,7 +389,7 @@ class Search:
         return not scope.labels or scope.host(position).carries(scope.labels)
 
     def _check_cpus(self, position: int) -> bool:
-        """Returns True if the cpus and NUMA nodes of a host suit. Counts failed checks."""
+        """Returns True if the cpus and NUMA nodes of a host are suitable. Counts failed checks."""
         self.hosts_checked += 1
         if self.has_room(position):
             return True
@@ -404,8 +405,8 @@ class Growth:
     """The hosts of an index that got more room, shared by the classes of one pass.
 
     If an earlier pass found no room for a class, and the class fits on none of these hosts, it
-    stays blocked without a search. With many classes, this is the case for most unblocked classes.
-    A search would cost ten times as much.
+    stays blocked without a search. With many classes, most unblocked classes are skipped in this
+    way. A search would cost ten times as much.
     """
 
     def __init__(self, index: CapacityIndex) -> None:
@@ -425,8 +426,7 @@ class Growth:
         if len(positions) > GROWN_CHECKED_ONE_BY_ONE:
             return False
         for need in needs_of(scheduling_class).kinds:
-            # If a maximum over all these hosts is too small, the hosts need not be checked one by
-            # one.
+            # If a maximum over all these hosts is too small, no host needs a separate check.
             for name, amount in need.items():
                 if most[name] < amount:
                     break

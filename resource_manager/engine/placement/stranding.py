@@ -3,14 +3,14 @@
 The sellable GPU capacity of a host has two limits. One is the value of the free parts of its GPUs
 (`devices/part_values.py`). The other is its free cpu and memory, because a GPU without cpu and
 memory serves no request. The cpu and memory that a GPU needs are estimated by the average of all
-hosts with GPUs. Requests may need less, so only a part of the average (`PARTS`) is demanded for
-each GPU. The capacity that a slot strands is the sellable capacity before the slot minus the
+hosts with GPUs. Requests may need less. So a GPU counts as sellable with only a part of the average
+(`PARTS`). The capacity that a slot strands is the sellable capacity before the slot minus the
 sellable capacity after it.
 
-Example: an average host has 12 cpus for each GPU. Host A has 2 GPUs and 8 cpus free, host B has 2
-GPUs and 24 cpus. A slot needs 4 cpus and no GPU. With 0.6 of the average, a GPU needs 7.2 cpus. So
-A can sell 1.11 of its GPUs before the slot and 0.55 after it. B can sell both GPUs before and after
-it. So the slot goes to B.
+Example: an average host has 12 cpus for each GPU. Host A has 2 free GPUs and 8 free cpus. Host B
+has 2 free GPUs and 24 free cpus. A slot needs 4 cpus and no GPU. With 0.6 of the average, a GPU
+needs 7.2 cpus. So A can sell 1.11 of its GPUs before the slot and 0.55 after it. B can sell both
+GPUs before and after the slot. So the slot goes to B.
 
 Sources: fragmentation gradient descent (Q. Weng et al., "Beware of Fragmentation", ATC 2023) ranks
 hosts by the same difference of a fragmentation measure. The idea that a part's value is not
@@ -53,8 +53,8 @@ hundredths.
 """
 
 Rank = tuple[int, int, int]
-"""The stranded capacity, 0 for a host in use (1 for an empty one), and the position. The host with
-the lowest rank is best.
+"""The stranded capacity, then 0 for a host in use and 1 for an empty host, then the position. The
+host with the lowest rank is best.
 """
 
 
@@ -71,7 +71,7 @@ class Stranding:
         self._needs: dict[object, Needs] = {}
 
     def first(self, position: int) -> int:
-        """Returns the capacity that one more slot would strand on a host, whether or not it has
+        """Returns the capacity that one more slot would strand on a host, even if the host has no
         room for the slot.
         """
         return _first(*self._free(position), self._needs_at(position), self._sums)
@@ -146,7 +146,7 @@ class Ranking:
         heapq.heapify(self._heap)
 
     def best(self, besides: Collection[int]) -> int | None:
-        """Returns the best host that has room and is not in `besides`; None: there is none."""
+        """Returns the best host that has room and is not in `besides`; None: no host."""
         self._catch_up()
         popped = []
         found = None

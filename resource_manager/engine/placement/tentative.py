@@ -1,5 +1,5 @@
-"""Places slots of a gang's members tentatively, to find out whether all of them fit. Everything is
-rolled back at the end.
+"""Places slots of a gang's members tentatively, to find out whether all members fit. All changes
+are rolled back at the end.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Members:
 
 
 def least_needs(members: Sequence[Members]) -> list[Need]:
-    """Returns the index columns that a host needs to serve any of the members: for a host with one
+    """Returns the index columns that a host needs to serve at least one member: for a host with one
     memory pool, and for a host with separate pools, if they differ.
     """
     pooled = _least([needs_of(each.wanted).pooled for each in members])
@@ -80,11 +80,12 @@ def _least(needs: Sequence[Need]) -> Need:
 
 
 class TentativePlacer(Placer):
-    """A placer whose slots are rolled back. It ends with `drop`. Until then nothing else may change
-    the indexes.
+    """A placer whose slots are rolled back. It ends with `drop`. Until then, no other code may
+    change the indexes.
 
     Attributes:
-        topology: True if amounts alone do not decide, so that slots also get cpus and NUMA nodes.
+        topology: True if amounts alone are not sufficient, so that slots also get cpus and NUMA
+            nodes.
     """
 
     _avoids_reserved = False  # the free amounts in the index already exclude reserved capacity
@@ -121,7 +122,8 @@ class TentativePlacer(Placer):
         self._check_budget = CheckBudget(_UNLIMITED, 0)
         self._as_if_empty = bool(prefix)
         if self._as_if_empty:
-            # If hosts are treated as empty, none is in use, and any host with room is good enough.
+            # If hosts are treated as empty, no host is in use, and any host with room is good
+            # enough.
             self._policy = POLICIES["pack"]._replace(use_first=False)
 
     def hosts(self, members: Members) -> Iterator[str]:
@@ -147,8 +149,8 @@ class TentativePlacer(Placer):
         return 0 if found is None else found[0].room(found[1], most)
 
     def take(self, members: Members, host_id: str, most: int) -> int:
-        """Places as many of the members on a host as fit, at most `most`. Returns how many were
-        placed.
+        """Places as many of the members on a host as fit, at most `most`. Returns the number of
+        placed members.
         """
         found = self._place_at(members, host_id)
         if found is None:
@@ -202,7 +204,8 @@ class TentativePlacer(Placer):
         of smallest members that fit there. Only amounts are compared.
         """
         index, needs = self.index, least_needs(members)
-        # Each member may use another device, so the free capacity of one device limits no number.
+        # Each member may use another device, so the free capacity of one device does not limit the
+        # number of members.
         counted = [
             {name: amount for name, amount in need.items() if not name.startswith(MOST_LEFT)}
             for need in needs
@@ -220,7 +223,7 @@ class TentativePlacer(Placer):
         self._ledger.close(self._hosts[host_id])
 
     def reopen(self) -> None:
-        """Undoes `close`, and everything else that was taken."""
+        """Undoes `close`, and gives back all other taken capacity."""
         self._closed.clear()
         self.roll_back()
 
@@ -236,14 +239,14 @@ class TentativePlacer(Placer):
         return self._ledger.mark()
 
     def roll_back(self, mark: Mark | None = None) -> None:
-        """Gives back everything that was taken since a mark, or since the start if `mark` is
+        """Gives back all capacity that was taken since a mark, or since the start if `mark` is
         None.
         """
         self._ledger.roll_back(mark or self._start)
         self._found.clear()  # a host that was full may have room again
 
     def drop(self) -> None:
-        """Gives back everything, and ends the placer."""
+        """Gives back all taken capacity, and ends the placer."""
         self._ledger.drop()
 
     def _ranked(self, found: Candidates, level: int) -> Iterator[int]:
@@ -283,7 +286,7 @@ class TentativePlacer(Placer):
         if scope is None:
             own, index = scheduling_class.labels, self._indexes.main
             labels = own if not self._within else tuple(sorted({*own, *self._within}))
-            # The index of all labels is best. If there is only an index of some of them, the search
+            # The index of all labels is best. If there is only an index of some labels, the search
             # must still check all labels.
             for implied in (labels, self._within, own) if labels else ():
                 if (selected := self._indexes.of(implied)) is not self._indexes.main:

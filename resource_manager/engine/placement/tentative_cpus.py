@@ -56,7 +56,7 @@ class TentativeCpus:
             self._changed[host_id] = before
 
     def fit(self, request: ResourceRequest, host: Host, most: int) -> int:
-        """Returns for how many slots a host's cpus and NUMA nodes are enough, at most `most`."""
+        """Returns for how many slots, at most `most`, a host's cpus and NUMA nodes suffice."""
         if not most or not host.needs_topology(request):
             return most
         changed = self._changed.get(host.host_id)
@@ -66,11 +66,13 @@ class TentativeCpus:
         wanted = cpu_request_of(request, host.booking_for(request))
         if changed is not None:
             return _count(changed, wanted, most)
-        # Hosts of a kind are equal when empty, so one computation serves all of them.
+        # Hosts of a kind are equal when empty, so one computation is enough for all hosts of the
+        # kind.
         alike = self._start_of is as_if_empty
         key = host.cpu_kind if alike else host.host_id, wanted
         known, fitting = self._known.get(key, (0, 0))
-        # If the last try fitted all its slots, more may fit. Otherwise a larger try finds no more.
+        # If the last try fitted all its slots, more may fit. Otherwise a larger try finds no more
+        # slots.
         if known < most and known == fitting:
             start = self._start_of(host)
             fitting = _count(start, wanted, most) if start is not None else 0
@@ -78,8 +80,8 @@ class TentativeCpus:
         return min(most, fitting)
 
     def fit_all(self, members: Sequence[tuple[ResourceRequest, int]], host: Host) -> bool:
-        """Returns True if a host suits all members together, in this order. Each request comes with
-        its number of members.
+        """Returns True if the cpus of a host are sufficient for all members together, in this
+        order. Each request comes with its number of members.
         """
         if not any(host.needs_topology(request) for request, _ in members):
             return True
@@ -111,8 +113,8 @@ class TentativeCpus:
             count: number of slots.
 
         Raises:
-            InvariantBroken: the host does not suit the slots. The caller must check this with `fit`
-                first.
+            InvariantBroken: the host's cpus are not sufficient for the slots. The caller must check
+                this with `fit` first.
         """
         before = self._changed.get(host.host_id)
         start = before if before is not None else self._start_of(host)

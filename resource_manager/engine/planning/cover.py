@@ -137,8 +137,8 @@ class _Greedy:
         renew_at = self._left
         while self._left:
             if self._left <= renew_at:
-                # To compute a content costs a pass over all entries. So this is done only after 1
-                # in `_PARTS` requests has been served.
+                # A new content costs a pass over all entries. So contents are computed again only
+                # after 1 in `_PARTS` requests has been served.
                 renew_at = self._left - 1 - self._left // _PARTS
                 self._entries = [entry for entry in self._entries if entry[1]]
                 self._fills.clear()
@@ -207,7 +207,7 @@ def _last_at_least_cost(made: Cover, offers: Sequence[Offer], allowance: Allowan
         if not last.copies:
             kept.pop()
     if number:
-        # If requests are left, any cost is accepted if all of them are served.
+        # If requests are left, any cost is accepted if the new executors serve all of them.
         price = (UNBOUNDED * PRICE_UNIT, 0) if made.left else (cost, number)
         better = yield from least_cost(counts, offers, allowance, price)
         if better is not None:

@@ -159,7 +159,7 @@ class Draft:
         return Mark(len(self.opened), self.allowance.copy())
 
     def undo(self, mark: Mark) -> None:
-        """Undoes everything that was requested or put into bins since a mark."""
+        """Undoes all requests for executors, and all additions to bins, since a mark."""
         # Removes the additions from bins that existed at the mark. Deletes bins that were opened
         # later.
         for into, kind, count in mark.added:

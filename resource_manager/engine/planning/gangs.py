@@ -1,4 +1,4 @@
-"""Plans gangs: all members of a gang are planned, or none.
+"""Plans gangs. The plan has all members of a gang, or no member.
 
 Gangs are planned one after another, on registered executors, pending executors, executors that were
 chosen for earlier gangs, and new executors. Each gang gets the capacity that earlier gangs have
@@ -63,7 +63,7 @@ class GangPlanner:
         if (kept := self._kept.pop(id(gang), None)) is not None:
             if (yield from self._complete(gang, kept)):
                 return True
-            # The kept places are given up, and the gang is planned like a new one.
+            # The kept places are given up, and the gang is planned like a new gang.
             for into, kind, count in kept.added:
                 into.add(kind, -count)
         if gang.placement is not GangPlacement.SAME_LABEL:
@@ -175,8 +175,8 @@ class GangPlanner:
             return True
         draft = self._draft
         for at in self._cheapest_first(supplies):
-            # Tried with a bin outside the draft first, so that no executor is requested if the
-            # members do not fit.
+            # The members are first tried in a bin outside the draft, so that no executor is
+            # requested if they do not fit.
             if draft.allowance.copies(at, draft.offers[at]) and _add_all(
                 draft.new_bin(at), members
             ):

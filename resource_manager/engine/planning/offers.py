@@ -98,8 +98,8 @@ class Allowance:
 
 @dataclass(slots=True)
 class Purchase:
-    """Equal executors to request: the offer, the requests that each one serves, and the number of
-    executors.
+    """Equal executors to request: the offer, the requests that each executor serves, and the number
+    of executors.
     """
 
     offer: int

@@ -32,7 +32,7 @@ Entry = tuple[int, int]
 _NOWHERE: Need = ((0, UNBOUNDED + 1),)
 
 _SCANNED_WHOLE = 256
-"""If there are at most this many entries, all of them are tried for every bin."""
+"""If there are at most this many entries, all entries are tried for every bin."""
 
 _MISSES = 8
 """If there are more entries, some are skipped. When this many consecutive entries have not fitted,

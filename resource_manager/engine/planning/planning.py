@@ -1,9 +1,10 @@
 """Plans queued requests and gangs on pending executors, and chooses new executors for the rest.
 
 Input and output are numbers, and equal input gives equal output. Requests that the previous plan
-put on a pending executor stay there. Gangs are planned first, because they need most. New executors
-are chosen for the remaining requests (`cover.py`). If limits allow too few new executors, all
-requests are planned again in order of arrival, so that the oldest requests are served.
+put on a pending executor stay there. Gangs are planned first, because they need the most capacity.
+New executors are chosen for the remaining requests (`cover.py`). If limits allow too few new
+executors, all requests are planned again in order of arrival, so that the oldest requests are
+served.
 
 Example: the queue has 10 requests of 2 cpus. One pending executor has 8 cpus, so 4 requests are
 planned on it. 6 requests remain. There are two offers: executors with 16 cpus at cost 16, and
@@ -101,7 +102,7 @@ def plan_in_steps(backlog: Backlog) -> Steps[Plan]:
     yield 2 * len(backlog.demands)
     planning = _Planning(backlog)
     yield 2 * len(backlog.demands)
-    # Without pending executors and gangs, the previous plan has nothing that this plan could keep.
+    # Without pending executors and gangs, there are no places of the previous plan to keep.
     if backlog.pending or backlog.gangs:
         plan = yield from planning.keeping()
         if plan is not None:

@@ -1,5 +1,5 @@
 """Counts how many topology-constrained requests fit on an executor in a plan, because amounts alone
-do not show this.
+do not show this number.
 
 A plan has one extra dimension for each such kind of requests: the number of requests of this kind
 that fit on an executor. If the executor is registered, the number is computed from its cpus and
@@ -10,8 +10,9 @@ Example: an executor has enough cpu for four requests of two whole cores each, b
 cores for only three. So it has 3 in the dimension of this kind, and each request takes 1.
 
 Different kinds compete for the same cores. The plan considers this on registered executors, and for
-the members of a gang that must be on one executor. On pending executors the plan ignores it.
-Requests that do not fit together there are planned again after the registration.
+the members of a gang that must be on one executor. On pending executors, the plan ignores this
+competition. Requests that do not fit together on a pending executor are planned again after it has
+registered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keeps the job queues that a quota blocks. Hosts may have room for them."""
+"""Keeps the job queues that a quota blocks. Hosts may have room for their requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resource_manager.engine.queue.scheduling_classes import JobQueue, Schedulin
 
 class QuotaBlocked:
     """Job queues that a quota blocks, by group and scheduling class. All requests of a class book
-    the same amounts, so the quota of a group admits all queues of a class or none of them.
+    the same amounts, so the quota of a group admits all queues of a class, or no queue.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
-"""Keeps all gangs, and which of them are pending.
+"""Keeps all gangs, and records which gangs are pending.
 
 A pending gang is one non-batchable item in the queue (`non_batchable.py`), with the arrival number
 of its first member. Gangs with equal requests have the same *kind*. If one gang of a kind does not
-fit, the others do not fit either. So the result of a failed search is stored once for each kind.
+fit, the other gangs of the kind do not fit either. So the result of a failed search is stored once
+for each kind.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class MemberRequest:
-    """Equal members of a gang: the request of each one, and their number.
+    """Equal members of a gang: the request of each member, and the number of members.
 
     Attributes:
         profile: the resource profile of each member; None: unknown.
@@ -60,7 +61,7 @@ class MemberRequest:
         count: number of members.
         elsewhere: executors that must not serve the members, because they still have an older slot
             of a member.
-        cpus: the CPU policy of each member; None: none.
+        cpus: the CPU policy of each member; None: the members have no CPU policy.
     """
 
     profile: ResourceProfile | None
@@ -90,7 +91,7 @@ class Share:
     """Equal members of a gang that are placed on the same executor.
 
     Attributes:
-        request_index: position of their `MemberRequest` among those of the gang.
+        request_index: position of their `MemberRequest` among the requests of the gang.
         host_id: the executor.
         count: number of members.
     """
@@ -160,7 +161,7 @@ class GangLedger:
         return sorted(self.waiting.values(), key=lambda each: each.gang.arrival_number)
 
     def of(self, request: Request) -> Gang | None:
-        """Returns the gang of a request; None: it has none."""
+        """Returns the gang of a request; None: the request has no gang."""
         return self.by_id[request.spec.gang_id] if request.spec.gang_id else None
 
     def waits(self, request: Request) -> bool:
@@ -303,8 +304,8 @@ class GangLedger:
 
 
 def _state_of(members: list[Request]) -> GangState:
-    """Returns the state of a gang, computed from its remaining members. All of them have the same
-    state.
+    """Returns the state of a gang, computed from its remaining members. All remaining members have
+    the same state.
     """
     if not members:
         return GangState.ENDED

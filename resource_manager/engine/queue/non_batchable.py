@@ -35,12 +35,13 @@ class ItemOrder:
     Each job has a heap of its items. Each group above such a job has a heap of its children (groups
     and jobs). The key of an entry is corrected only when the entry is at the top of its heap. This
     is sufficient, because a placement moves the job and its groups back in the order, and moves no
-    entry forward. So after a placement one entry of each level is corrected. The cost does not
+    entry forward. So after a placement one entry of each level is corrected. So the cost does not
     depend on the number of waiting jobs and items.
 
-    Example: the group `a` has 1,000 jobs with a gang each, and `b` has one. A gang of `a` is
-    placed. The next call of `first` moves `a` behind `b` in the heap of the root. In the heap of
-    `a`, the key of one job is now outdated. That heap is not read until `a` comes first again.
+    Example: the group `a` has 1,000 jobs with one gang each, and the group `b` has one such job. A
+    gang of `a` is placed. The next call of `first` moves `a` behind `b` in the heap of the root. In
+    the heap of `a`, the key of one job is now outdated. The heap of `a` is not read until `a` comes
+    first again.
 
     Args:
         tree: the fairness tree that orders the jobs; None: items are tried in order of arrival.
@@ -85,7 +86,8 @@ class ItemOrder:
                 del self._by_job[job_id]
                 continue
             flow = tree.jobs[job_id]
-            # Adds the groups above the job, up to the first one that another job has added already.
+            # Adds the groups above the job, up to the first group that another job has already
+            # added.
             while flow.parent is not None:
                 known = flow.parent in self._below
                 self._below.setdefault(flow.parent, []).append((tree.sort_key(flow), flow))
@@ -96,7 +98,7 @@ class ItemOrder:
             heapq.heapify(heap)
 
     def first(self) -> Rank | None:
-        """Returns the rank of the first item; None: there is none."""
+        """Returns the rank of the first item; None: there is no item."""
         if self._tree is not None:
             return self._first_below(self._tree, self._tree.root)
         number = self._first_of(_ALL_JOBS)
@@ -165,8 +167,9 @@ class NonBatchable:
 class NonBatchables:
     """All pending items, by arrival number.
 
-    Each item is in the current pass, waits for the next pass, or is blocked. Only the item that is
-    being tried is in none of these, until the caller removes or blocks it.
+    Each item is in the current pass, waits for the next pass, or is blocked. There is one
+    exception: the item that is being tried has none of these states, until the caller removes or
+    blocks it.
 
     Attributes:
         starvation: the starvation clocks of all pending requests and items.
@@ -221,7 +224,7 @@ class NonBatchables:
 
     @property
     def unblocked(self) -> bool:
-        """True if some item can be tried, in this pass or the next one."""
+        """True if some item can be tried, in this pass or the next pass."""
         return bool(self._for_next_pass or self.in_pass)
 
     def is_required(self, labels: Labels) -> bool:
@@ -229,7 +232,7 @@ class NonBatchables:
         return labels in self._required
 
     def add(self, item: NonBatchable) -> None:
-        """Adds an item; it is tried in the next pass."""
+        """Adds an item, which the next pass tries."""
         self._required.update(item.required_labels)
         self._all[item.arrival_number] = item
         self._by_job.setdefault(item.job_id, {})[item.arrival_number] = item
@@ -278,9 +281,9 @@ class NonBatchables:
         self.block(item)
 
     def unblock_by_quota(self, group_id: str) -> None:
-        """Unblocks all items that the quota of a group blocked. All are unblocked in one call: in
-        parts, an item that is blocked again would join the remaining items, and the caller would
-        never finish.
+        """Unblocks all items that the quota of a group blocked. All items are unblocked in one
+        call. If this were done in parts, an item that is blocked again would join the remaining
+        items. So the caller would never finish.
         """
         for number in self._quota_blocked.pop(group_id, {}):
             del self._blocked_by[number]
@@ -292,7 +295,9 @@ class NonBatchables:
         return list(self._quota_blocked)
 
     def grew(self, host_id: str, labels: Mapping[str, str]) -> None:
-        """Unblocks the items that an executor may now serve: it has more room, or other labels."""
+        """Unblocks the items that an executor may now serve, because it has more room or other
+        labels.
+        """
         if unblocked_here := self._on_host.pop(host_id, None):
             self._for_next_pass.update(unblocked_here)
         if not self._anywhere:
@@ -307,7 +312,7 @@ class NonBatchables:
                 self._anywhere.pop(first, None)
 
     def unblock(self, number: int) -> None:
-        """Puts an item into the next pass, unless it is in the current one."""
+        """Puts an item into the next pass, unless it is in the current pass."""
         item = self._all.get(number)
         if item is not None and number not in self.in_pass:
             self._take_from_blocked(item)

@@ -1,6 +1,6 @@
 """Chooses the job queue that is served next, and how many of its requests are placed at once.
 
-The fairness tree chooses the job. Among the active queues of this job, the one with the oldest
+The fairness tree chooses the job. Among the active queues of this job, the queue with the oldest
 request comes first. Without the tree, requests are served in order of arrival.
 
 `ClassPass` orders the scheduling classes of a pass by their oldest requests.
@@ -177,7 +177,7 @@ class ServiceOrder:
         if self._tree is None:
             return True
         job = self._tree.jobs[job_queue.job_id]
-        # If every group above the job has one active child, the job is the only active one.
+        # If every group above the job has only one active child, no other job is active.
         return not self.non_batchables.in_pass and all(flow.active == 1 for flow in job.ancestors())
 
     def run_length(self, job_queue: JobQueue, cost: float) -> float:
@@ -193,7 +193,7 @@ class ServiceOrder:
         length = run_length(self._tree, job, cost)
         if self.non_batchables.in_pass and self.non_batchables.until(job_queue.job_id) is None:
             # The next item belongs to another job, and the tree's run length does not consider
-            # items. The run is made short, so that the item is soon served.
+            # items. The run is short, so that the item is soon served.
             length = min(length, max(1, job.running // RUN_PART))
         return length
 

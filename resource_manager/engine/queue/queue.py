@@ -1,8 +1,8 @@
-"""Keeps all pending requests and items, and decides which one is tried next.
+"""Keeps all pending requests and items, and decides which request or item is tried next.
 
 Equal requests form a *scheduling class*. The requests of one job in a class form a *job queue*.
-Classes are tried in *passes*. A pass searches once for a host with room for each class, and may
-span several decisions. If no host has room for a class, the class is blocked until a host with its
+Classes are tried in *passes*. A pass searches for each class once for a host with room. It may span
+several decisions. If no host has room for a class, the class is blocked until a host with its
 labels has more room. Among the classes with room, `order.py` chooses the job queue that is served
 next. A job queue is inactive while its class is blocked or a quota blocks the queue. The other
 queues of the job are still served. Gangs and resizes (`non_batchable.py`) are tried in the same
@@ -14,11 +14,11 @@ Example: one host has 3 free cpus, and two jobs with equal weight have run nothi
     1 cpu    job A: 1 to 2; job B: 4 to 8    has room: `fitting`
     8 cpus   job A: 3                        no room: `blocked`
 
-For each free cpu the fairness tree chooses a job: first A (among equal jobs, the one that has
-waited longest), then B, then A again. So requests 1, 4 and 2 are placed. Then the host has no more
-room for the class of 1 cpu, so this class is blocked, too. When a slot ends, the host has more
-room. Both classes are unblocked (`for_next_pass`), and the next pass tries each of them once.
-Request 5 is placed, and the class of 8 cpus is blocked again.
+For each free cpu the fairness tree chooses a job: first A (among equal jobs, the job that has
+waited longest comes first), then B, then A again. So requests 1, 4 and 2 are placed. Then the host
+has no more room for the class of 1 cpu, so this class is blocked, too. When a slot ends, the host
+has more room. Both classes are unblocked (`for_next_pass`), and the next pass tries each of them
+once. Request 5 is placed, and the class of 8 cpus is blocked again.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class WaitingQueue:
     """All pending requests, by scheduling class and job.
 
     A class is in exactly one of `current_pass`, `fitting`, `for_next_pass` and `blocked`. There is
-    one exception: after `next_class` it is in none of them, until the caller reports the result of
-    the search.
+    one exception: after `next_class`, a class is in no collection until the caller reports the
+    result of the search.
 
     Attributes:
         order: chooses the job queue that is served next.
@@ -228,7 +228,7 @@ class WaitingQueue:
 
     @property
     def unblocked(self) -> bool:
-        """True if some class or item can be tried, in this pass or the next one."""
+        """True if some class or item can be tried, in this pass or the next pass."""
         return (
             bool(self.current_pass or self.fitting or self.for_next_pass)
             or self.non_batchables.unblocked
@@ -240,10 +240,10 @@ class WaitingQueue:
         return bool(self.current_pass or self.fitting or self.non_batchables.in_pass)
 
     def begin_pass(self) -> bool:
-        """Begins the next pass, if the current one has ended and something can be tried.
+        """Begins the next pass, if the current pass has ended and some class or item can be tried.
 
         Returns:
-            True if it began a pass.
+            True if the method began a pass.
         """
         if self.in_pass or not self.unblocked:
             return False

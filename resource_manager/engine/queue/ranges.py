@@ -1,15 +1,15 @@
 """Keeps the ranges of requests, and the state of each member.
 
 A range is stored in *parts* of at most `PART_MEMBERS_MAX` members, with one database row for each
-part. A member is one of these:
+part. A member has one of three states:
 
 - *waiting*: it was never placed. It is only an index in an interval.
 - *materialized*: it was placed at least once. It is a `Request` like any other. When it is queued
   again for the first time, it also gets its own row, so that its generation survives a crash.
 - *ended*: it is again only an index in an interval, and the interval is stored.
 
-So members that were not placed yet or have ended need almost no memory. After a restart, a member
-is waiting if the rows show that it has not ended and has neither a slot nor its own row.
+So members that were never placed, or that have ended, need almost no memory. After a restart, a
+member is waiting if the rows show that it has not ended and has neither a slot nor its own row.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class RangeLedger:
         """Deletes the last part of a job.
 
         Raises:
-            InvariantBroken: the part is not the last one of its job.
+            InvariantBroken: the part is not the last part of its job.
         """
         job_parts = self.by_job[part.row.job_id]
         if job_parts.pop() is not part:

@@ -36,8 +36,8 @@ class RejectionClock:
     def due_ms(self) -> int | None:
         """When infeasible requests are rejected; None: an executor must register first.
 
-        After a stall of the resource manager, the time counts from the end of the stall, because no
-        registration could be received during the stall.
+        After a stall of the resource manager, the time counts from the end of the stall, because
+        the resource manager could receive no registration during the stall.
         """
         if self.since_ms is None:
             return None

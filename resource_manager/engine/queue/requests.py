@@ -56,8 +56,8 @@ class Requests(ByName):
             yield self.by_arrival[arrivals[at]]
 
     def known_at(self, arrival_number: int) -> Request | None:
-        """Returns the request with this arrival number. None: there is none, or it is a member of a
-        range that is not materialized.
+        """Returns the request with this arrival number. None: there is no such request, or it is a
+        member of a range and is not materialized.
         """
         return self.by_arrival.get(arrival_number) or self.ranges.members.get(arrival_number)
 
@@ -74,8 +74,8 @@ class Requests(ByName):
         return request
 
     def named(self, allocation_id: str) -> Request | None:
-        """Returns the request with this id; None: there is none. For a member of a range that is
-        not materialized, this is a temporary object.
+        """Returns the request with this id; None: there is no such request. For a member of a range
+        that is not materialized, this is a temporary object.
         """
         found = self.get(allocation_id)
         # If there are no ranges, the id need not be parsed.

@@ -2,8 +2,8 @@
 
 Requests with the same profile, labels and CPU policy fit the same hosts. So the result of a failed
 search is stored once for each class. A job queue stores arrival numbers as intervals, so a million
-requests that arrived together take as much memory as one. `ActiveQueues` orders the active queues
-of a job by their oldest request.
+requests that arrived together need as much memory as one request. `ActiveQueues` orders the active
+queues of a job by their oldest request.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class SchedulingClass:
         profile: the resource profile of the requests; None: unknown.
         labels: labels that a host must carry.
         needs: amounts that a host must have; None: not computed yet (see `placement/columns.py`).
-        cpus: the CPU policy of the requests; None: none.
+        cpus: the CPU policy of the requests; None: the requests have no CPU policy.
         waiting: number of pending requests.
         job_queues: the job queues of the class, by job.
         inactive: job queues that wait until a host has room for the class.
         tried: whether the class was tried since its first request arrived.
         cursors: where the last search stopped, by tier of hosts.
-        searched: if the last search checked all hosts and found none: the version of the index and
-            the length of its growth log at that time.
+        searched: the version of the index and the length of its growth log at the last search, if
+            this search checked all hosts and found no host.
         verdict: cached (version of the cluster, feasibility).
         reason: cached (version of the state, reason why the requests wait).
         need: cached (version of the cluster, largest amounts that one request books).
@@ -116,7 +116,7 @@ class SchedulingClass:
         return PLAIN if self.cpus is None else self.cpus[0]
 
     def head(self) -> int | None:
-        """Returns the arrival number of the oldest request; None: there is none."""
+        """Returns the arrival number of the oldest request; None: there is no request."""
         heads = self.heads
         # Requests leave in any order, so entries may be outdated. They are corrected only here,
         # when they are at the top.
@@ -157,9 +157,10 @@ class SchedulingClass:
 
     def runs(self) -> Iterator[Run]:
         """Yields the arrival numbers of all requests in order, as intervals. An interval may begin
-        directly after the end of the previous one. The class must not change during the iteration.
+        directly after the end of the previous interval. The class must not change during the
+        iteration.
         """
-        # Corrects the first entry. The loop corrects the others when they are at the top.
+        # Corrects the first entry. The loop corrects other entries when they are at the top.
         self.head()
         left = list(self.heads)
         while left:
@@ -239,13 +240,13 @@ class ActiveQueues:
         self._heap: list[tuple[int, JobQueue]] = []
 
     def activate(self, job_queue: JobQueue) -> bool:
-        """Activates a job queue. Returns True if it is the only active one."""
+        """Activates a job queue. Returns True if it is now the only active queue."""
         self._put(job_queue, job_queue.numbers.first)
         self.active_count += 1
         return self.active_count == 1
 
     def deactivate(self, job_queue: JobQueue) -> bool:
-        """Makes a job queue inactive. Returns True if it was the only active one."""
+        """Makes a job queue inactive. Returns True if it was the only active queue."""
         job_queue.position = INACTIVE
         self.active_count -= 1
         if not self.active_count:
@@ -258,7 +259,7 @@ class ActiveQueues:
             self._put(job_queue, number)
 
     def first(self) -> JobQueue | None:
-        """Returns the queue with the oldest request; None: none is active."""
+        """Returns the queue with the oldest request; None: no queue is active."""
         heap = self._heap
         while heap:
             number, job_queue = heap[0]
@@ -273,7 +274,7 @@ class ActiveQueues:
         return None
 
     def until(self, job_queue: JobQueue) -> int | None:
-        """Returns the position of the second queue; None: there is none.
+        """Returns the position of the second queue; None: there is no second queue.
 
         `job_queue` must be the first queue.
         """
@@ -311,7 +312,7 @@ class KnownClasses:
         self.waited_with: dict[SchedulingKey, SchedulingClass] = {}
         self._idle: dict[
             SchedulingKey, SchedulingClass
-        ] = {}  # classes without pending requests; the longest unused one first
+        ] = {}  # classes without pending requests; the longest unused class comes first
         self._required: dict[Labels, int] = {}  # number of classes with pending requests
         self._made = 0
 
@@ -346,7 +347,7 @@ class KnownClasses:
 
     def _retire(self, key: SchedulingKey, scheduling_class: SchedulingClass) -> None:
         """Keeps a class and its cached search results for the next equal request. If too many
-        classes are kept, it deletes the longest unused one.
+        classes are kept, the method deletes the class that was unused for longest.
         """
         self._idle[key] = scheduling_class
         if len(self._idle) > IDLE_CLASSES_MAX:

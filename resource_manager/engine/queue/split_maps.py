@@ -17,8 +17,8 @@ _NAME_PARTS = 256
 """Number of dictionaries for names. It is a power of 2."""
 
 _HASH_SHIFT = 48
-"""The bits of a name's hash from this one on choose its dictionary. The lowest bits do not, because
-the dictionary itself uses them, and they must differ between its names.
+"""The dictionary of a name is chosen by the bits of its hash from this bit on. The lowest bits
+cannot choose it: the dictionary itself uses them, so they must differ between its names.
 """
 
 

@@ -1,15 +1,17 @@
-"""Measures how long requests have waited while others were placed, with starvation clocks.
+"""Measures, with starvation clocks, how long requests have waited while other requests were placed.
 
 The requests of one job in one scheduling class are served in order, so they share a clock. Each
 gang and each resize has its own clock. Requests that share a clock are called a *waiter*. A clock
-starts when the first request of its waiter is queued, and stops when none is pending.
+starts when the first request of its waiter is queued, and stops when no request of the waiter is
+pending.
 
-A waiter is *starved* if, since its own last placement (or else since the start of its clock), both
-are true: something was placed for others, and `starvation_timeout_ms` have passed or
-`starvation_placements` placements were made.
+A waiter is *starved* if two conditions are true since its own last placement (or since the start of
+its clock, if it has had no placement). First, other requests were placed. Second,
+`starvation_timeout_ms` have passed, or `starvation_placements` placements were made.
 
 Example: the timeout is 300 s. A waiter's clock starts at second 0, and one of its requests is
-placed at second 200. Others get slots all the time. The waiter is starved from second 500 on.
+placed at second 200. Other waiters get slots all the time. The waiter is starved from second 500
+on.
 
 Clocks are not stored. After a restart of the resource manager, `restart` sets their start times.
 """
@@ -39,7 +41,7 @@ class StarvationClock:
 
     Attributes:
         since: when the waiter began to wait.
-        served: when one of its requests was placed last; None: none was placed.
+        served: when one of its requests was placed last; None: no request was placed.
         expired: number of its reservations that expired because slots did not end in time.
     """
 
@@ -49,7 +51,7 @@ class StarvationClock:
 
 
 NEWLY_OVER_MAX = 2_000
-"""Most clocks that one call of `starved` finds to have run long enough."""
+"""One call of `starved` finds at most this many clocks that have run long enough."""
 
 Waiter = tuple[SchedulingClass, str] | int
 """A job's requests of one class (class, job id), or the arrival number of a gang or resize."""
@@ -68,8 +70,9 @@ class StarvationClocks:
         both are always 0.
         """
         self._flows = flows
-        # `_over` has the clocks that have run long enough, `_running` the others. Both are in order
-        # of the start of the clocks. All clocks in `_over` are older than all in `_running`.
+        # `_over` has the clocks that have run long enough, and `_running` has the other clocks.
+        # Both are in order of the start of the clocks. All clocks in `_over` are older than all in
+        # `_running`.
         self._over: dict[Waiter, StarvationClock] = {}
         self._running: dict[Waiter, StarvationClock] = {}
 
@@ -93,7 +96,7 @@ class StarvationClocks:
             clock.served = self._now()
 
     def get(self, waiter: Waiter) -> StarvationClock | None:
-        """Returns the clock of a waiter; None: it is not running."""
+        """Returns the clock of a waiter; None: no clock is running."""
         return self._running.get(waiter) or self._over.get(waiter)
 
     def restart(self, since_ms: Callable[[Waiter], int]) -> None:
@@ -110,23 +113,23 @@ class StarvationClocks:
         self._over, self._running = {}, dict(sorted(clocks, key=lambda each: each[1].since))
 
     def is_over(self, mark: Mark, settings: Fairness) -> bool:
-        """Returns True if a waiter is starved whose last placement, or else whose start, was at
+        """Returns True if a waiter is starved. Its last placement, or else its start, was at
         `mark`.
         """
         now = self._now()
         placed = now.placements - mark.placements
         most = settings.starvation_placements
         waited_ms = now.ms - mark.ms
-        # If nothing is placed for others, a waiter is never starved.
+        # If no other request is placed, a waiter is never starved.
         return placed > 0 and (waited_ms >= settings.starvation_timeout_ms or 0 < most <= placed)
 
     def starved(self, settings: Fairness) -> tuple[Collection[Waiter], Mark]:
         """Returns the waiters whose clocks have run long enough, the oldest clock first.
 
-        Some of them may not be starved, because one of their requests was placed since the start of
-        the clock. The second result is the start of the oldest clock that has not run long enough,
-        or the current moment if there is none. If more than `NEWLY_OVER_MAX` clocks are new in the
-        result, the next call adds the others.
+        Some of these waiters may not be starved, because one of their requests was placed since the
+        start of the clock. The second result is the start of the oldest clock that has not run long
+        enough, or the current moment if there is none. If more than `NEWLY_OVER_MAX` clocks would
+        be new in the result, the next call adds the remaining clocks.
         """
         over = []
         for waiter, clock in islice(self._running.items(), NEWLY_OVER_MAX):

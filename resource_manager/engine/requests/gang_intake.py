@@ -50,7 +50,7 @@ def refused_members(
     for spec in requests:
         belongs.setdefault(spec.allocation_id, set()).add(spec.gang_id)
         if spec.gang_id:
-            # If an id occurs twice in a gang, the first one counts. Ids in two gangs are in
+            # If an id occurs twice in a gang, the first request counts. Ids in two gangs are in
             # `shared`.
             members.setdefault(spec.gang_id, {}).setdefault(spec.allocation_id, spec)
     # Allocation ids that the call uses in more than one gang, or with and without a gang.
@@ -117,7 +117,7 @@ def _refused(
 ) -> list[ItemOutcome]:
     """Returns the problems of the members of one gang; empty if the gang can be accepted."""
     known = state.gangs.by_id.get(gang.gang_id)
-    # A repeated gang is only compared with the stored one. It may no longer fit on any host.
+    # A repeated gang is only compared with the stored gang. The gang may no longer fit on any host.
     if known is not None:
         return [] if _same(state.requests, job, known, gang, members) else _exists(gang, members)
     most = state.settings.gang_members_max
@@ -150,7 +150,7 @@ def _same(
         known.job_id == job.job_id
         and known.spec == gang
         and names == set(known.members)
-        # All members are known, but one of them may have other values in this call.
+        # All members are known, but a member may have other values in this call.
         and all(requests[spec.allocation_id].spec == spec for spec in members)
     )
 
@@ -171,7 +171,7 @@ def _problem(
     *,
     shared: set[str],
 ) -> ItemOutcome | None:
-    """Returns the problem of one member; None if it has none. `first` is the gang's first
+    """Returns the problem of one member; None if it has no problem. `first` is the gang's first
     member.
     """
     name = spec.allocation_id

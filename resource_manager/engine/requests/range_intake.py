@@ -1,7 +1,7 @@
 """Accepts or rejects ranges of requests, each as a whole.
 
-All members have equal request specs, so if one member is invalid, all are. If all members are known
-with the same values, the call is a repetition and changes nothing.
+All members have equal request specs, so if one member is invalid, all members are invalid. If all
+members are known with the same values, the call is a repetition and changes nothing.
 
 Example: PART_MEMBERS_MAX is 10,000, and a job submits members 0 to 24,999 of range "r".
 
@@ -26,7 +26,7 @@ from resource_manager.engine.state import State
 
 
 def new_members(ranges: RangeLedger, spec: RangeSpec) -> int:
-    """Returns how many requests the range adds; 0 if it repeats or overlaps a known one."""
+    """Returns how many requests the range adds; 0 if it repeats or overlaps a known range."""
     end = spec.first_index + spec.count
     known = ranges.overlapping(spec.range_id, spec.first_index, end)
     return 0 if known else spec.count
@@ -37,7 +37,7 @@ def submit_range(state: State, job: Job, spec: RangeSpec) -> ItemOutcome:
 
     Args:
         state: the state.
-        job: the job that submits it.
+        job: the job that submits the range.
         spec: the range.
 
     Returns:
@@ -70,7 +70,7 @@ def submit_range(state: State, job: Job, spec: RangeSpec) -> ItemOutcome:
         state.ranges.add(part)
         state.new_parts.append(part)
         state.changes.request_range(row)
-        # The whole part is one interval of the queue, however many members it has.
+        # The whole part is one interval of the queue, even if it has very many members.
         enqueue_members(state.queue, part, part.first, part.end)
     job.live_requests += spec.count
     state.requests.live += spec.count

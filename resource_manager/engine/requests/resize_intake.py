@@ -37,14 +37,15 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
     """Accepts a resize of a slot. Repeating the same call changes nothing.
 
     Returns:
-        The slot; its `wanted` or `ordered` is the resize, unless it already has that size.
+        The slot. Its `wanted` or `ordered` is the resize, unless the slot already has the requested
+        size.
 
     Raises:
         NotFound: no such job, or no such allocation of that job.
         FailedPrecondition: the job has ended; the slot is not granted, or has another generation;
-            the number is not the next one; the executor is too small even when empty.
-        InvalidArgument: the size is below the minimum, or slots of this QoS class cannot have it,
-            or it has other devices than the slot.
+            the number is not the next number; the executor is too small even when empty.
+        InvalidArgument: the size is below the minimum, or slots of this QoS class cannot have this
+            size, or it has other devices than the slot.
     """
     request, slot = _slot_to_resize(state.requests, state.slots, state.jobs, event)
     # All checks come first, because a rejected event must not change the state.
@@ -59,13 +60,13 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
     _refuse_other_devices(host, slot, request, target, park=event.park)
     _refuse_too_large(host, slot, target)
     _refuse_unsuited(state.resizes, host, slot, target)
-    # The resize is accepted, and replaces a waiting one.
+    # The resize is accepted, and replaces a waiting resize.
     number = slot.resize_number + 1
     replaced = slot.wanted
     state.resizes.withdraw(host, slot)
     slot.resize_number = number
-    # If the slot already has this size, no resize is needed. But if another one is ordered, the
-    # slot may get another size, so the resize must follow.
+    # If the slot already has this size, no resize is needed. But if another resize is ordered, the
+    # slot may get another size, so this resize must follow.
     if slot.ordered is not None or not has_size(slot, target):
         with state.transitions.moving_resize(slot, ResizeInput.ASK):
             slot.wanted = Resize(
@@ -127,7 +128,8 @@ def _slot_to_resize(
             reason=Reason.STALE_GENERATION,
             details={"generation": event.generation, "current": request.generation},
         )
-    # A gang member that is carved but not granted has a slot, too. It may not be resized yet.
+    # A gang member that is carved but not granted has a slot, too. Such a slot may not be resized
+    # yet.
     slot = slots.of(request)
     if slot is None or request.state is not RequestState.GRANTED:
         raise FailedPrecondition(
@@ -168,7 +170,7 @@ def _check_class(cpu_milli: int, limit: int, qos: QosClass) -> None:
     """Checks that slots of a QoS class can have this cpu amount and limit.
 
     Raises:
-        InvalidArgument: slots of this class cannot have it.
+        InvalidArgument: slots of this class cannot have this amount or limit.
     """
     # A pinned slot has dedicated, whole cpus, so it cannot have a fraction of a cpu.
     if qos.is_pinned and (cpu_milli % MILLI_PER_CPU or not cpu_milli):
@@ -196,13 +198,13 @@ def _is_same_call(slot: Slot, number: int, target: Resize) -> bool:
 
 
 def _refuse_number(slot: Slot, number: int) -> None:
-    """Checks that the number is the next one, or 0 (no number).
+    """Checks that the number is the next number, or 0 (no number).
 
     Raises:
-        FailedPrecondition: it is any other number.
+        FailedPrecondition: the number is any other number.
     """
     if number in (0, slot.resize_number + 1):
-        # If the caller sends the next number, it knows the slot's last resize.
+        # A caller that sends the next number knows the slot's last resize.
         return
     last = slot.resize_number
     if number == last:
@@ -265,11 +267,11 @@ def _devices_text(requests: Iterable[DeviceRequest]) -> str:
 
 
 def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resize) -> None:
-    """Checks that the host's cpus and NUMA nodes would suit a slot of this size if no other slot
-    were there.
+    """Checks that the host's cpus and NUMA nodes would be sufficient for a slot of this size if no
+    other slot were there.
 
     Raises:
-        FailedPrecondition: they would not suit it.
+        FailedPrecondition: the cpus or NUMA nodes would not be sufficient.
     """
     refusal = resizes.unsuited(host, slot, target)
     if refusal is not None:
@@ -285,7 +287,7 @@ def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resiz
 def _refuse_too_large(host: Host, slot: Slot, target: Resize) -> None:
     """Checks that the slot's new size is not above the total of the host.
 
-    A dimension that does not grow is not checked, because the slot already has that amount.
+    A dimension that does not grow is not checked, because the slot already has this amount.
 
     Raises:
         FailedPrecondition: the new size is above the total.

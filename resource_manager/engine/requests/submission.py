@@ -1,4 +1,4 @@
-"""Accepts slot requests, cancels them and releases slots. Accepted requests are only queued; the
+"""Accepts and cancels slot requests, and releases slots. Accepted requests are only queued; the
 next `Decide` places them.
 
 A call has many items, and each item gets its own outcome. But if the whole call has a problem (the
@@ -39,7 +39,7 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
     """Accepts the items of a call that are new and valid, one by one.
 
     Returns:
-        One outcome for each request, then one for each range.
+        One outcome for each request, then one outcome for each range.
 
     Raises:
         NotFound, FailedPrecondition: see `active_job`.
@@ -51,7 +51,7 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
     # Checks of the whole call come first, because a rejected event must not change the state.
     job = active_job(state.jobs, event.job_id)
     _refuse_mix(job, chain(event.requests, (each.request for each in event.ranges)))
-    # A large call is split into several events. The first event checks the limits for all of them;
+    # A large call is split into several events. The first event checks the limits for all events;
     # `event.following` has the requests of the later events.
     if not event.admitted:
         specs = event.requests + event.following
@@ -61,7 +61,8 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
         try:
             _refuse_beyond_limits(state, job, specs, ranges)
         except ResourceExhausted:
-            # Looking up every item costs more than all other checks, so it is done only here.
+            # A lookup of every item costs more than all other checks, so items are looked up only
+            # here.
             new = {
                 spec.allocation_id: spec
                 for spec in specs
@@ -126,7 +127,7 @@ def _refuse_beyond_limits(
         return
     specs = [*specs, *(each.request for each, members in ranges.items() if members)]
     new = queue.new_classes(job.job_id, [spec for spec in specs if not spec.gang_id])
-    # Counted for each gang, because each gang is searched for separately.
+    # Kinds are counted for each gang, because each gang has its own search.
     new += len({(s.gang_id, *scheduling_key(s)) for s in specs if s.gang_id})
     if waiting + new > most:
         raise ResourceExhausted(
@@ -164,7 +165,7 @@ def _submit(
     if problem is None and spec.allocation_id in state.ranges:
         problem = taken(spec.allocation_id)
     if problem is not None:
-        # Recorded, because a request that is not accepted leaves no other trace.
+        # The outcome is recorded, because a request that is not accepted leaves no other trace.
         state.journal.cluster_event(
             "request_rejected",
             job_id=job.job_id,
@@ -205,8 +206,8 @@ def cancel_requests(state: State, event: RequestsCancelled) -> list[ItemOutcome]
     request that has ended does not change.
 
     Returns:
-        One outcome for each allocation id, then one for each range. If the step becomes full, the
-        last outcomes are missing, and the caller must send their items again.
+        One outcome for each allocation id, then one outcome for each range. If the step becomes
+        full, the last outcomes are missing, and the caller must send their items again.
 
     Raises:
         NotFound: the job is not known.
@@ -223,7 +224,7 @@ def release_slots(state: State, event: SlotsReleased) -> list[ItemOutcome]:
     Generation 0 means the request's current slot.
 
     Returns:
-        One outcome for each slot, then one for each range; see `cancel_requests`.
+        One outcome for each slot, then one outcome for each range; see `cancel_requests`.
 
     Raises:
         NotFound: the job is not known.
@@ -279,12 +280,12 @@ def _give_up_all(
 def _give_up(
     state: State, by: _Caller, allocation_id: str, generation: int, grace_ms: int | None
 ) -> ItemOutcome:
-    """Ends one request on behalf of a caller. If it has ended, or the generation is older than the
-    current one, nothing changes.
+    """Ends one request on behalf of a caller. If the request has ended, or the generation is older
+    than the current generation, nothing changes.
     """
     request = state.requests.named(allocation_id)
-    # A request of another job gets the same outcome as an unknown one, so that a job cannot find
-    # out which ids other jobs have.
+    # A request of another job gets the same outcome as an unknown request, so that a job cannot
+    # find out which ids other jobs have.
     if request is None or by.job_id not in (None, request.job_id):
         owner = "" if by.job_id is None else f" in job {by.job_id}"
         return ItemOutcome(
@@ -315,7 +316,7 @@ def _give_up(
 def _refuse_mix(job: Job, specs: Iterable[RequestSpec]) -> None:
     """Raises InvalidArgument if a job would have requests with and without a resource profile.
 
-    The first request decides; before it, `Job.specified` is None.
+    The first request decides. Before the first request, `Job.specified` is None.
     """
     specified, witness = job.specified, job.witness_allocation_id
     for spec in specs:

@@ -1,13 +1,14 @@
-"""Handles executors that register: finds the provision of each, and places the requests that were
-planned on it.
+"""Handles executors that register: finds the provision of each executor, and places the requests
+that were planned on the executor.
 
 A provisioned executor is found by its id. Requests that were planned on it are placed before all
-others. Requests that do not fit, because it is smaller than promised, stay queued and are planned
-again. If it could not serve them even when empty, its shape backs off.
+other requests. If the executor is smaller than promised, some of these requests do not fit. They
+stay queued, and are planned again. If the executor could not serve them even when empty, its shape
+backs off.
 
 An executor that no provision has ordered takes over the plan of the most similar pending executor.
 A provider may also have started an executor whose provision is unknown: the provision was given up,
-or is newer than the stored state. This executor is adopted: it gets a provision, so that it is
+or is newer than the stored state. Such an executor is adopted: it gets a provision, so that it is
 given back when it is idle.
 """
 
@@ -59,7 +60,8 @@ def executor_came(state: State, executor_id: str, *, new: bool) -> None:
         return
     if not elastic.provisioning:
         return
-    # Only a new executor takes over a plan. One that registers again has done so before.
+    # Only a new executor takes over a plan. An executor that registers again has already taken over
+    # a plan.
     if new:
         elastic.arrived[host.host_id] = _nearest(state.provisions, state.elastic, host)
     shape = host.executor.registration.provided_as
@@ -89,7 +91,8 @@ def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> 
     """Returns the id of the most similar pending executor whose labels this host carries; empty if
     there is none.
 
-    The difference is the sum over all dimensions of |a - b| / max(a, b). On a tie, the oldest wins.
+    The difference is the sum over all dimensions of |a - b| / max(a, b). On a tie, the oldest
+    executor is taken.
     Example: 4 cpus instead of 8, and equal memory, are a difference of 0.5.
     """
     total = host.executor.registration.total
@@ -111,15 +114,15 @@ def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> 
 
 
 def hand_over(state: State) -> None:
-    """Places the requests that were planned on executors that have registered, before all
-    others.
+    """Places the requests that were planned on executors that have registered, before all other
+    requests.
     """
     elastic = state.elastic
     for host_id, promised in elastic.arrived.items():
         host = state.hosts.get(host_id)
         content = elastic.plan.on.get(promised)
-        # If the executor took over the plan of another one, that plan stays: the pending executor
-        # may still register.
+        # If the executor took over the plan of another executor, that plan stays, because the
+        # pending executor may still register.
         if promised == host_id:
             elastic.plan.drop(promised)
             if host is not None:
@@ -134,7 +137,8 @@ def hand_over(state: State) -> None:
 def _judge(
     gangs: GangLedger, provision_moves: ProvisionMoves, host: Host, content: Content
 ) -> None:
-    """Compares an executor with what was promised for the requests planned on it.
+    """Compares an executor with the capacity that its provider promised, for the requests planned
+    on it.
 
     If the executor could not serve them even when empty, its shape backs off. Otherwise executors
     of that shape would be ordered and given back without end.
@@ -239,7 +243,7 @@ def _place(state: State, host: Host, content: Content) -> None:
             for _, _, request in run
             if not _still_holds_older_slot(state.slots, request, host)
         ]
-        # Room and quota are read again, because earlier iterations have used some of both.
+        # Room and quota are read again, because earlier iterations have used a part of them.
         most = min(len(requests), left[scheduling_class], _room_for(host, scheduling_class))
         if fitting := requests[: state.quotas.admitted_of(scheduling_class, job_id, most)]:
             state.moves.place(fitting, host)

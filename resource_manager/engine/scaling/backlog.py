@@ -49,21 +49,25 @@ _Member = tuple[str, int]
 """Equal members of a gang: the gang's id, and the index of their request in the gang's list."""
 
 _Interval = tuple[int, int, int]
-"""Consecutive requests of one kind: first arrival number, last one plus 1, number of the kind."""
+"""Consecutive requests of one kind: first arrival number, last arrival number plus 1, number of the
+kind.
+"""
 
 PATIENCE = 3
-"""After this many refusals in a row by one executor, a scheduling class is planned on others."""
+"""After this many refusals in a row by one executor, a scheduling class is planned on other
+executors.
+"""
 
 _INTERVALS_MAX = 20_000
-"""When this many more intervals than needed are collected, they are sorted and cut to the needed
-ones, so that the list stays short.
+"""When this many more intervals than needed are collected, they are sorted, and only the needed
+intervals are kept, so that the list stays short.
 """
 
 _ORDERS_PER_STEP = 100
 
 _WORK_PER_CLASS = 10
 _WORK_PER_ORDER = 50
-"""The number of `Steps` that handling one scheduling class, and ordering one executor, count."""
+"""The work, in units of `Steps`, to handle one scheduling class or to order one executor."""
 
 
 def plan_waiting(state: State) -> Steps[None]:
@@ -83,7 +87,8 @@ def plan_waiting(state: State) -> Steps[None]:
         tuple(shape.name for shape in shapes),
         maxima(state.flows),
     )
-    # A change of the free capacity that gangs use, or a refusal that expires, changes none of them.
+    # A change of the free capacity that gangs use, or a refusal that expires, changes none of these
+    # values.
     if now == elastic.planned_inputs and not state.gangs.waiting and not state.hosts.refusing:
         return
     builder, ordered = _BacklogBuilder(state, shapes), 0
@@ -249,8 +254,8 @@ class _BacklogBuilder:
     def _still_queued(self, counts: Counts) -> Content:
         """Returns the requests planned on one executor that are still queued.
 
-        Call it once per executor: it adds up the requests that it returns, so that all executors
-        together get no more requests of a class than are queued.
+        Call this method once per executor. It adds up the requests that it returns, so that all
+        executors together get no more requests of a class than are queued.
         """
         content = Content()
         for kind, count in sorted(counts.items()):
@@ -351,7 +356,8 @@ class _BacklogBuilder:
             if groups and not self._ledger.admit(groups, state.quotas.gang_need(waiting), 1):
                 self._blocked_gangs.append(gang_id)
                 continue
-            # The first gang is planned even above the limit, because it would never be otherwise.
+            # The first gang is planned even above the limit, because otherwise it would never be
+            # planned.
             left -= len(waiting.members)
             if left < 0 and first:
                 break
@@ -390,8 +396,8 @@ def _runs(
 
     Args:
         scheduling_class: the class.
-        admitted: most requests of each job queue; None: no limit.
-        most: enough requests; it does not limit `admitted` requests.
+        admitted: the largest number of requests of each job queue; None: no limit.
+        most: this number of requests is enough; with `admitted`, the result may have more.
     """
     if admitted is not None:
         return [

@@ -1,5 +1,5 @@
 """Collects the free capacity of known executors for the plan of new executors: a waiting gang may
-place some members there, and the others on new executors.
+place some members there, and the other members on new executors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from resource_manager.engine.planning.steps import Steps
 from resource_manager.engine.planning.topology import amounts_of, with_counts
 
 _WORK_PER_HOST = 10
-"""The number of `Steps` that reading one host counts."""
+"""The work, in units of `Steps`, to read one host."""
 
 
 def free_hosts(
@@ -30,8 +30,8 @@ def free_hosts(
 ) -> Steps[dict[str, Capacity]]:
     """Returns the free capacity of known executors that have room for at least one gang member.
 
-    For each kind of member, the number of members is enough executors. Only a gang whose members
-    need the same label value gets all executors with room.
+    For each kind of member, the result needs only as many executors as the kind has members. But
+    for a gang whose members need the same label value, the result has all executors with room.
 
     Args:
         hosts: all hosts; the indexes must be fresh.

@@ -5,7 +5,7 @@ If the queue is long, a pass takes several cycles; each continues where the last
 
 A pass begins `plan_interval_ms` after the first cycle that requires one. So requests that arrive
 one by one are planned together, and a slot that is being freed can still serve the next request.
-Queued requests are planned again only if the result could differ from the last one.
+Queued requests are planned again only if the result could differ from the last plan.
 
 After a restart, nothing is planned while known executors have yet to register again: the queued
 requests may fit there.
@@ -33,12 +33,12 @@ from resource_manager.engine.scaling.backlog import PATIENCE, more_of, note_tota
 from resource_manager.engine.state import State
 
 _PARTS_MAX = 5_000
-"""A missing amount is counted in units, and is at most about this many. The limit keeps the search
-for the cheapest set small.
+"""A missing amount is counted in units, at most about this many. The limit keeps the search for the
+cheapest set small.
 """
 
 WORK_MAX = 7_000
-"""Most steps (`planning/steps.py`) of a planning pass that one cycle runs. They take some
+"""One cycle runs at most this many steps (`planning/steps.py`) of a planning pass. They take some
 milliseconds.
 """
 
@@ -58,7 +58,8 @@ def provide(state: State) -> None:
     if elastic.next_pass_ms is None and elastic.steps is None:
         elastic.next_pass_ms = state.journal.now_ms + interval_ms
     elif not state.queue_unfinished:
-        # While the queue is unfinished, it may still place requests, which then need no executor.
+        # While the queue is unfinished, the cycle may still place requests, which then need no
+        # executor.
         if elastic.steps is None and state.journal.now_ms >= (elastic.next_pass_ms or 0):
             elastic.steps, elastic.next_pass_ms = _pass(state), None
         if elastic.steps is not None and advance(elastic.steps, WORK_MAX):
@@ -72,8 +73,8 @@ def provide(state: State) -> None:
 
 
 def _pass(state: State) -> Steps[None]:
-    """Checks provisions, plans for queued requests and the minimum, then gives back what is not
-    needed.
+    """Checks provisions, plans for queued requests and the minimum, then gives back executors that
+    are not needed.
     """
     for provision in list(state.provisions.values()):
         # The pass pauses at each `yield`, so the provision may have been deleted meanwhile.
@@ -82,7 +83,7 @@ def _pass(state: State) -> Steps[None]:
             yield 1
     if _are_expected_back(state.journal, state.hosts, state.settings, state.started):
         return
-    # Plans first: executors that the plan needs must not be given back.
+    # Planning comes first, because executors that the plan needs must not be given back.
     yield from plan_waiting(state)
     _request_minimum(state.provision_moves)
     yield len(state.provisions)
@@ -194,7 +195,8 @@ def _cheapest(
 
     Amounts are counted in units of the greatest common divisor of the shapes' amounts. Say 10 cpus
     are missing, and the shapes have 4 cpus at cost 1.0 and 8 cpus at cost 1.5. The unit is 4 cpus,
-    and 3 units are needed. One executor of each shape (cost 2.5) is cheaper than three small ones.
+    and 3 units are needed. One executor of each shape (cost 2.5) is cheaper than three small
+    executors (cost 3.0).
     """
     if not shapes:
         return []
@@ -204,7 +206,7 @@ def _cheapest(
     if lack // unit > _PARTS_MAX:
         unit = max(unit, min(lack // _PARTS_MAX, *[shape.total[name] for shape in shapes]))
     # Each unit is one request for `cover`. If all permitted executors together are not enough, all
-    # of them are ordered.
+    # permitted executors are ordered.
     offers = [
         Offer([shape.total[name] // unit], [((0, 1),)], max(1, round(shape.cost * COST_UNIT)))
         for shape in shapes

@@ -1,4 +1,4 @@
-"""Handles what providers report about executors that they were asked to start or stop."""
+"""Handles the reports of providers about orders to start or stop executors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def provision_started(state: State, event: ProvisionStarted) -> None:
     provision = state.provisions.get(event.executor_id)
     if provision is None:
         return
-    # If the provider returns no handle, a known one is kept.
+    # If the provider returns no handle, a known handle is kept.
     provision.handle = event.handle or provision.handle
     # The executor may have registered, or been given up, before the provider answered.
     if provision.state is ProvidedExecutorState.ASKED:
@@ -30,8 +30,8 @@ def provision_started(state: State, event: ProvisionStarted) -> None:
 
 
 def provision_failed(state: State, event: ProvisionFailed) -> None:
-    """Gives up a provision that could not be started, and orders the provider to stop whatever the
-    attempt has started.
+    """Gives up a provision that could not be started, and orders the provider to stop all parts
+    that the attempt has started.
     """
     provision = state.provisions.get(event.executor_id)
     # A registered executor works, even if its start command reported a failure.
@@ -45,7 +45,7 @@ def provision_ended(state: State, event: ProvisionEnded) -> None:
     if provision is None:
         return
     message = event.message or "its provider reports that nothing of it is left"
-    # If it never registered, further executors of its shape may fail as well.
+    # If the executor never registered, further executors of its shape may fail, too.
     if provision.state in PENDING:
         state.provision_moves.back_off(
             provision.shape, f"{provision.executor_id}: ended before it registered: {message}"
@@ -56,7 +56,8 @@ def provision_ended(state: State, event: ProvisionEnded) -> None:
     state.provision_moves.record("provision_ended", provision, message)
     host = state.hosts.get(provision.executor_id)
     if host is not None:
-        # It is marked as lost before it is deleted, so that the history contains the reason.
+        # The executor is marked as lost before it is deleted, so that the history contains the
+        # reason.
         if host.executor.state is not ExecutorState.LOST:
             state.departures.lose_executor(host, f"executor {host.host_id} has ended: {message}")
         state.departures.delete_executor(host)

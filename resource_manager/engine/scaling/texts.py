@@ -10,7 +10,7 @@ from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 _NAMED_MAX = 3
-"""How many different kinds of requests a text names."""
+"""A text names at most this many different kinds of requests."""
 
 
 def cause_of(gangs: GangLedger, content: Content) -> str:

@@ -48,8 +48,8 @@ def command_answered(state: State, event: CommandAnswered) -> None:
         host.frees_failed = 0 if command.frees else host.frees_failed
     for slot, outcome in refused:
         _refused(state, slot, outcome)
-    # Set before the report is adopted: while a command is in flight, a slot that a report lacks
-    # does not count as missing (`Host.contains`).
+    # This is set before the report is adopted, because while a command is in flight, a slot that a
+    # report lacks does not count as missing (`Host.contains`).
     host.in_flight = None
     state.outbox[host.host_id] = None
     result = adopt_report(state, host, event.report, at_least_command=event.command_number)
@@ -65,7 +65,8 @@ def command_answered(state: State, event: CommandAnswered) -> None:
     if not result.adopted:  # a newer report was processed before; it contains the command's effects
         host.contained_command = max(host.contained_command, event.command_number)
         settle(state, host)
-    # After the report was adopted, because a refusal ends when a later report differs from it.
+    # This comes after the report was adopted, because a refusal ends when a later report differs
+    # from this report.
     for slot, _ in refused:
         remember_refusal(state, host, slot)
     if isinstance(command.effect, SendResize):
@@ -147,7 +148,7 @@ def command_undelivered(state: State, event: CommandUndelivered) -> None:
 def _host_of_command(
     hosts: Hosts, event: CommandAnswered | CommandRefused | CommandUndelivered
 ) -> Host | None:
-    """Returns the host if the event is about the command in flight there; None if the event is
+    """Returns the host if the event concerns the command in flight there; None if the event is
     outdated.
     """
     host = hosts.get(event.executor_id)

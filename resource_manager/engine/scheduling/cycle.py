@@ -7,14 +7,14 @@
         assign    book a slot there, with cpus and NUMA nodes if the request names them
     then reserve for starved requests, order executors for requests that fit nowhere, send commands
 
-Equal requests share the stages: in a pass, fit is checked once for each scheduling class, and then
-several requests of a job are placed at a time. If no host has room for a class, the class is
-blocked until a host with its labels has more room. Classes and items after it in the order are
-still tried. A gang goes through the same stages for all its members at once. A resize does, too,
-but its slot's host is the only candidate.
+Equal requests share the stages. In a pass, fit is checked once for each scheduling class, and then
+several requests of a job are placed together. If no host has room for a class, the class is blocked
+until a host with its labels has more room. Classes and items after it in the order are still tried.
+A gang goes through the same stages for all its members at once. A resize also goes through these
+stages, but the host of its slot is the only candidate.
 
 The work of one cycle is bounded (`_Budget`), so that a long queue does not delay other events. The
-next cycle continues where this one stopped: see `State.unfinished`.
+next cycle continues where this cycle stopped: see `State.unfinished`.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ from resource_manager.engine.scheduling.reservations import (
 from resource_manager.engine.state import State
 
 MOVES_MAX = 2_000
-"""Budget of one cycle for moves. Activating or deactivating a job queue is one move; a class with
+"""Budget of one cycle for moves. To activate or deactivate a job queue is one move; a class with
 room costs at least `ROOM_COST`. At most half of the moves may unblock queues that a quota blocked.
 """
 
 TRIES_MAX = 300
-"""Most failed tries of one cycle. A try fails if a gang or a resize does not fit, or if a request
-does not fit although its class had room at the last check. A try takes about 40 us, which is more
-than a check of a class.
+"""One cycle has at most this many failed tries. A try fails if a gang or a resize does not fit, or
+if a request does not fit although its class had room at the last check. A try takes about 40 us,
+which is more than a check of a class.
 """
 
 PLACED_MAX = 300
-"""Most requests that one cycle places. A gang is placed as a whole, so it may exceed the limit."""
+"""One cycle places at most this many requests. A gang is placed as a whole, so it may exceed the
+limit.
+"""
 
 FIRST_COST = 8
 """Extra cost, in placed requests, of the first request of a class in a cycle, of each gang and of
@@ -63,11 +65,11 @@ CPUS_COST = 6
 """Cost of a placed request whose cpus and NUMA nodes must be chosen. Other requests cost 1."""
 
 ROOM_COST = 20
-"""Least cost, in moves, of finding a host with room for a class."""
+"""The least cost, in moves, of a search for a host with room for a class."""
 
 CHECKED_AGAIN_MAX = 16
-"""If at most this many classes have room, all of them are checked again when one has little room
-left.
+"""If at most this many classes have room, all these classes are checked again when one class has
+little room left.
 """
 
 STEPS_PER_TRY = 8
@@ -85,28 +87,31 @@ pending, and False if it does not fit. If it books capacity, it calls `Placer.fo
 def decide(state: State) -> None:
     """Runs one scheduling cycle."""
     passes = state.queue.passes
-    # Requests of ended jobs leave the queue first, so that none of them is placed.
+    # Requests of ended jobs leave the queue first, so that no such request is placed.
     if state.endings:
         continue_ending(state)
-    # Before `place_waiting`, which would place other requests on these new executors.
+    # This comes before `place_waiting`, which would place other requests on these new executors.
     if state.elastic.arrived:
         hand_over(state)
-    # Owners of reservations come first: `place_waiting` might give their capacity to others.
+    # Owners of reservations come first, because `place_waiting` might give their capacity to other
+    # requests.
     if state.reservations.by_number:
         serve_owners(state)
     place_waiting(state)
-    # When a reservation ends, others may use its capacity, so place once more.
+    # When a reservation ends, other requests may use its capacity. So the placement runs once more.
     while state.reservations.by_number and end_served(state):
         place_waiting(state)
     if state.queue.starvation:
         reserve_for_starved(state)
-    # After all placements, because executors are ordered only for requests that fit on no host.
+    # This comes after all placements, because executors are ordered only for requests that fit on
+    # no host.
     if state.settings.provisioning.shapes or state.provisions:
         provide(state)
-    # After all placements, so that one command has all slots that an executor gets in this cycle.
+    # This comes after all placements, so that one command has all slots that an executor gets in
+    # this cycle.
     dispatch(state)
-    # If this cycle has not ended the pass that it began with, the next cycle may still place the
-    # new requests.
+    # If the pass at the start of this cycle has not ended, the next cycle may still place the new
+    # requests.
     if not state.queue.in_pass or state.queue.passes > passes:
         _record_newcomers(state)
     # Placements have changed usage. Some changes could not be derived after a restart, so they are
@@ -163,7 +168,8 @@ class _Placement:
             queue.order.resume_paused()
             goes_on = queue.begin_pass()
         self._placer.finish()
-        # Put back only after the loop, because the loop would try them again and again.
+        # These classes are put back only after the loop, because the loop would try them again and
+        # again.
         for scheduling_class in self._unknown:
             queue.continue_with(scheduling_class)
         for request in self._set_aside:
@@ -254,7 +260,8 @@ class _Placement:
             self._budget.moves -= 1
             return
         count, elsewhere = self._placed_together(numbers[:most])
-        # The first request of a class in a cycle needs a search, the others only a subtraction.
+        # The first request of a class in a cycle needs a search, but later requests need only a
+        # subtraction.
         if scheduling_class not in self._served:
             self._served.add(scheduling_class)
             self._budget.placements -= FIRST_COST
@@ -266,7 +273,7 @@ class _Placement:
             state.moves.place(run, host)
             placed += share
             if cpus and host.needs_topology(scheduling_class):
-                # `moves.place` has chosen cpus, so the placer must read the remaining ones.
+                # `moves.place` has chosen cpus, so the placer must read the remaining cpus.
                 placer.follow([host])
                 self._budget.placements -= CPUS_COST - 1
         # Update the queue, and find out whether the class still has room.
@@ -278,7 +285,8 @@ class _Placement:
             queue.set_aside(job_queue, numbers[0])
             return
         else:
-            # The class had room when it was checked, but other requests have taken it since.
+            # The class had room when it was checked, but other requests have used this room since
+            # then.
             self._budget.tries -= 1
         if placed < count or not more:
             self._check_again(scheduling_class)
@@ -305,7 +313,8 @@ class _Placement:
         for at, number in enumerate(numbers):
             allocation_id = self._state.requests.at(number).spec.allocation_id
             if older := superseded.get(allocation_id):
-                # The requests before this one are placed together first, then this one alone.
+                # The requests before this request are placed together first, then this request
+                # alone.
                 return (at, []) if at else (1, [slot.executor_id for slot in older])
         return len(numbers), []
 

@@ -1,16 +1,17 @@
-"""Decides which job would be served next if a slot were given back now: the slot's job or another.
+"""Decides which job would be served next if a slot were given back now: the slot's job or another
+job.
 
-It compares the virtual times of jobs as the scheduling cycle does (`fairness/flows.py`), but
-without the slot in the virtual time of its job. Only the slot's executor is considered, because
-every request that fits elsewhere has been placed already.
+The comparison of virtual times is the same as in the scheduling cycle (`fairness/flows.py`), but
+the slot does not count in the virtual time of its job. Only the slot's executor is considered,
+because every request that fits elsewhere has been placed already.
 
 Example: job A has the virtual time 130, of which 20 is the lookahead of the slot. Job B has the
 virtual time 120, and a pending request that fits on the slot's executor. Without the slot, A has
-110, so A would be served next. If B had 100, B would be served next.
+the virtual time 110, so A would be served next. If B had 100, B would be served next.
 
-If there are too many jobs to compare, the result is "another job". A pending gang counts as if it
-fits when one of its members does, because only a search could check the whole gang. In both cases
-the caller gives the slot back, and the scheduling cycle decides.
+If there are too many jobs to compare, the result is "another job". A pending gang counts as fitting
+if one of its members fits, because only a search could check the whole gang. In both cases the
+caller gives the slot back, and the scheduling cycle decides.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 COMPARED_MAX = 20_000
-"""Most scheduling classes, job queues and non-batchable items that one call compares, for all its
-slots together.
+"""One call compares at most this many scheduling classes, job queues and non-batchable items, for
+all its slots together.
 """
 
 
@@ -70,7 +71,7 @@ class NextInOrder:
         """Returns True if the capacity of the slot, when freed, would not go to the slot's job."""
         host = self._state.hosts[slot.executor_id]
         there = _FreedHost(host, slot)
-        # If the job could not place an equal slot there again, other jobs get the capacity.
+        # If the job could not place an equal slot there again, another job gets the capacity.
         if not there.is_left or self._is_above_maximum(slot):
             return True
         if self._state.settings.fairness.order == "arrival":
@@ -224,7 +225,7 @@ class _Without:
         return True, tree.key(flow) - less, flow.tie
 
     def _admits(self, other: Flow, need: dict[str, int]) -> bool:
-        """Returns True if no maximum blocks the other job, given that the slot has ended."""
+        """Returns True if no maximum blocks the other job after the slot has ended."""
         groups = [
             _GroupWithoutSlot(each, self._booked if each in self._path else {})
             for each in other.ancestors()

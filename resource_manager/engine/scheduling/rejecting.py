@@ -2,8 +2,8 @@
 
 A request that arrives before any executor is known must wait. It is rejected later if all executors
 have been known for `infeasible_after`, and neither a known executor nor an executor of a provider
-could host it. It gets the same reason and message as a new request would.
-`queue/rejection_clock.py` decides when requests are checked, and which requests.
+could host it. It gets the same reason and message as a new request. `queue/rejection_clock.py`
+decides when requests are checked, and which requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 STEPS_MAX = 1_000
-"""Most scheduling classes, gangs and requests that one event processes. The next event continues.
+"""One event processes at most this many scheduling classes, gangs and requests. The next event
+continues.
 """
 
 _Run = tuple[Part, int, int] | Request
@@ -96,7 +97,7 @@ def _check_class(state: State, scheduling_class: SchedulingClass, most: int) -> 
         The number of steps taken, at least 1.
     """
     clock = state.rejection_clock
-    # Added again below if the class has more requests than `most`.
+    # The class is added again below if it has more requests than `most`.
     after = clock.scheduling_classes.pop(scheduling_class)
     if (
         not _may_reject(scheduling_class)

@@ -7,7 +7,7 @@ The missing part of a host is measured in its scarcest dimension. Example: a slo
 so the missing part is 75 %.
 
 A request is a gang of one. Members of a gang get hosts one after another, the largest member first.
-If that fails, the search that places gangs (`placement/gangs.py`) is tried. A slot that must grow
+If this fails, the search that places gangs (`placement/gangs.py`) is tried. A slot that must grow
 has one candidate, its own host. Slots that outlasted a reservation are assumed never to end.
 """
 
@@ -39,20 +39,21 @@ from resource_manager.engine.state import State
 MILLION = 1_000_000
 
 CANDIDATES_MAX = 50_000
-"""Most hosts that are compared for one reservation. A host that is compared for two member requests
-counts twice.
+"""At most this many hosts are compared for one reservation. A host that is compared for two member
+requests counts twice.
 """
 
 LABEL_VALUES_MAX = 32
-"""Most values of a label that are tried for a gang. Values whose hosts have the most free capacity
-come first.
+"""At most this many values of a label are tried for a gang. Values whose hosts have the most free
+capacity come first.
 """
 
 Candidate = tuple[int, int, str]
 """A host as (missing part in millionths, negative number of its slots, id); the smallest is best.
 
 On a tie, a host with more slots is preferred, because its slots are smaller. On a host with large
-slots, the owner does not need a reservation: one of them that ends frees enough.
+slots, the owner does not need a reservation, because the end of one large slot frees enough
+capacity.
 """
 
 Members = Sequence[tuple[MemberRequest, int]]
@@ -61,7 +62,8 @@ Members = Sequence[tuple[MemberRequest, int]]
 
 class _Unit(NamedTuple):
     """Members of a gang that one host gets together, as (request index, count), and the number of
-    such units. If all members must share a host, they are one unit. Otherwise each member is one.
+    such units. If all members must share a host, they are one unit. Otherwise each member is a
+    unit.
     """
 
     members: Sequence[tuple[int, int]]
@@ -83,7 +85,7 @@ class ReservationSearch:
 
     @cached_property
     def requests(self) -> Sequence[MemberRequest]:
-        """The owner's member requests, with the hosts that they must avoid now; none for a slot
+        """The owner's member requests, with the hosts that they must avoid now; empty for a slot
         that must grow.
         """
         owner, state = self.owner, self._state
@@ -172,10 +174,11 @@ class ReservationSearch:
         )
 
     def place(self, each: Reservation) -> None:
-        """Places the owner on its hosts. The caller has checked that everything is free there.
+        """Places the owner on its hosts. The caller has checked that all needed capacity is free
+        there.
 
         Raises:
-            InvariantBroken: the cpus of a slot that must grow are not there.
+            InvariantBroken: the host lacks cpus for a slot that must grow.
         """
         state, owner = self._state, self.owner
         if self._slot is not None:
@@ -213,7 +216,8 @@ class ReservationSearch:
         host, kept = self._hosts.get(name), each.hosts[name]
         if host is None:
             return False
-        # The need may have changed since the reservation was made, such as a default slot's size.
+        # The need may have changed since the reservation was made, for example the size of a
+        # default slot.
         need = self.booked(host, each.shares[name])
         if need != ({**kept.amounts, SLOTS: kept.slots} if kept.slots else kept.amounts):
             return False
@@ -231,8 +235,8 @@ class ReservationSearch:
         )
 
     def _candidates(self, unit: _Unit, most: int) -> list[Candidate]:
-        """Returns up to `most` hosts whose total amounts are enough for a unit. Whether they may
-        serve it (`_admission`) is checked later, and only for the best of them.
+        """Returns up to `most` hosts whose total amounts are enough for a unit. Whether these hosts
+        may serve the unit (`_admission`) is checked later, and only for the best hosts.
         """
         members = self._of(unit)
         class_for = self._state.queue.class_for
@@ -293,7 +297,7 @@ class ReservationSearch:
         """Gives each unit the host with the smallest missing part, the largest unit first. Returns
         None if a unit gets no host.
         """
-        # Forget the hosts that the search for another label value has given to members.
+        # Forgets the hosts that the search for another label value has given to members.
         self._chosen.clear()
         self._trials.roll_back()
         counts: Counter[tuple[int, str]] = Counter()
@@ -338,7 +342,7 @@ class ReservationSearch:
 
     def _missing(self, host: Host, members: Members) -> int | None:
         """Returns the missing part of a host for these members and the members that it was already
-        given. None: they would not fit even if all other slots there ended.
+        given. None: the members would not fit even if all other slots there ended.
         """
         need = add(_booked_by(host, members), self._chosen.get(host.host_id, {}))
         if not fits(need, self._if_others_ended(host)) or not self._trials.fit_all(members, host):

@@ -1,11 +1,12 @@
 """Reservations: capacity that is kept for starved requests, gangs and resizes.
 
-Every request that fits is placed, so small requests could delay a large one indefinitely. So the
-longest starved request, gang or resize becomes the owner of a reservation. Candidates are the hosts
-that could serve the owner if all other slots there ended. The reservation gets the hosts with the
-smallest missing part. Other requests may use the rest of these hosts (`ReservedCapacity.spare`),
-which does not delay the owner. The owner is placed there at the latest when all slots have ended
-that existed when the reservation was made. It is placed on other hosts if that is possible earlier.
+Every request that fits is placed, so small requests could delay a large request indefinitely. So
+the longest starved request, gang or resize becomes the owner of a reservation. Candidates are the
+hosts that could serve the owner if all other slots there ended. The reservation gets the hosts with
+the smallest missing part. Other requests may use the rest of these hosts
+(`ReservedCapacity.spare`), which does not delay the owner. The owner is placed there at the latest
+when all slots that existed at the time of the reservation have ended. If it fits on other hosts
+earlier, it is placed there.
 
 Example: a request for 8 cpus is starved. Host a has 10 cpus and three slots of 2 cpus: 4 cpus are
 free, so half of the need is missing. Host b has 10 cpus and five slots of 2 cpus, so all of the
@@ -19,15 +20,15 @@ and the owner is placed.
   since its starvation clock started.
 - Reserved capacity is idle for a while. So only the longest starved owner may reserve all that it
   needs. All other owners together reserve at most `reserved_part_max` of any resource.
-- If an owner finds no suitable host, because all are reserved, it claims these hosts: owners that
-  are starved for a shorter time must not reserve them.
+- If an owner finds no suitable host, because all suitable hosts are reserved, it claims these
+  hosts. Then owners that are starved for a shorter time must not reserve them.
 - A reservation ends when its owner is placed or is no longer pending, when its hosts can no longer
   serve the owner, or when a quota blocks the owner.
-- A reservation expires if slots on its hosts do not end for a very long time, since they may be
-  services. The owner's next reservation then lasts twice as long.
+- A reservation expires if slots on its hosts do not end for a very long time, because such slots
+  may be services. The owner's next reservation then lasts twice as long.
 
-The resource manager does not know how long slots run. If it did, only `spare` and `until_ms` would
-use this.
+The resource manager does not know how long slots will run. If this were known, only `spare` and
+`until_ms` would use it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ CHECK_INTERVAL_MS = SECOND_MS
 """Starved waiters are examined at most this often."""
 
 EXAMINED_MAX = 250
-"""Most waiters that one check examines. The next check continues where this one stopped."""
+"""One check examines at most this many waiters. The next check continues where this check stopped.
+"""
 
 SEARCH_COST = 125
 """A search for hosts counts as at least this many examined waiters."""
@@ -74,18 +76,18 @@ EXPIRES_AFTER = 48
 """A reservation expires after this many times the starvation timeout."""
 
 DOUBLED_MAX = 20
-"""Most times that the lifetime of a reservation is doubled. It then lasts for years."""
+"""The lifetime of a reservation is doubled at most this many times. It then lasts for years."""
 
 EARLIER_MAX = 64
-"""Most jobs with earlier requests of the same class that are compared."""
+"""At most this many jobs with earlier requests of the same class are compared."""
 
 RIVALS_MAX = 256
-"""Most jobs with smaller pending requests that are compared."""
+"""At most this many jobs with smaller pending requests are compared."""
 
 
 def serve_owners(state: State) -> None:
     """Places owners whose hosts have room, and ends reservations that are no longer valid. Must be
-    called before anything else is placed.
+    called before other requests are placed.
     """
     for each in list(state.reservations.by_number.values()):
         why = _void(state, each) or _expired(state, each)
@@ -98,7 +100,7 @@ def serve_owners(state: State) -> None:
 
 def end_served(state: State) -> bool:
     """Ends reservations whose owners were placed on other hosts. Returns True if it ended a
-    reservation, so that others may use its capacity.
+    reservation, so that other requests may use the capacity.
     """
     reservations = state.reservations.by_number.values()
     served = [each for each in reservations if not each.owner.waits_in(state.queue)]
@@ -120,7 +122,7 @@ def reserve_for_starved(state: State) -> None:
     # expires.
     next_ms = reservations.next_since.ms + state.settings.fairness.starvation_timeout_ms
     wake_ms = [next_ms, *(each.until_ms for each in reservations.by_number.values())]
-    # Another check can find more only if time may help, or if something was placed.
+    # Another check can find more only if time may help, or if a request was placed.
     if reservations.stuck or state.flows.placements > reservations.placements:
         wake_ms.append(reservations.due_ms)
     wake_ms = [each for each in wake_ms if each > state.journal.now_ms]
@@ -135,7 +137,7 @@ def _check(state: State) -> None:
     # Starts again with the longest starved waiter only when all have been examined.
     waiting, reservations.next_since = state.queue.starvation.starved(fairness)
     if not reservations.unexamined:
-        # Reversed, because `pop` takes the last one first.
+        # Reversed, because `pop` takes the last waiter first.
         reservations.unexamined = list(waiting)[::-1]
         # The examination starts again, so hosts are claimed again.
         reservations.claimed = set()
@@ -148,7 +150,7 @@ def _check(state: State) -> None:
     shares = SharesSince(state.flows)
     budget, time_may_help = EXAMINED_MAX, False
     while reservations.unexamined and budget > 0:
-        # When a reservation ends, all are examined again.
+        # When a reservation ends, all waiters are examined again.
         if len(reservations) >= fairness.reservations_max:
             reservations.unexamined.clear()
             break
@@ -165,10 +167,12 @@ def _check(state: State) -> None:
             or not _is_owed(state, shares, owner, clock.since)
             or not _may_reserve(state, owner, since)
         ):
-            # Each of these three conditions may change with time, or when others are placed.
+            # Each of these three conditions may change with time, or when other requests are
+            # placed.
             time_may_help = True
         elif waiter in reservations.searched:
-            # Waiters that are starved for a shorter time must not get the hosts that suit this one.
+            # Waiters that are starved for a shorter time must not get the hosts that are suitable
+            # for this waiter.
             reservations.claimed |= reservations.searched[waiter]
         else:
             _reserve(state, owner, clock, since)
@@ -179,7 +183,8 @@ def _check(state: State) -> None:
 
 
 def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark | None:
-    """Returns the mark since which a waiter waits: its last placement, else the start of its clock.
+    """Returns the mark since which a waiter waits: its last placement, or else the start of its
+    clock.
     None: the waiter is not starved.
 
     The timeout is waived for a waiter whose job comes, in fair order, before a running job that
@@ -222,8 +227,9 @@ def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: 
 def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
     """Returns True if an owner may reserve capacity.
 
-    The longest starved owner may. The need of another owner, together with all reservations except
-    that of the longest starved owner, must stay within `reserved_part_max`.
+    The longest starved owner may always reserve. The need of another owner must stay within
+    `reserved_part_max`, together with all reservations except the reservation of the longest
+    starved owner.
     """
     in_order = sorted(state.reservations.by_number.values(), key=lambda each: each.order)
     if not in_order or (since.ms, owner.number) < in_order[0].order:
@@ -243,7 +249,7 @@ def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
 
 def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, since: Mark) -> None:
     """Reserves the best hosts for an owner, or places it if it fits there now. If no suitable host
-    is left, it claims the hosts that would suit the owner if they were not reserved.
+    is left, it claims the hosts that would be suitable for the owner if they were not reserved.
     """
     reservations, search = state.reservations, ReservationSearch(state, owner)
     taken = reservations.claimed.union(reservations.on_host)
@@ -255,7 +261,8 @@ def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, sinc
         reservations.claimed |= found
         return
     # Best-effort slots run on all cpus that no LSE slot has. New best-effort slots, one after
-    # another, could keep the last cpu from an LSE slot indefinitely, so they are barred.
+    # another, could keep the last cpu from an LSE slot indefinitely, so they are not allowed on the
+    # host.
     exclusive = any(each.cpus and each.cpus[0].qos is QosClass.LSE for each in search.requests)
     barred = frozenset({BEST_EFFORT_CPU_MILLI} if exclusive else ())
     hosts = {}
@@ -278,7 +285,8 @@ def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, sinc
         version=state.hosts.version,
         lacking=next(iter(hosts)),
     )
-    # This search finds placements that the search of `Placer` does not, so the owner may fit now.
+    # This search finds placements that the search of `Placer` does not find, so the owner may fit
+    # now.
     if has_room(state, made):
         search.place(made)
         for name in hosts:
@@ -287,7 +295,7 @@ def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, sinc
     reservations.by_number[owner.number] = made
     for name, kept in hosts.items():
         state.hosts[name].reserved = kept
-        # Updated at once, because the search for the next owner reads the index.
+        # The index is updated at once, because the search for the next owner reads it.
         state.hosts.indexes.follow(state.hosts[name])
     what = f"{len(hosts)} executors are reserved for it"
     if len(hosts) == 1:
@@ -321,9 +329,9 @@ def _void(state: State, each: Reservation) -> str:
     """Returns why a reservation is no longer valid; empty: it is valid."""
     if not each.owner.waits_in(state.queue):
         return "it no longer waits"
-    # While `hosts.version` is the same, all hosts would suit when empty. Refusals and reports do
-    # not change the version, so hosts that refused, and the host that lacks capacity, are always
-    # checked.
+    # While `hosts.version` is the same, all hosts would be suitable when empty. Refusals and
+    # reports do not change the version, so hosts that refused, and the host that lacks capacity,
+    # are always checked.
     names = [each.lacking, *(name for name in state.hosts.refusing if name in each.hosts)]
     if each.version != state.hosts.version:
         each.version, names = state.hosts.version, list(each.hosts)
@@ -334,8 +342,8 @@ def _void(state: State, each: Reservation) -> str:
 
 
 def _expired(state: State, each: Reservation) -> str:
-    """Returns why a reservation has expired; empty: it has not. Slots that did not end in time are
-    added to `outlasting`, so that other reservations do not wait for them.
+    """Returns why a reservation has expired; empty: it has not expired. Slots that did not end in
+    time are added to `outlasting`, so that other reservations do not wait for them.
     """
     # With room, the owner is placed in this cycle (`serve_owners`).
     if state.journal.now_ms < each.until_ms or has_room(state, each):
@@ -357,8 +365,8 @@ def _expired(state: State, each: Reservation) -> str:
     outlasting.update(key for _, key in lasting)
     clock = state.queue.starvation.get(each.owner.waiter)
     if clock is not None:
-        # The next reservation lasts twice as long, so that a slot that ends at some time does not
-        # outlast every reservation.
+        # The next reservation lasts twice as long, so that a long slot cannot outlast every
+        # reservation.
         clock.expired += 1
     where, (allocation_id, _) = lasting[0]
     more = f" and {len(lasting) - 1} more" if len(lasting) > 1 else ""
@@ -367,7 +375,8 @@ def _expired(state: State, each: Reservation) -> str:
 
 def has_room(state: State, each: Reservation) -> bool:
     """Returns True if the owner fits on its hosts now."""
-    # First checks the host that lacked capacity at the last check, because it probably still does.
+    # First checks the host that lacked capacity at the last check, because it probably still lacks
+    # capacity.
     for name in (each.lacking, *each.hosts):
         if _lacks(state.hosts, each, name):
             each.lacking = name
@@ -382,7 +391,7 @@ def _lacks(hosts: Hosts, each: Reservation, name: str) -> bool:
 
 def _owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
     """Returns the owner that a reservation for a waiter would have. If the waiter is a job's
-    requests of one class, the owner is the oldest of them.
+    requests of one class, the owner is the oldest of these requests.
 
     None: nothing is pending any more, or a maximum blocks the waiter. Time does not end such a
     block, but an event does, such as the end of a slot.

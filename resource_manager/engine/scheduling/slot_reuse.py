@@ -2,7 +2,7 @@
 
 Reuse is allowed if giving the slot back would have the same result: the slot's job would be served
 next with the freed capacity (`next_in_order.py`). Reuse then saves the time to free the slot and to
-carve a new one. If reuse is not allowed, the slot is given back, and its request ends with the
+carve a new slot. If reuse is not allowed, the slot is given back, and its request ends with the
 reason.
 
 Example: job A has a slot whose work is done, and a pending request for an equal slot. Job B waits
@@ -45,7 +45,7 @@ NOT_GRANTED = "its request was not granted"
 
 
 def reuse_slots(state: State, event: SlotsReuseRequested) -> list[ItemOutcome]:
-    """Reuses slots for other requests of their job where that is fair, and gives back the others.
+    """Reuses slots for other requests of their job if this is fair, and gives back the other slots.
 
     Raises:
         NotFound: the job is not known.
@@ -64,14 +64,14 @@ def _reuse_or_free(
     job_id = event.job_id
     allocation_id, generation, for_id = item
     request, waiting = state.requests.named(allocation_id), state.requests.named(for_id)
-    # First the cases that need no comparison of jobs: unknown, repeated, ended or outdated.
+    # The first cases need no comparison of jobs: unknown, repeated, ended or outdated.
     if request is None or request.job_id != job_id:
         return ItemOutcome(
             allocation_id,
             Reason.ALLOCATION_UNKNOWN,
             f"allocation {allocation_id} is not known in job {job_id}",
         )
-    # A repeated call gets the same result as the first one.
+    # A repeated call gets the same result as the first call.
     if waiting is not None and _was_reused(request, waiting, following):
         return ItemOutcome(allocation_id)
     if request.state in ENDED_REQUEST_STATES:
@@ -153,7 +153,7 @@ def _obstacle(
         why = NOT_HERE
     if why or slot is None:
         return Reason.NOT_REUSABLE, why
-    # Comparing jobs costs most, so it comes last.
+    # The comparison of jobs costs most, so it comes last.
     return (Reason.FAIR_SHARE, FAIR_SHARE) if following.goes_to_another_job(slot) else ("", "")
 
 

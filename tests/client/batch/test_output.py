@@ -24,3 +24,13 @@ def test_what_was_published_survives_a_power_cut(
         path = tmp_path / f"{thread}.stdout"
         assert path.read_text() == f"line of {thread}"
         disk.check_durable(path)
+
+
+def test_a_gap_is_marked_in_the_file_and_in_the_tail(tmp_path: Path) -> None:
+    output = Output(tmp_path, 0, attempt=1)
+    output.take(OutputChunk("stdout", 0, b"first"))
+    output.take(OutputChunk("stdout", 105, b"last", missing_bytes=100))
+    output.publish()
+    marked = b"first\n[finegrain: 100 bytes are missing here: OUTPUT_LOST]\nlast"
+    assert (tmp_path / "0.stdout").read_bytes() == marked
+    assert output.tail("stdout") == marked

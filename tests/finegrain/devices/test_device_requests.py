@@ -103,7 +103,7 @@ def test_a_vendors_count_asks_for_its_gpus() -> None:
         ({"gpu-memory": 1, "gpu-memory-ratio": 1}, "gpu alone, or"),
         ({"gpu": -1}, "0 or more"),
         ({"Gpu": 1}, "lower-case letters"),
-        ({"mig-1g.10gb": 50}, "given whole"),
+        ({"mig-1g.10gb": 50}, "only whole MIG instances"),
         ({"fpga": 200_000}, "at most 1024 devices"),
         ({"gpu.shared": 2, "gpu-memory": 1}, "at least 1 of each"),
     ],

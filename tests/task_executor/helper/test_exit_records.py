@@ -14,8 +14,9 @@ import pytest
 
 from task_executor.helper.cgroups.base import Driver, Group, Kernel
 from task_executor.helper.loop import Job
+from task_executor.helper.output import TaskOutput
 from task_executor.helper.protocol import Fault
-from task_executor.helper.shim import _Log, _Shim
+from task_executor.helper.shim import _Shim
 from tests.support.disk_calls import DiskCalls, Synced
 
 
@@ -37,9 +38,8 @@ class EndedShim(_Shim):
         self.driver, self.group = Nothing(Kernel(), {}), {}
         self.status, self.timed_out, self.started = 0, False, 1.0
         self.used_usec, self.peak_bytes = 0, 0
-        self.reading: set[int] = set()
-        gid = os.getgid()
-        self.logs = {n: _Log(directory / f"{n}.log", 1_000, gid) for n in ("stdout", "stderr")}
+        no_loop: Any = None  # there is no pipe to read
+        self.output = TaskOutput(no_loop, directory, 1_000, os.getgid(), None)
 
     def _reap(self) -> None:
         """There is nothing below us that is ours."""
@@ -50,7 +50,7 @@ def test_an_exit_record_survives_a_power_cut_with_the_output(
 ) -> None:
     disk = DiskCalls(monkeypatch)
     shim = EndedShim(tmp_path)
-    shim.logs["stdout"].add(b"all of it")
+    shim.output._streams["stdout"].log.add(b"all of it", keep=False)
     record = os.open(tmp_path / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
     for _step in shim._finish(record, None):
         pass

@@ -9,7 +9,14 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Reason, Unavailable
+from finegrain.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    FinegrainError,
+    NotFound,
+    Reason,
+    Unavailable,
+)
 from task_executor.host.helper_messages import (
     ExitRecord,
     HelperEvent,
@@ -201,9 +208,17 @@ class FakeHelper:
     async def write_input(self, task_id: str, offset: int, data: bytes, eof: bool = False) -> int:
         self._running(task_id)
         new = data[len(self.input_bytes) - offset :][: self.input_pipe_bytes]
+        self.holder = ""
         self.input_bytes += new
         self.calls.append(f"input {offset} {len(new)} {eof}")
         return len(self.input_bytes)
+
+    async def hold_output(self, task_id: str, holder: str, stdout: int, stderr: int) -> None:
+        self.calls.append(f"hold {task_id} {holder} {stdout} {stderr}")
+        self._running(task_id)
+        if self.holder not in ("", holder):
+            raise AlreadyExists("another reader holds the output")
+        self.holder = holder
 
     async def inspect(self) -> HelperState:
         tasks = [

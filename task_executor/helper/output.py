@@ -1,0 +1,159 @@
+"""Collects the output of a task from its pipes, for one reader that must not miss any: the holder.
+
+While a holder holds, the shim does not read a pipe whose log is full of unacknowledged bytes, so
+the task waits, as it does in a shell pipeline. Without a holder, the task never waits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from task_executor.helper.loop import Job, Loop
+from task_executor.helper.output_log import OutputLog
+from task_executor.helper.protocol import Fault
+
+HOLD_S = 65.0  # the front renews a hold every 5 s, so a holder that is gone holds for 60 to 65 s
+_DISK_S = 60.0  # the disk may be full for this long before held output is dropped
+_DRAIN_S, _RETRY_S = 2.0, 0.5
+_CHUNK_BYTES = 1 << 16
+_PIPE_BYTES_MAX = 1 << 20  # the largest pipe that a task without privileges can make
+
+
+class _Stream:
+    def __init__(self, log: OutputLog) -> None:
+        self.log, self.fd, self.is_paused = log, -1, False
+        self.disk_full_since: float | None = None
+
+
+class TaskOutput:
+    """Both output streams of one task.
+
+    Args:
+        loop: the event loop.
+        directory: the directory of the task.
+        limit: the maximum number of bytes to store of each stream.
+        gid: the group that may read the logs.
+        holder: the id of the holder; None: none yet. It holds from the start of the task.
+    """
+
+    def __init__(
+        self, loop: Loop, directory: Path, limit: int, gid: int, holder: str | None
+    ) -> None:
+        self._loop, self._holder, self._limit = loop, holder, limit
+        self._held_until = time.monotonic() + HOLD_S if holder else 0.0
+        self._streams = {
+            name: _Stream(OutputLog(directory, name, limit, gid)) for name in ("stdout", "stderr")
+        }
+        self._retries = False
+
+    @property
+    def is_held(self) -> bool:
+        # With a limit of 0, no byte could ever be passed on.
+        return self._limit > 0 and time.monotonic() < self._held_until
+
+    def collect(self, name: str, fd: int) -> None:
+        """Starts to read a pipe."""
+        stream = self._streams[name]
+        stream.fd = fd
+        self._watch(stream)
+
+    def hold(self, holder: str, stdout: int, stderr: int) -> dict[str, Any]:
+        """Renews the hold, and notes up to which positions the holder has received the output.
+
+        Raises:
+            Fault: ALREADY_EXISTS: another reader holds the output.
+        """
+        if self._holder != holder and self.is_held:
+            message = "another reader holds the output of this task; watch it without a holder"
+            raise Fault("ALREADY_EXISTS", message)
+        self._holder, self._held_until = holder, time.monotonic() + HOLD_S
+        for stream, position in zip(self._streams.values(), (stdout, stderr), strict=True):
+            stream.log.acknowledge(position)
+        self._resume()
+        return {}
+
+    def finish(self) -> Job:
+        """Reads what is left in the pipes after the end of the task.
+
+        The time is limited, because without cgroups a process that has escaped can keep the pipes
+        open. Held output may exceed the limit by the size of a pipe, so that the end of the task
+        does not wait for the holder.
+        """
+        for stream in self._open():
+            if self.is_held:
+                stream.log.limit += fcntl.fcntl(stream.fd, fcntl.F_GETPIPE_SZ)
+        self._resume()
+        end = time.monotonic() + _DRAIN_S
+        while self._open() and time.monotonic() < end:
+            yield 0.001
+        self._held_until = 0.0
+        for stream in self._open():
+            self._loop.unwatch(stream.fd)
+            os.set_blocking(stream.fd, False)
+            stream.log.flush(keep=False)
+            with suppress(BlockingIOError):
+                stream.log.add(os.read(stream.fd, _PIPE_BYTES_MAX), keep=False)
+        for stream in self._streams.values():
+            stream.log.flush(keep=False)
+            stream.log.sync()
+
+    def counts(self) -> dict[str, int]:
+        """Returns the entries of the exit record about the output."""
+        counts = {}
+        for name, stream in self._streams.items():
+            counts[f"{name}_bytes"] = stream.log.end - stream.log.dropped
+            counts[f"{name}_dropped_bytes"] = stream.log.dropped
+        return counts
+
+    def _open(self) -> list[_Stream]:
+        return [stream for stream in self._streams.values() if stream.fd >= 0]
+
+    def _read(self, stream: _Stream) -> None:
+        is_held, most = self.is_held, _CHUNK_BYTES
+        if not self._flush(stream, keep=is_held):
+            return self._pause(stream)
+        if is_held and not (most := stream.log.room(_CHUNK_BYTES)):
+            return self._pause(stream)
+        data = os.read(stream.fd, most)
+        if data:
+            return stream.log.add(data, keep=is_held)
+        self._loop.unwatch(stream.fd)
+        os.close(stream.fd)
+        stream.fd = -1
+        return None
+
+    def _flush(self, stream: _Stream, *, keep: bool) -> bool:
+        since = stream.disk_full_since
+        if since is not None and time.monotonic() - since > _DISK_S:
+            keep = False
+        if stream.log.flush(keep=keep):
+            stream.disk_full_since = None
+        elif since is None:
+            stream.disk_full_since = time.monotonic()
+        return stream.disk_full_since is None
+
+    def _pause(self, stream: _Stream) -> None:
+        self._loop.unwatch(stream.fd)
+        stream.is_paused = True
+        if not self._retries:
+            self._retries = True
+            self._loop.later(_RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        """Reads again. The disk may have space, or the holder may not have renewed its hold."""
+        self._retries = False
+        self._resume()
+
+    def _resume(self) -> None:
+        for stream in self._open():
+            if stream.is_paused:
+                stream.is_paused = False
+                self._watch(stream)
+
+    def _watch(self, stream: _Stream) -> None:
+        self._loop.watch(stream.fd, lambda _events: self._read(stream))

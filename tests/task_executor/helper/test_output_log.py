@@ -1,0 +1,168 @@
+"""Segments of an output log against a model: each byte is stored, acknowledged or lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from task_executor.helper import output_log
+from task_executor.helper.output_log import OutputLog
+from task_executor.host.task_log import OutputReader, read_output
+from tests.support.properties import examples
+
+PERIOD = 251  # a prime, so that no segment or chunk has the same bytes as its neighbour
+
+
+def bytes_at(start: int, end: int) -> bytes:
+    return bytes(position % PERIOD for position in range(start, end))
+
+
+class FullDisk:
+    """The module `os` as the log sees it. While the disk is full, only `left` bytes fit."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+
+    def write(self, fd: int, data: memoryview) -> int:
+        if self.left is None:
+            return os.write(fd, data)
+        if not self.left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = os.write(fd, data[: self.left])
+        self.left -= written
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+class LogMachine(RuleBasedStateMachine):
+    """One stream of a task, a holder that comes and goes, a reader, and a disk that fills up."""
+
+    @initialize(limit=st.integers(0, 700))
+    def begin(self, limit: int) -> None:
+        self.place = tempfile.TemporaryDirectory()
+        self.directory = Path(self.place.name)
+        self.disk = FullDisk()
+        self.patch = mock.patch.object(output_log, "os", self.disk)
+        self.patch.start()
+        self.limit = limit
+        self.log = OutputLog(self.directory, "stdout", limit, -1)
+        self.reader = OutputReader(self.directory, "stdout")
+        self.keep, self.was_always_kept, self.disk_was_full = False, True, False
+        self.written = 0  # by the task, as far as the shim has read the pipe
+        self.stored: set[int] = set()
+        self.lost: set[int] = set()
+        self.received: set[int] = set()  # by the reader
+
+    def teardown(self) -> None:
+        if hasattr(self, "patch"):
+            self.patch.stop()
+            self.place.cleanup()
+
+    @rule(holds=st.booleans())
+    def the_holder_comes_or_goes(self, holds: bool) -> None:
+        self.keep = holds and self.limit > 0
+
+    @rule(left=st.none() | st.integers(0, 50))
+    def the_disk_fills_or_has_room(self, left: int | None) -> None:
+        self.disk.left = left
+        self.disk_was_full = self.disk_was_full or left is not None
+
+    @rule(size=st.integers(1, 900))
+    def the_task_writes(self, size: int) -> None:
+        self.was_always_kept = self.was_always_kept and self.keep
+        if not self.log.flush(keep=self.keep):
+            return
+        if self.keep:
+            size = self.log.room(size)
+        data = bytes_at(self.written, self.written + size)
+        self.written += size
+        self.log.add(data, keep=self.keep)
+
+    @rule(share=st.integers(0, 100))
+    def the_holder_acknowledges(self, share: int) -> None:
+        self.observe()
+        self.log.acknowledge(self.log.end * share // 100)
+
+    @rule(most=st.integers(1, 300))
+    def a_reader_reads(self, most: int) -> None:
+        before = self.reader.offset
+        start, data = self.reader.read(most)
+        assert start >= before
+        assert data == bytes_at(start, start + len(data))
+        self.received |= set(range(start, start + len(data)))
+
+    @invariant()
+    def every_byte_is_accounted_for(self) -> None:
+        self.observe()
+        assert self.log.end == self.written or self.disk_was_full
+        assert len(self.stored) <= self.limit
+        assert self.log.dropped == len(self.lost)
+        if self.was_always_kept:
+            assert not self.lost
+
+    def observe(self) -> None:
+        """What is no longer stored was acknowledged, or is lost."""
+        stored: set[int] = set()
+        for path in self.directory.iterdir():
+            start = int(path.name.split(".")[1]) if path.name.count(".") == 2 else 0
+            content = path.read_bytes()
+            assert content == bytes_at(start, start + len(content))
+            stored |= set(range(start, start + len(content)))
+        known = self.stored | self.lost | set(range(self.log.acknowledged))
+        fresh = set(range(self.log.end)) - stored - known
+        gone = {position for position in self.stored - stored if position >= self.log.acknowledged}
+        self.lost |= fresh | gone
+        self.stored = stored
+
+
+LogMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=30)
+TestLog = LogMachine.TestCase
+
+
+@pytest.mark.parametrize("sizes", [[100_000], [1] * 3000, [700, 1, 65_536, 3]])
+@pytest.mark.parametrize("limit", [1, 16, 160, 1000])
+def test_without_a_holder_the_first_and_the_last_part_are_kept(
+    tmp_path: Path, limit: int, sizes: list[int]
+) -> None:
+    log, at = OutputLog(tmp_path, "stdout", limit, -1), 0
+    for size in sizes:
+        log.add(bytes_at(at, at + size), keep=False)
+        at += size
+    reader, chunks = OutputReader(tmp_path, "stdout"), []
+    while (chunk := reader.read(1 << 20))[1]:
+        chunks.append(chunk)
+    first, last = chunks[0], chunks[-1]
+    assert first == (0, bytes_at(0, limit // 2)) or limit == 1
+    assert last[0] + len(last[1]) == at
+    assert limit - limit // 2 - limit // 16 <= len(last[1]) <= limit - limit // 2
+    assert log.dropped == at - sum(len(data) for _, data in chunks)
+
+
+def test_a_log_of_the_previous_version_is_one_segment(tmp_path: Path) -> None:
+    (tmp_path / "stdout.log").write_bytes(b"all of it")
+    assert read_output(tmp_path, "stdout", 4, 100) == b"of it"
+
+
+def test_a_reader_goes_on_in_the_next_segment_that_exists(tmp_path: Path) -> None:
+    log = OutputLog(tmp_path, "stdout", 160, -1)
+    log.add(bytes_at(0, 30), keep=False)
+    reader = OutputReader(tmp_path, "stdout")
+    assert reader.read(25) == (0, bytes_at(0, 25))
+    log.add(bytes_at(30, 300), keep=False)
+    assert reader.read(1000) == (25, bytes_at(25, 80))
+    start, data = reader.read(1000)
+    assert (start >= 220, data) == (True, bytes_at(start, 300))
+    assert reader.read(1000) == (300, b"")
+    log.add(b"\xff", keep=False)
+    assert reader.read(1000) == (300, b"\xff")
