@@ -115,6 +115,7 @@ TASK_EXECUTOR_ACCESS = table_of(
             "SignalTask",
             "WriteTaskInput",
             "WatchTask",
+            "AcknowledgeOutput",
             "ListTasks",
             "RegisterManagedMemory",
             "SetTaskPeers",

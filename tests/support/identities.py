@@ -1,4 +1,4 @@
-"""Identities for tests: one authority per run, and credentials of anybody, made when asked for."""
+"""Identities for tests: one authority per run, and credentials of any identity, made on demand."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class RunningRm:
 
     def proof_of(self, rm_epoch: int, who: str = "rm") -> identity_pb2.EpochProof:
         """Returns the proof of an epoch as another resource manager of this cluster would make it,
-        or somebody who only has the certificate of `who`.
+        or a program that only has the certificate of `who`.
         """
         return EpochProofs(self.authority, self.own(who)).proof_of(rm_epoch)
 

@@ -315,7 +315,7 @@ class Task:
             try:
                 await self._slot.call(
                     lambda executor, timeout_s, message=message: executor.AcknowledgeOutput(  # type: ignore[misc]
-                        message, timeout=timeout_s, metadata=self._context.metadata
+                        message, timeout=timeout_s
                     )
                 )
             except FinegrainError:

@@ -2,7 +2,7 @@
 
 A resource manager signs its epoch and sends the proof with its answers and commands. Executors keep
 the highest epoch with its proof, and show the proof when they register. So an executor that invents
-an epoch stops nobody: it only gets no more slots.
+an epoch cannot stop the cluster: it only gets no more slots.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class EpochClaims:
         return own - 1, claimed > own
 
     def answered(self, executor_id: str) -> None:
-        """Records that an executor was told this process's epoch."""
+        """Records that an executor has received this process's epoch."""
         self._answered[executor_id] = self._own_epoch()
 
     def reported(self, executor_id: str, claimed: int) -> int | None:

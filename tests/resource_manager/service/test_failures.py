@@ -386,7 +386,7 @@ async def test_an_executor_that_obeys_a_newer_resource_manager_stops_this_one(
 
 @pytest.mark.parametrize("claimed", [1, 7, 2**52 - 1])
 @pytest.mark.parametrize("proof", ["none", "its own", "of another epoch"])
-async def test_an_executor_that_invents_an_epoch_gets_no_slots_and_stops_nobody(
+async def test_an_executor_that_invents_an_epoch_gets_no_slots_and_stops_nothing(
     tmp_path: Path, claimed: int, proof: str
 ) -> None:
     async with running_rm(tmp_path) as rm:
@@ -402,7 +402,7 @@ async def test_an_executor_that_invents_an_epoch_gets_no_slots_and_stops_nobody(
             (shown,) = (
                 await rm.cluster.ListExecutors(cluster_pb2.ListExecutorsRequest())
             ).executors
-            # Epoch 1 is the present one, which it may have heard of.
+            # Epoch 1 is the present one, which it may know.
             assert shown.draining is (claimed > 1)
             if claimed > 1:
                 assert f"it reported the epoch {claimed}" in shown.drain_reason
