@@ -2,6 +2,7 @@
 
     executor.credentials  the certificate with its key, and the addresses of resource managers
     executor.join         the addresses at which to join, and the id of the token that was used
+    executor.key          the key, from the first attempt to join until it succeeds
 
 The name in the certificate is the executor's id. A token works once, so its file is deleted after
 it was used. This module must not import grpc at module level, see `task_executor/main.py`.
@@ -27,6 +28,7 @@ from finegrain.logs import get_logger
 
 CREDENTIALS_FILE = "executor.credentials"
 JOIN_FILE = "executor.join"
+KEY_FILE = "executor.key"
 TOKEN_FILE = "join.token"
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 10.0
 
@@ -94,7 +96,7 @@ def executor_credentials(
         token = read_join_token(token_file)
         if present is not None and _id_of(token) == read_join_record(state_dir).token:
             return present  # the file of a token that was used could not be deleted
-        joined = _join(token, stopping, patient=present is None)
+        joined = _join(token, _key(state_dir / KEY_FILE), stopping, patient=present is None)
         _check_own(joined, executor_id, f"the token in {token_file}")
     except FinegrainError as error:
         if present is None:
@@ -104,12 +106,29 @@ def executor_credentials(
     record = {"addresses": token.addresses, "token": _id_of(token)}
     write_private_file(state_dir / JOIN_FILE, json.dumps(record).encode())
     write_credentials(path, joined)
+    (state_dir / KEY_FILE).unlink(missing_ok=True)
     log.info("joined", cluster=joined.who.cluster, executor_id=joined.who.name)
     _delete(token_file)
     return joined
 
 
-def _join(token: JoinToken, stopping: threading.Event, *, patient: bool) -> Credentials:
+def _key(path: Path) -> str:
+    """Returns the key to join with, which stays the same until the executor has joined.
+
+    If the answer to an attempt is lost, for example by a power cut, the token works for the same
+    key again.
+    """
+    from finegrain.certificates.keys import key_pem, new_key
+
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        text = key_pem(new_key())
+        write_private_file(path, text)
+        return text.decode()
+
+
+def _join(token: JoinToken, key: str, stopping: threading.Event, *, patient: bool) -> Credentials:
     # Imported only now, because it imports grpc. At the first start, the helper is then started by
     # a process that has imported grpc. This is safe: the process executes the helper at once.
     from finegrain.certificates.joining import join
@@ -117,7 +136,7 @@ def _join(token: JoinToken, stopping: threading.Event, *, patient: bool) -> Cred
     pause_s = PAUSE_S_MIN
     while True:
         try:
-            return join(token)
+            return join(token, key)
         except Unavailable as error:
             if not patient:
                 raise

@@ -44,18 +44,19 @@ T = TypeVar("T")
 Stub = identity_pb2_grpc.JoinServiceStub
 
 
-def join(token: JoinToken) -> Credentials:
-    """Makes a key, and exchanges a token for a certificate of it.
+def join(token: JoinToken, key_text: str = "") -> Credentials:
+    """Exchanges a token for a certificate of a key.
 
     Args:
-        token: the token; it works once.
+        token: the token; it works once, but repeatedly for one key, because an answer may be lost.
+        key_text: the private key as PEM text; empty: a new key.
 
     Raises:
         Unavailable: no address of the token can be reached.
         Unauthenticated: the token was used, has expired, or was revoked; or another server than a
             resource manager of the token's cluster answers at its address.
     """
-    return _join(token)[0]
+    return _join(token, key_from_pem(key_text.encode()) if key_text else new_key())[0]
 
 
 def join_as_manager(token: JoinToken) -> Authority:
@@ -65,14 +66,13 @@ def join_as_manager(token: JoinToken) -> Authority:
         Unavailable, Unauthenticated: see `join`.
         InvalidArgument: the token is for another role.
     """
-    credentials, authority_key = _join(token)
+    credentials, authority_key = _join(token, new_key())
     if not authority_key:
         raise InvalidArgument("token", f"for {credentials.who}", "one for a resource manager")
     return Authority.from_pem(credentials.authorities.encode(), authority_key.encode())
 
 
-def _join(token: JoinToken) -> tuple[Credentials, str]:
-    key = new_key()
+def _join(token: JoinToken, key: ec.EllipticCurvePrivateKey) -> tuple[Credentials, str]:
     request = identity_pb2.JoinRequest(
         secret=token.secret, certificate_request=certificate_request(key)
     )

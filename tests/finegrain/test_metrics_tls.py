@@ -140,4 +140,8 @@ async def test_new_connections_see_a_renewed_certificate(port: Port) -> None:
     before = await port.serial()
     port.own.replace(credentials(SERVER, life_s=7_200))
     assert await port.serial() != before
+    host, _, number = port.address.rpartition(":")
+    # This client names no server.
+    seen = await asyncio.to_thread(ssl.get_server_certificate, (host, int(number)))
+    assert seen.strip() == port.own.credentials.certificate.strip()
     assert " 200 OK" in await port.get("/metrics", credentials("metrics"))

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from finegrain.certificates.authority import Authority, certificate_pem
 from finegrain.certificates.joining import public_bytes
@@ -38,7 +39,9 @@ class JoinServer:
     refuse: FinegrainError | None = None
     address: str = ""
     calls: list[str] = field(default_factory=list)
+    answers_lost: int = 0  # the next answers that do not arrive
     _tokens: dict[str, str] = field(default_factory=dict)  # secrets, with identities
+    _keys: dict[str, bytes] = field(default_factory=dict)  # secrets, with the keys that used them
     _nonces: set[bytes] = field(default_factory=set)
 
     @property
@@ -75,11 +78,16 @@ class JoinServer:
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
         self.calls.append("Join")
-        who = self._tokens.pop(request.secret, "")
-        refusal = self.refuse or Unauthenticated("the token was used", reason=Reason.TOKEN_WRONG)
-        if self.refuse or not who:
-            await context.abort(*status_of(refusal))
+        who = self._tokens.get(request.secret, "")
         key = key_of_request(request.certificate_request)
+        point = key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+        same_key = self._keys.setdefault(request.secret, point) == point
+        refusal = self.refuse or Unauthenticated("the token was used", reason=Reason.TOKEN_WRONG)
+        if self.refuse or not who or not same_key:
+            await context.abort(*status_of(refusal))
+        if self.answers_lost:
+            self.answers_lost -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
         return pb.JoinResponse(issued=self._issue(identities.identity(who, self.cluster), key))
 
     async def RenewExpired(

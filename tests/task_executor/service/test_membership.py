@@ -164,6 +164,18 @@ async def test_the_first_start_waits_for_a_manager(directory: Directory) -> None
         assert str((await starting).who) == WEB
 
 
+async def test_a_lost_answer_does_not_use_up_the_token(
+    server: JoinServer, directory: Directory
+) -> None:
+    directory.give(server.token(WEB))
+    server.answers_lost = 1
+    directory.stopping.set()  # as a power cut
+    assert isinstance(await directory.refusal(), Unavailable)
+    assert str((await directory.start()).who) == WEB
+    assert server.calls == ["Join", "Join"]
+    assert not (directory.path / membership.KEY_FILE).exists()
+
+
 async def test_a_stop_ends_the_wait_for_a_manager(directory: Directory) -> None:
     server = JoinServer()
     async with server.listening():
