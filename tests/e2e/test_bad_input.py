@@ -19,6 +19,7 @@ import pytest
 import finegrain_client as fg
 from finegrain.ids import new_id
 from tests.e2e.driving import Daemon, Daemons, Small, free_address, unique
+from tests.support.membership import give_authority
 from tests.support.patience import PATIENCE_S
 from tests.support.postgresql import PASSWORD_USER, PostgresqlServer
 
@@ -318,6 +319,7 @@ def test_a_postgresql_database_that_another_resource_manager_holds(
     url = server.url(server.create_database())
     listen = ("--listen", free_address(), "--metrics-listen", "none", "--database", url)
     first = Daemon(daemons.cli, daemons.folder / "first", "rm", "serve", *listen)
+    give_authority(first.state_dir)
     first.start()
     first.endpoint()
     try:
@@ -334,11 +336,11 @@ def test_a_postgresql_database_that_another_resource_manager_holds(
 @pytest.fixture
 def small_disk(daemons: Daemons) -> Iterator[Path]:
     """A file system of 2 MiB where the resource manager keeps its state."""
-    daemons.manager.state_dir.mkdir()
     subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "tmpfs", daemons.manager.state_dir],
         check=True,
     )
+    give_authority(daemons.manager.state_dir)  # the mount has hidden the first one
     yield daemons.manager.state_dir
     subprocess.run(["umount", "-l", daemons.manager.state_dir], check=True)
 
