@@ -11,8 +11,11 @@ from resource_manager.providers.provider import ProviderFailed
 from resource_manager.service.identities.identity_service import IdentityCalls
 from resource_manager.service.identities.members import Members
 
-TTL_S = 3_600
-"""How long an executor may take from its start to its registration, which creates a machine."""
+TTL_S = 24 * 3_600
+"""How long an executor may take from its start to its registration.
+
+A start may create a machine, or wait in the queue of another cluster manager.
+"""
 
 
 class ProviderTokens:
