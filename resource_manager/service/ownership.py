@@ -44,8 +44,8 @@ class JobOwners:
         )
         if not caller.owns(known):
             raise PermissionDenied(
-                f"job {job_id} belongs to {known or 'no identity'}, and this call is from {caller.name};"
-                " choose the credentials of the owner",
+                f"job {job_id} belongs to {known or 'no identity'}, and this call is from"
+                f" {caller.name}; choose the credentials of the owner",
                 reason=Reason.NOT_OWNER,
                 details={"job_id": job_id, "identity": caller.name},
             )

@@ -27,7 +27,7 @@ def no_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
     monkeypatch.setenv("FINEGRAIN_RUN_DIR", str(home / "run"))
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr("finegrain_cli.config.load.HOST_FILE", home / "no-such-file")
+    monkeypatch.setattr("finegrain_cli.config.sources.HOST_FILE", home / "no-such-file")
     monkeypatch.setattr("finegrain.local_managers.SYSTEM_STATE", home / "system")
     monkeypatch.setattr("finegrain.directories.SYSTEM_STATE", home / "system")
 
