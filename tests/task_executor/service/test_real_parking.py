@@ -214,7 +214,7 @@ async def test_memory_that_stays_on_the_gpu_is_not_given_to_others(host: Host) -
     # A process that the program does not know, and that the driver shows in the slot.
     (host.cuda.folder / "processes" / str(pid)).unlink()
     assert await host.orders((), (A,)) == "PARK_FAILED"
-    assert "the driver still reports 50Mi of them there" in host.message
+    assert "the driver still reports 50Mi of their memory there" in host.message
     assert host.available() == 1
 
 
