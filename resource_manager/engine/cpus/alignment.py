@@ -216,8 +216,8 @@ class Case:
                 found = self._on_one_of(policy, needs, masks, smallest or size, notes)
             if found is not None:
                 break
-        # A mask is no hint if one of its nodes has nothing left of a dimension. All nodes together
-        # may still be enough, and BestEffort admits them.
+        # A mask is no hint if one of its nodes has nothing left of a dimension. But all nodes
+        # together may still be enough, and BestEffort admits them.
         if found is None and policy is NumaPolicy.BEST_EFFORT:
             found = self.assigned_on(needs, needs.nodes, notes)
         if found is None:

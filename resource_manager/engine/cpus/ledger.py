@@ -150,7 +150,7 @@ class CpuLedger:
         )
 
     def set_policy(self, policy: EffectivePolicy) -> None:
-        """Changes the settings. Slots keep what they hold."""
+        """Changes the settings. Slots keep their cpus."""
         if policy != self.policy:
             self.policy = policy
             self._settings_changed()
@@ -163,12 +163,10 @@ class CpuLedger:
         kubelet: CpuSet = EMPTY,
         kubelet_memory: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """Sets the cpus and memory that slots cannot have at present. Slots keep what they have.
-
-        Args:
-            offline: cpus that do not run.
-            kubelet: cpus that a kubelet on the same host gave to its own containers.
-            kubelet_memory: bytes that the kubelet gave to these containers, by id of the NUMA node.
+        """Sets the cpus and memory that slots cannot have at present. Slots keep their cpus and
+        memory. Args: offline: cpus that do not run. kubelet: cpus that a kubelet on the same
+        host gave to its own containers. kubelet_memory: bytes that the kubelet gave to these
+        containers, by id of the NUMA node.
         """
         # Most reports change nothing here. They must not raise the version, because a new version
         # makes all cached results invalid.
@@ -180,7 +178,7 @@ class CpuLedger:
     def set_unusable_devices(
         self, unusable: Mapping[DeviceKey, str], foreign: frozenset[DeviceKey]
     ) -> None:
-        """Sets which devices get no new slots, and why. Slots keep what they hold.
+        """Sets which devices get no new slots, and why. Slots keep their devices.
 
         Args:
             unusable: the devices that get no new slots, with the reasons.
@@ -440,7 +438,7 @@ class CpuLedger:
             f"cpus {CpuSet.from_bits(twice)} belong to slot {key} and to another slot"
             for key, twice in self._assigned_twice()
         ]
-        # If a host becomes smaller, its slots keep what they have. This is not an inconsistency.
+        # If a host becomes smaller, its slots keep their capacity. This is not an inconsistency.
         for node, name in sorted(self.overcommitted() - self._overdrawn):
             numa_node = self.layout.nodes[node].id
             used, has = self.used(node, name), self._present(node, name)

@@ -40,7 +40,7 @@ def take_packed(
     Args:
         layout: the host.
         free: the cpus to choose from.
-        need: number of cpus; below 1 none are taken.
+        need: number of cpus; no cpus are taken if it is below 1.
         spread: True: takes single threads in the order of their numbers instead of whole cores. The
             threads of one core usually have numbers that are far apart, so the slot gets several
             cores.
@@ -67,7 +67,7 @@ class NodeShare(NamedTuple):
 
     node: int  # the node's cpus, as bits
     even: int  # the part that every node gives
-    more: int  # its part of the remainder: one group or nothing, taken after the rest
+    more: int  # its part of the remainder: one group or no cpus, taken after `even`
 
 
 def take_share(layout: CpuLayout, free: int, share: NodeShare) -> int:

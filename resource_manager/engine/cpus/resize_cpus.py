@@ -48,7 +48,7 @@ def grow(
         current: the cpus that the slot has now.
         available: the cpus to choose from; `current` need not be among them.
         claims: cpus that other slots with an exclusive policy claim.
-        request: the policies, and the number of cpus after the resize, including current ones.
+        request: the policies, and the number of cpus after the resize, including the current cpus.
         same_nodes: True if the slot is bound to its NUMA nodes, so that new cpus must come from
             these nodes.
 
@@ -97,7 +97,7 @@ def grow(
 def shrink(
     layout: CpuLayout, current: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> Taken | Short:
-    """Chooses `request.need` of the current cpus. The slot gives back the others.
+    """Chooses `request.need` of the current cpus. The slot gives back the other cpus.
 
     The slot gives back whole cores first, then single threads. Under SpreadByPCPUs it first gives
     back second threads of cores. It gives back cpus on the NUMA node where it has the fewest, so

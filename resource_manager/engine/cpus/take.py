@@ -251,8 +251,8 @@ def _of_one_kind(
         if cpus is not None:
             level = reached(layout, cpus, claims, request.exclusive)
             merit = (_LEVELS.index(level), holds(layout, cpus, request.bind))
-            # Only a strictly better result replaces an earlier one, so on a tie the earlier kind is
-            # taken.
+            # Only a strictly better result replaces an earlier result, so on a tie the earlier kind
+            # is taken.
             if best is None or merit > best[0]:
                 best = merit, cpus
     return None if best is None else best[1]
@@ -309,7 +309,7 @@ def _evenly(
     """
     group = layout.per_core if request.whole_cores else 1
     offered_sets = list(offers(layout, free, claims, request))
-    # The sets grow, and the last one has all free cpus.
+    # The sets grow, and the last set has all free cpus.
     for offered in offered_sets:
         even = _widest(layout, offered) if request.whole_cores else offered
         shares = even_shares(layout, even, request.need, group)

@@ -237,7 +237,7 @@ class _Choice:
         return [(at, ()) for at in chosen] if chosen else self._out_of_scope(suited)
 
     def _scopes(self, suited: Iterable[int]) -> tuple[int, ...]:
-        """Returns sets of GPUs, in order of id. All GPUs of the slot must come from one of them."""
+        """Returns sets of GPUs, in order of id. All GPUs of the slot must come from one set."""
         scope = self._request.scope
         if not scope:
             return (bits_of(suited),)

@@ -71,7 +71,7 @@ class HostPolicyView:
 
     set: HostPolicy  # settings that operators made at runtime
     effective: EffectivePolicy
-    number: int  # version of `set`; 0: nothing was ever set
+    number: int  # version of `set`; 0: no setting was ever made
     # version of `set` that the executor had applied when it sent its last report
     followed_number: int
 

@@ -168,5 +168,5 @@ def _plan_probe(timers: Timers, host: Host, at_ms: int) -> None:
 
 
 def _pause_ms(settings: EngineSettings, reach: Reach) -> int:
-    # Minus 1, because `failures` includes the current one, and the first pause is the shortest.
+    # Minus 1, because `failures` includes the current failure, and the first pause is the shortest.
     return backoff_ms(max(0, reach.failures - 1), settings.probe_min_ms, settings.probe_max_ms)

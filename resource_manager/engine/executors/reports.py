@@ -102,7 +102,7 @@ def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
         return ReportAnswer(register_again=True)
     executor = host.executor
     result = adopt_report(state, host, event.report)
-    # A report that was not adopted may have older usage figures than the known ones.
+    # A report that was not adopted may have older usage figures than the adopted report.
     if result.adopted:
         executor.used = event.used
         executor.device_usage = event.device_usage
@@ -270,7 +270,7 @@ def _retry_free(outbox: dict[str, None], host: Host, slot: Slot) -> None:
     """Orders the executor once more to free a slot, because it is not freeing the slot."""
     key = key_of(slot)
     command = host.in_flight
-    # If the command in flight already has this slot, its answer decides what happens next.
+    # If the command in flight already has this slot, its answer decides about the slot.
     if command is None or key not in command.keys:
         host.to_free[key] = None
         outbox[host.host_id] = None

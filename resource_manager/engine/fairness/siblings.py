@@ -2,9 +2,9 @@
 
 A group has two kinetic tournaments over its active children. The first tournament has the children
 below their guaranteed minimum, ordered by the reached part of the minimum. These children come
-before all others. The second tournament has all other children, ordered by virtual time (see
-`flows.py`). A child that changes is only marked *stale*. The tournaments are updated when the order
-is read the next time.
+before all other children. The second tournament has all other children, ordered by virtual time
+(see `flows.py`). A child that changes is only marked *stale*. The tournaments are updated when the
+order is read the next time.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Siblings:
         return self.below_minimum.runner_up(tau) or self.fair.least(tau)
 
     def least(self) -> Flow | None:
-        """Returns the child with the lowest virtual time among those that have reached their
+        """Returns the child with the lowest virtual time among the children that have reached their
         minimum.
         """
         if self._stale:

@@ -447,7 +447,7 @@ class Host(CpuAllocator):
         )
 
     def state_seen(self) -> StateSeen:
-        """Returns the last reported state as a value that can be compared with a later one."""
+        """Returns the last reported state as a value that can be compared with a later state."""
         available = self.executor.reported_available or {}
         return frozenset(self.reported), tuple(sorted(available.items()))
 

@@ -86,7 +86,7 @@ def _job_queue(
     if job_queue.position != INACTIVE and job_queue.position > job_queue.numbers.first:
         first = job_queue.numbers.first
         yield f"{title} has the position {job_queue.position}, after its first request {first}"
-    # Checking one request per run is enough, because all requests of a run are equal.
+    # It is enough to check one request of each run, because all requests of a run are equal.
     for start, _ in job_queue.numbers.runs():
         request = requests.at(start)
         if request.job_id != job_id or queue.class_of(request.spec) is not scheduling_class:
@@ -111,7 +111,7 @@ def item_problems(
 
 
 def quota_block_problems(queue: WaitingQueue, job_queue: JobQueue) -> Iterator[str]:
-    """Yields a problem if a job queue is blocked by quota but does not exist."""
+    """Yields a problem if a quota blocks a job queue that does not exist."""
     if job_queue in queue.quota_blocked and (
         job_queue.scheduling_class.job_queues.get(job_queue.job_id) is not job_queue
     ):

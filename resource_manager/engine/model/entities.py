@@ -1,4 +1,4 @@
-"""The entities of the state: jobs, requests, slots, executors and others.
+"""The entities of the state, such as jobs, requests, slots and executors.
 
 Stored fields come first in each class. Fields below the comment "runtime" are never stored; they
 are derived after a restart. Times named `_time_ms` are wall-clock milliseconds since 1970, mostly

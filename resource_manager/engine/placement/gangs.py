@@ -279,7 +279,7 @@ class GangSearch:
         barred = frozenset[str]().union(*(each.barred for each in self.members))
         whole = SchedulingClass(0, *key)
         pooled, separate = whole_needs(self.members)
-        # The policies are those of the largest member. The amounts are the sums over all members.
+        # The policies come from the largest member. The amounts are the sums over all members.
         kinds = kinds_of(pooled, separate)
         whole.needs = needs_of(largest)._replace(pooled=pooled, separate=separate, kinds=kinds)
         return Members(-1, whole, 1, barred)

@@ -1,6 +1,6 @@
 """Runs the planning pass, which orders new executors and gives executors back.
 
-If the queue is long, a pass takes several cycles; each continues where the last one stopped
+If the queue is long, a pass takes several cycles; each cycle continues where the last cycle stopped
 (`planning/steps.py`).
 
 A pass begins `plan_interval_ms` after the first cycle that requires one. So requests that arrive

@@ -351,7 +351,7 @@ class ReservationSearch:
         return _missing_part((n, free.get(name, 0)) for name, n in need.items())
 
     def _if_others_ended(self, host: Host) -> dict[str, int]:
-        """Returns the amounts that a host would have free if all slots ended except those that may
+        """Returns the amounts that a host would have free if all slots ended, except slots that may
         never end.
         """
         stays = [slot.booked for key, slot in host.slots.items() if key in self._outlasting]
