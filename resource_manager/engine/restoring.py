@@ -1,8 +1,8 @@
 """Restores the state from the stored rows after a restart.
 
 Rows become linked entities. The queue, the free capacity, the indexes and the timers are not
-stored, but derived again. A request's row does not say that the request was placed or granted, so
-its state is derived from its own row and the row of its slot.
+stored, but derived again. A request's row does not say that the request was placed or granted. So
+the state is derived from this row and the row of the slot.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ host one node could give this, so masks of one node are preferred.
     0b10   yes         625 (3 of 8)    125          375
     0b11   no          500             562          531
 
-The score is the part that remains free with the slot, in thousandths. The merge takes mask 0b01:
-preferred masks come first, then masks with fewer nodes, then nodes that are close to each other,
-and only then the score decides. If the slot needed 4 cpus and 6 GiB, only mask 0b11 would be a
-hint, and it would not be preferred: BestEffort would take it, but Restricted and SingleNUMANode
-would refuse the slot.
+The score is the part that remains free with the slot, in thousandths. The merge takes mask 0b01.
+Preferred masks come first, then masks with fewer nodes, then nodes that are close to each other.
+Only then the score decides. If the slot needed 4 cpus and 6 GiB, only mask 0b11 would be a hint,
+but not a preferred hint. BestEffort would take it, but Restricted and SingleNUMANode would refuse
+the slot.
 """
 
 from __future__ import annotations

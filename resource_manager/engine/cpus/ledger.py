@@ -431,8 +431,9 @@ class CpuLedger:
         self.devices.tolerate()
 
     def problems(self) -> list[str]:
-        """Returns a sentence for each inconsistency: cpus that two slots hold, nodes whose slots
-        hold more than the tolerated amounts, and counters that do not match the holdings.
+        """Returns a sentence for each inconsistency. Inconsistent are cpus that two slots hold,
+        nodes whose slots hold more than the tolerated amounts, and counters that do not match the
+        holdings.
         """
         found = [
             f"cpus {CpuSet.from_bits(twice)} belong to slot {key} and to another slot"

@@ -1,5 +1,6 @@
 """Takes cpus for a slot by the algorithms of the kubelet's static policy (pkg/kubelet/cm/cpumanager
-of Kubernetes 1.33 and later): packed, or distributed evenly over as few NUMA nodes as possible.
+of Kubernetes 1.33 and later). The cpus are packed, or distributed evenly over as few NUMA nodes as
+possible.
 
 Packed (`takeByTopologyNUMAPacked`): groups of cpus that are partly in use become full first. The
 kubelet's options to spread over cores and to align with last-level caches are here, too.

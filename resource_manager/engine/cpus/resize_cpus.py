@@ -100,8 +100,9 @@ def shrink(
     """Chooses `request.need` of the current cpus. The slot gives back the other cpus.
 
     The slot gives back whole cores first, then single threads. Under SpreadByPCPUs it first gives
-    back second threads of cores. It gives back cpus on the NUMA node where it has the fewest, so
-    that it uses fewer nodes in the end; with `DistributeEvenly`, on the node where it has the most.
+    back second threads of cores. It gives back cpus on the NUMA node where it has the fewest cpus,
+    so that it uses fewer nodes in the end. With `DistributeEvenly`, it gives back cpus on the node
+    where it has the most cpus.
 
     Args:
         layout: the host.

@@ -299,8 +299,8 @@ _BLOCKERS_FOR_NEW_SLOTS = (CpuBlocker.BIND_POLICY_CONFLICT, CpuBlocker.NUMA_POLI
 
 
 def _without_lost(ledger: CpuLedger, current: int, surplus: int) -> int:
-    """Gives back up to `surplus` cpus that the slot can no longer use: first offline cpus, then
-    cpus that are now reserved or belong to a kubelet, then the other cpus of the same cores.
+    """Gives back up to `surplus` cpus that the slot can no longer use. Offline cpus come first,
+    then cpus that are now reserved or belong to a kubelet, then the other cpus of the same cores.
     """
     there = ledger.layout.cpus
     lost = current & ~ledger.pinnable

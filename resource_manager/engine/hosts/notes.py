@@ -1,6 +1,5 @@
 """Values that the ledger of a host stores in addition to slots: the command in flight, refusals,
-resizes to try again, reserved capacity, and whether the resource manager can connect to the
-executor.
+resizes to try again, reserved capacity, and the reachability of the executor.
 """
 
 from __future__ import annotations

@@ -387,8 +387,8 @@ class ResizeMoves:
         failures = before.failures if before is not None else 0
         delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
         until_ms = self.journal.now_ms + delay
-        # A changed report ends other back-offs early, but not after BELOW_USE (the tasks use more
-        # than the new size): reports do not show how much a slot uses.
+        # A changed report ends other back-offs early. After BELOW_USE (the tasks use more than the
+        # new size) it does not, because reports do not show how much a slot uses.
         below_use = outcome.reason == Reason.BELOW_USE
         host.resize_backoffs[key] = ResizeBackoff(
             number=slot.wanted.number if slot.wanted is not None else 0,

@@ -268,9 +268,9 @@ class Constraint(ABC):
         return {}
 
     def preferred(self, request: ResourceRequest) -> list[dict[str, int]]:
-        """Returns, for each policy that the request prefers, the least column values with which a
-        host can meet the policy; an empty dict if no column shows whether a host can meet the
-        policy.
+        """Returns the least column values with which a host can meet each policy that the request
+        prefers. The values of a policy are an empty dict if no column shows whether a host can meet
+        the policy.
         """
         return []
 

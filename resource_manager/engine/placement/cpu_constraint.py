@@ -98,8 +98,8 @@ class CpusSuit(Constraint):
         if ledger is None or ledger.time_shared:
             return {}
         room, demanded = ledger.pin_room(), ledger.policy.bind
-        # A host that demands one bind policy has 0 in the column of the other policy, so that a
-        # search for the other policy does not find this host.
+        # A host that demands one bind policy has 0 in the column of the other policy. So a search
+        # for the other policy does not find this host.
         whole = demanded is not HostBindPolicy.SPREAD_BY_PCPUS
         apart = demanded is not HostBindPolicy.FULL_PCPUS_ONLY and ledger.layout.smt
         # Without SMT all cpus are on different cores. The column is still 0 then, unless the host

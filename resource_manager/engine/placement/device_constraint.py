@@ -1,9 +1,9 @@
 """Checks whether the devices of a host are suitable for a slot.
 
-A sum of free capacity is not enough: a host with four half-used GPUs has 200 hundredths of a GPU
-free, but no slot can get a whole GPU. So this constraint checks each device, with the code that
-also chooses devices for slots (`devices/choose.py`). `CpusSuit` checks whether devices, cpus and
-memory can be on the same NUMA nodes, because it assigns them together.
+A sum of free capacity is not enough. Example: a host with four half-used GPUs has 200 hundredths of
+a GPU free, but no slot can get a whole GPU. So this constraint checks each device, with the code
+that also chooses devices for slots (`devices/choose.py`). `CpusSuit` checks whether devices, cpus
+and memory can be on the same NUMA nodes, because it assigns them together.
 
 Remedies are tried with the same code: fewer devices, a smaller share, or fewer conditions.
 """

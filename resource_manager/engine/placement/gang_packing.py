@@ -20,7 +20,7 @@ class Matching:
     """Places as many members as possible on hosts that have a fixed number of places each.
 
     Each member takes a free place. If a member finds no free place, the algorithm searches for an
-    augmenting path: a chain of members, in which each member moves to the place of the next member,
+    augmenting path. This is a chain of members: each member moves to the place of the next member,
     and the last member moves to a free place (H. W. Kuhn, "The Hungarian method for the assignment
     problem", 1955). If no augmenting path exists, no matching has more members.
 

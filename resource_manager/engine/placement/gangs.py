@@ -369,8 +369,8 @@ def count_of(shares: Iterable[Share]) -> int:
 
 
 def whole_needs(members: Sequence[Members]) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the index columns that one host needs for all members together: first for a host with
-    one memory pool, then for a host with a separate pool for each memory part.
+    """Returns the index columns that one host needs for all members together. The first item is for
+    a host with one memory pool, the second for a host with a separate pool for each memory part.
     """
     pooled, separate = Counter[str](), Counter[str]()
     for each in members:

@@ -103,8 +103,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class FailedSearch:
-    """When a search found no room: the version of the index of all executors at that time, and the
-    length of the index's growth log (a log of the hosts that got more room).
+    """The time of a search that found no room: the version of the index of all executors, and the
+    length of its growth log. This log has the hosts that got more room.
     """
 
     version: int

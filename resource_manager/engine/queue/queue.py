@@ -14,11 +14,11 @@ Example: one host has 3 free cpus, and two jobs with equal weight have run nothi
     1 cpu    job A: 1 to 2; job B: 4 to 8    has room: `fitting`
     8 cpus   job A: 3                        no room: `blocked`
 
-For each free cpu the fairness tree chooses a job: first A (among equal jobs, the job that has
-waited longest comes first), then B, then A again. So requests 1, 4 and 2 are placed. Then the host
-has no more room for the class of 1 cpu, so this class is blocked, too. When a slot ends, the host
-has more room. Both classes are unblocked (`for_next_pass`), and the next pass tries each of them
-once. Request 5 is placed, and the class of 8 cpus is blocked again.
+For each free cpu, the fairness tree chooses a job: first A, then B, then A again. (Of equal jobs,
+the job that has waited longest comes first.) So requests 1, 4 and 2 are placed. Then the host has
+no more room for the class of 1 cpu, so this class is blocked, too. When a slot ends, the host has
+more room. Both classes are unblocked (`for_next_pass`), and the next pass tries each of them once.
+Request 5 is placed, and the class of 8 cpus is blocked again.
 """
 
 from __future__ import annotations

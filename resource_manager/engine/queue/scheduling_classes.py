@@ -199,8 +199,8 @@ class JobQueue:
 
     Attributes:
         numbers: the arrival numbers of the requests.
-        position: the arrival number by which the queue is ordered among the job's active queues:
-            the first of `numbers`, or the lower number of a request that has left the queue.
+        position: the arrival number by which the queue is ordered among the job's active queues. It
+            is the first of `numbers`, or the lower number of a request that has left the queue.
             `INACTIVE`: the queue is not active.
         blocked_by: id of the group whose quota blocks the queue; empty: no quota blocks it.
         may_reject: True if some of its requests may be rejected as infeasible. False: all of them

@@ -256,8 +256,8 @@ def _first_admitted(
 ) -> Iterable[int]:
     """Returns the first arrival numbers of a scheduling class that quotas admit, up to `count`.
 
-    If any group has a maximum, up to `count` numbers of each job are returned: quotas may block
-    some of them later, so that requests of other jobs are placed instead.
+    If any group has a maximum, up to `count` numbers of each job are returned. Quotas may block
+    some of these requests later, and then requests of other jobs are placed instead.
     """
     if not any(group.maximum for group in flows.groups.values()):
         return islice(scheduling_class.numbers(), count)
