@@ -154,8 +154,8 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
             return Outcome(key, error=slot_removed(key))
         failure = found if isinstance(found, FinegrainError) else None
         if isinstance(found, IsolationReport):
-            # The growth is booked, so ports can only be missing if other programs use them. The
-            # slot then has fewer, and reports which.
+            # The growth is booked, so ports can be missing only if other programs use them. The
+            # slot then has fewer ports, and reports their numbers.
             keeper.give_ports(wanted)
             outcome = Outcome(
                 key,
