@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 
@@ -14,6 +14,9 @@ from finegrain_cli.context import Invocation, current, enter
 from finegrain_cli.exit_codes import exit_code_of
 from finegrain_cli.option_errors import name_options
 from finegrain_cli.text.output import OutputFormat, print_error, say
+
+if TYPE_CHECKING:
+    import finegrain_client as fg
 
 P = ParamSpec("P")
 
@@ -142,3 +145,14 @@ def confirm(what: str, *, yes: bool) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise NotConfirmed
     typer.confirm("go on?", abort=True, err=True)
+
+
+def confirm_operation(cluster: fg.blocking.Cluster, what: str, *, yes: bool) -> None:
+    """Asks for confirmation of an operation that only operators may carry out; see `confirm`.
+
+    Raises:
+        PermissionDenied: the caller is no operator, so there is nothing to confirm.
+    """
+    if not yes:
+        cluster.check_operator()
+    confirm(what, yes=yes)

@@ -20,7 +20,7 @@ from finegrain_cli.common import (
     TokenFileOption,
     WatchOption,
     YesOption,
-    confirm,
+    confirm_operation,
     enter_command,
     reporting_errors,
 )
@@ -203,8 +203,9 @@ def delete(
       finegrain groups delete nightly --yes
     """
     enter_command(output, manager, token_file, config)
-    confirm(f"group {name} will be deleted, with its weight and its limits", yes=yes)
     with open_cluster() as cluster:
+        text = f"group {name} will be deleted, with its weight and its limits"
+        confirm_operation(cluster, text, yes=yes)
         cluster.delete_group(name)
     print_object("GroupDeleted", {"name": name}, output, f"deleted {name}")
 

@@ -15,7 +15,7 @@ from finegrain_cli.common import (
     OutputOption,
     TokenFileOption,
     YesOption,
-    confirm,
+    confirm_operation,
     enter_command,
     reporting_errors,
 )
@@ -118,7 +118,8 @@ def drain(
     with open_cluster() as cluster:
         status = cluster.executor(executor)
         if deadline_s is not None and not dry_run:
-            confirm(f"{status.slots} slots of {executor} will be freed after {deadline}", yes=yes)
+            text = f"{status.slots} slots of {executor} will be freed after {deadline}"
+            confirm_operation(cluster, text, yes=yes)
         if not dry_run:
             status = cluster.drain(executor, reason=reason, deadline_s=deadline_s)
     verb = "would drain" if dry_run else "draining"
@@ -160,8 +161,9 @@ def forget(
       finegrain forget host-a --yes
     """
     enter_command(output, manager, token_file, config)
-    confirm(f"{executor} will be deleted from the resource manager's state", yes=yes)
     with open_cluster() as cluster:
+        text = f"{executor} will be deleted from the resource manager's state"
+        confirm_operation(cluster, text, yes=yes)
         cluster.forget(executor)
     print_object("Forgotten", {"executor_id": executor}, output, f"forgot {executor}")
 
@@ -195,9 +197,8 @@ def release(
         listed = cluster.requests(allocation_ids=full)
         slots = [each.allocation_id for each in listed if each.state != RequestState.PENDING]
         if slots:
-            confirm(
-                f"these slots will be freed, and their tasks ended: {', '.join(slots)}", yes=yes
-            )
+            text = f"these slots will be freed, and their tasks ended: {', '.join(slots)}"
+            confirm_operation(cluster, text, yes=yes)
         outcomes = cluster.release(full, grace_s=grace_s)
     rows: list[dict[str, Any]] = [each.to_dict() for each in outcomes]
     if output in (OutputFormat.JSON, OutputFormat.JSONL):
@@ -235,6 +236,7 @@ def terminate(
     grace_s = parse_duration_ms("--grace", grace) / 1000 if grace else None
     with open_cluster() as cluster:
         chosen = full_job_id(cluster, job)
-        confirm(f"job {chosen} will be ended with all its slots and tasks", yes=yes)
+        text = f"job {chosen} will be ended with all its slots and tasks"
+        confirm_operation(cluster, text, yes=yes)
         cluster.terminate_job(chosen, grace_s=grace_s)
     print_object("Terminated", {"job_id": chosen}, output, f"ended {chosen}")

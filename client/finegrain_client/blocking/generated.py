@@ -1149,6 +1149,14 @@ class Cluster(LoopOwner[AsyncCluster]):
         """
         self.loop.run(self.inner.forget(executor_id))
 
+    def check_operator(self) -> None:
+        """Checks that this client may change the cluster. Changes nothing.
+
+        Raises:
+            PermissionDenied: only operators may.
+        """
+        self.loop.run(self.inner.check_operator())
+
     def release(
         self, allocation_ids: Sequence[str], *, grace_s: float | None = None
     ) -> list[ItemOutcome]:
