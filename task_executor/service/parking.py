@@ -30,7 +30,7 @@ from finegrain.values.usage import DeviceUsage
 from task_executor.engine.slots import CarveState, Slot, SlotKey
 from task_executor.parking_agent import PROGRAM
 from task_executor.service.failures import not_moved, still_moving
-from task_executor.service.resizing import finish_resize
+from task_executor.service.resizing import finish_resize, keep_size
 from task_executor.service.slot_keeper import SlotKeeper
 
 Measurement = tuple[int, Iterable[DeviceUsage]]
@@ -124,7 +124,8 @@ class Parking:
                 kind = "slot_parked" if wanted.is_parked else "slot_unparked"
                 log.info(kind, allocation_id=key.allocation_id, resize_number=wanted.resize_number)
             # If the helper was not reached, it is unknown whether the new limits are set. Then the
-            # next comparison repeats the resize.
+            # next comparison repeats the resize. After any other failure, both sizes are still
+            # booked.
             elif outcome.error.reason is not Reason.UNREACHABLE:
                 await self._undo(slot, outcome.error)
         finally:
@@ -190,12 +191,8 @@ class Parking:
                 self._moves[slot.key].trouble = trouble
                 log.error("slot_not_restored", allocation_id=wanted.allocation_id, error=str(again))
             await asyncio.sleep(_UNDO_S[min(attempt, len(_UNDO_S) - 1)])
-        now = keeper.table.get(slot.key)
-        if now is not None and now.becoming == wanted:
-            keeper.table.resize_failed(slot.key)
         self._failures[slot.key] = (wanted.resize_number, failure)
-        keeper.on_resize(0.0, failure)
-        await keeper.save_or_log()
+        await keep_size(keeper, slot.key, wanted, failure)
 
     # -- device files and measured use -----------------------------------------------------------
 

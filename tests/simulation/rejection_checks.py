@@ -98,6 +98,7 @@ def _wrong(state: State, spec: RequestSpec) -> Iterator[str]:
         spec.cpu_policy.topology_constrained
         or spec.cpu_policy.best_effort
         or state.hosts.indexes.aligning
+        or not _are_plain(spec)
     ):
         return
     for host in state.hosts.values():
@@ -105,6 +106,14 @@ def _wrong(state: State, spec: RequestSpec) -> Iterator[str]:
         profile = spec.profile or host.executor.registration.default_profile
         if _could_host(host.total, host.labels, replace(spec, profile=profile)):
             yield f"{spec.allocation_id} is rejected, and {host.host_id} could host it"
+
+
+def _are_plain(spec: RequestSpec) -> bool:
+    """Returns True if amounts alone decide whether a host has the devices of a request."""
+    devices = spec.profile.devices if spec.profile is not None else ()
+    return all(
+        each.count == 1 and each.functions is None and not each.near_required for each in devices
+    )
 
 
 def _could_host(total: Amounts, labels: Mapping[str, str], spec: RequestSpec) -> bool:

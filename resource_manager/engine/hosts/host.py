@@ -294,19 +294,27 @@ class Host(CpuAllocator):
         self.resize_backoffs.pop(key, None)
         self.lost_cpus.pop(key, None)
 
-    def set_size(self, slot: Slot, profile: ResourceProfile, ordered: Resize | None) -> None:
+    def set_size(
+        self,
+        slot: Slot,
+        profile: ResourceProfile,
+        assignment: CpuAssignment | None,
+        ordered: Resize | None,
+    ) -> None:
         """Sets the size of a slot and its resize in flight, and computes its booking again.
 
         Args:
             slot: the slot.
             profile: the confirmed size of the slot.
+            assignment: the cpus, NUMA nodes and devices of that size.
             ordered: the resize in flight; None: there is none.
         """
         key = (slot.allocation_id, slot.generation)
-        # The old booking is subtracted from both sums before the slot is changed.
+        # The old booking is subtracted from both sums before the slot is changed. It depends on
+        # the assignment as well, because devices that the host no longer has are not booked.
         decrease(self.booked, slot.booked)
         decrease(self.unreported, self.unreported_of(key, slot))
-        slot.profile, slot.ordered = profile, ordered
+        slot.profile, slot.assignment, slot.ordered = profile, assignment, ordered
         slot.booked = self._booking_of_slot(slot)
         increase(self.booked, slot.booked)
         increase(self.unreported, self.unreported_of(key, slot))

@@ -284,14 +284,14 @@ class ResizeMoves:
         # The size has changed, so the reason of an earlier refusal may no longer be valid.
         host.resize_backoffs.pop(key, None)
         was_parked, before = slot.is_parked, slot.assignment
-        slot.assignment = _assignment_seen(slot, seen)
+        assignment = _assignment_seen(slot, seen)
         confirmed = slot.ordered is not None and ordered is None
         with (
             self.transitions.moving_resize(slot, ResizeInput.CONFIRM)
             if confirmed
             else nullcontext()
         ):
-            self._set_size(host, slot, profile=seen.profile, ordered=ordered)
+            self._set_size(host, slot, seen.profile, assignment, ordered)
         _, slot.cpu_limit_milli = _size(seen)
         slot.cpus = seen.cpus  # a change of size may also change the cpus
         if seen.isolation is not None:
@@ -336,7 +336,7 @@ class ResizeMoves:
             self._order_again(host, slot, outcome)
             return
         with self.transitions.moving_resize(slot, ResizeInput.REFUSE):
-            self._set_size(host, slot, profile=slot.profile, ordered=None)
+            self._set_size(host, slot, slot.profile, slot.assignment, None)
         # Capacity that was booked for the larger size is free again.
         self.hosts.touch(host)
         self.changes.slot(slot)
@@ -365,6 +365,8 @@ class ResizeMoves:
         """Orders a resize again after a pause, because the executor still works on it. A report
         would show that the resize succeeded, but only the answer to an order shows a failure.
         """
+        if slot.state is not SlotState.ALLOCATED:
+            return  # see `stop`
         key = (slot.allocation_id, slot.generation)
         before = host.resize_backoffs.get(key)
         until_ms = self.journal.now_ms + self.settings.resize_retry_min_ms
@@ -449,12 +451,7 @@ class ResizeMoves:
         self.usage.flows.placements += 1
         with self.transitions.moving_resize(slot, ResizeInput.ORDER):
             slot.wanted = None
-            self._set_size(
-                host,
-                slot,
-                profile=slot.profile,
-                ordered=ordered,
-            )
+            self._set_size(host, slot, slot.profile, slot.assignment, ordered)
         host.to_resize[slot.allocation_id, slot.generation] = None
         self.outbox[host.host_id] = None
         self.changes.slot(slot)
@@ -463,13 +460,13 @@ class ResizeMoves:
         self,
         host: Host,
         slot: Slot,
-        *,
         profile: ResourceProfile,
+        assignment: CpuAssignment | None,
         ordered: Resize | None,
     ) -> None:
         # `set_size` replaces `slot.booked`, so the old amounts are kept for the usage accounting.
         before = slot.booked
-        host.set_size(slot, profile, ordered)
+        host.set_size(slot, profile, assignment, ordered)
         self.usage.rebooked([(slot, before)])
 
     def withdraw(self, host: Host, slot: Slot) -> None:
