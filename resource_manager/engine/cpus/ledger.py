@@ -1,5 +1,5 @@
-"""The ledger of the cpus and NUMA nodes of one host: their capacity, and which parts of it slots
-have.
+"""The ledger of the cpus and NUMA nodes of one host: their capacity, and the parts of it that slots
+hold.
 
 It contains no placement policy. A change costs a few operations on integers, independent of the
 size of the host. Numbers that depend on all slots are computed at most once per `version`. Amounts
@@ -36,8 +36,8 @@ class PinRoom:
 
 
 class CpuLedger:
-    """The cpus and NUMA nodes of one host, and which of them slots hold. A set of cpus is an
-    integer whose bit n stands for cpu n.
+    """The cpus and NUMA nodes of one host, and the parts of them that slots hold. A set of cpus is
+    an integer whose bit n stands for cpu n.
 
     Attributes:
         layout: cores and nodes, without offline cpus.
@@ -164,9 +164,12 @@ class CpuLedger:
         kubelet_memory: Iterable[tuple[int, int]] = (),
     ) -> None:
         """Sets the cpus and memory that slots cannot have at present. Slots keep their cpus and
-        memory. Args: offline: cpus that do not run. kubelet: cpus that a kubelet on the same
-        host gave to its own containers. kubelet_memory: bytes that the kubelet gave to these
-        containers, by id of the NUMA node.
+        memory.
+
+        Args:
+            offline: cpus that do not run.
+            kubelet: cpus that a kubelet on the same host gave to its own containers.
+            kubelet_memory: bytes that the kubelet gave to these containers, by id of the NUMA node.
         """
         # Most reports change nothing here. They must not raise the version, because a new version
         # makes all cached results invalid.

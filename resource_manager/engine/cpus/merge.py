@@ -17,7 +17,7 @@ Example: a host with two nodes has these hints.
     0b11   not preferred, score 500   not preferred, score 300
 
 Mask 0b01 is no candidate, because memory has no hint for it. The result is 0b10 (score 975), which
-both resources prefer. The next best is 0b11: BestEffort admits it, but Restricted and
+both resources prefer. The next best mask is 0b11: BestEffort admits it, but Restricted and
 SingleNUMANode do not, because it is not preferred.
 """
 
@@ -40,7 +40,7 @@ class Hint(NamedTuple):
 
 
 Provider: TypeAlias = Mapping[str, Sequence[Hint] | None]
-"""Hints by resource. None: any nodes can serve the resource; empty: no nodes can."""
+"""Hints by resource. None: any nodes can serve the resource; empty: no nodes can serve it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def merge(
             SingleNUMANode admits such masks only if they have one node.
         providers: the hints of each provider, by resource.
         remoteness: returns how far the nodes of a mask are from each other, such as the sum of
-            their distances. Only masks of equal size are compared by it.
+            their distances. The merge compares only masks of equal size by this number.
     """
     return merge_ranked(policy, providers, remoteness=remoteness)[0]
 
@@ -105,8 +105,7 @@ def merge_ranked(
     """Returns all admitted masks, the best first.
 
     The first result equals the result of `merge`. Each further result equals the result of `merge`
-    without the masks before it. Callers need the further results if the first mask turns out not to
-    work.
+    without the masks before it. Callers need the further results if the first mask does not work.
 
     Args:
         policy: see `merge`.

@@ -32,7 +32,7 @@ from resource_manager.engine.cpus.layout import CpuLayout
 def take_packed(
     layout: CpuLayout, free: int, need: int, *, spread: bool = False, align_caches: bool = False
 ) -> int | None:
-    """Takes `need` free cpus, and returns them; None if fewer are free.
+    """Takes `need` free cpus, and returns them; None if fewer cpus are free.
 
     The function first takes NUMA nodes and packages that are completely free and not larger than
     the need. Then it takes whole cores, then single threads. Among groups of one kind, the group

@@ -77,7 +77,7 @@ def fits_alone(
     ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
 ) -> HostRefusal | None:
     """Returns why a slot could not have the requested size even if it were the only slot on the
-    host; None: it could.
+    host; None: it could have the size.
 
     Args:
         ledger: the cpu ledger of the slot's host.
@@ -102,7 +102,7 @@ def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
         here = most.setdefault(node, {})
         for name, amount in amounts:
             here[name] = max(amount, here.get(name, 0))
-    # If one of the two has an exclusive policy, other slots must respect it.
+    # If one of the two assignments has an exclusive policy, other slots must respect it.
     claims = before if before.exclusive is not ExclusivePolicy.NONE else after
     return replace(
         after,

@@ -101,7 +101,7 @@ def take(
     Returns:
         Exactly `request.need` cpus, or the resource of which there is too little.
     """
-    # A slot without cpus has its exclusive level as well.
+    # A slot that needs no cpus has an exclusive level, too.
     if request.need < 1:
         return Taken(0, reached(layout, 0, claims, request.exclusive))
     free = suitable(layout, available, claims, request)
@@ -304,8 +304,9 @@ def _keeps_required(layout: CpuLayout, cpus: int, request: CpuDemand) -> bool:
 def _evenly(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Takes even shares from as few nodes as possible, or else packs. Cpus that meet the preferred
-    policies are tried first. None: no even shares exist, and the bind policy is SpreadByPCPUs.
+    """Takes even shares from as few nodes as possible, or else packs the cpus. Cpus that meet the
+    preferred policies are tried first. None: no even shares exist, and the bind policy is
+    SpreadByPCPUs.
     """
     group = layout.per_core if request.whole_cores else 1
     offered_sets = list(offers(layout, free, claims, request))

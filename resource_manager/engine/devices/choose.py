@@ -51,7 +51,7 @@ def device_score(
     weights: Mapping[str, int] = EQUAL_WEIGHTS,
 ) -> int:
     """Returns how well a device suits a slot, from 0 to 100; higher is better. The score depends on
-    how full the device is with the slot. Source: `resourceAllocationScorer` of Koordinator's
+    how full the device would be with the slot. Source: `resourceAllocationScorer` of Koordinator's
     deviceshare.
 
     Args:

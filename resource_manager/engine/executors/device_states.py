@@ -121,7 +121,7 @@ def _slots_on(host: Host, key: DeviceKey) -> Iterator[Slot]:
 
 
 def _name(host: Host, key: DeviceKey) -> str:
-    """Returns the name of a device ("host-a/gpu3"); its UUID if it is not announced."""
+    """Returns the name of a device ("host-a/gpu3"), or its UUID if the device is not announced."""
     layout = host.cpus.devices.layout if host.cpus is not None else None
     if layout is None or key not in layout.position:
         return f"{host.host_id}/{key[1]}"

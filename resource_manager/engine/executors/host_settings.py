@@ -116,7 +116,7 @@ def policy_of(
     host = hosts.get(executor_id)
     if host is not None:
         return host.present.policy
-    # For the cluster itself, its settings must not count as a host's own settings as well.
+    # For the cluster itself, the settings of the cluster must not also count as settings of a host.
     own = NOTHING_SET if executor_id == CLUSTER else policy_for(host_settings, executor_id)
     return unannounced(own, policy_for(host_settings, CLUSTER))
 

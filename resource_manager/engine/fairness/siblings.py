@@ -55,8 +55,8 @@ class Flow(Entry):
         active: for a job: 1 if it has an active queue, otherwise 0. For a group: number of active
             children that are not paused.
         moves: increases whenever one of the counts above changes.
-        served_ms: when one of its slots was last placed or reused; None: not since this process
-            started.
+        served_ms: when one of its slots was last placed or reused; None: no slot was placed since
+            this process started.
         stale: true if the flow changed after the last update of its parent's tournaments.
         below_minimum: true if the flow is in the tournament of children below their minimum.
         paused: true if the flow must be in no tournament, even if its children are active.

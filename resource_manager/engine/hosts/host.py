@@ -185,7 +185,7 @@ class Host(CpuAllocator):
         return not (lost or self.executor.draining or self.reach.unreachable)
 
     def adopt_registration(self) -> None:
-        """Computes everything that depends on the registration, including the bookings of present
+        """Computes all values that depend on the registration, including the bookings of present
         slots.
         """
         registration = self.executor.registration
@@ -208,7 +208,7 @@ class Host(CpuAllocator):
         """Applies changed settings, and the state of cpus that the executor reported.
 
         Returns:
-            False if nothing changes for slots.
+            False if the change does not concern slots.
         """
         before, now = self.present, self._cpus_now()
         if now != before:

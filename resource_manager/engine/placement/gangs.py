@@ -114,8 +114,8 @@ class GangSearch:
         hosts exist, or the search was cut off.
 
         Args:
-            among: hosts of which every possible result must contain at least one; None: the caller
-                knows no such hosts.
+            among: hosts. Every possible result must contain at least one of these hosts; None: the
+                caller knows no such hosts.
         """
         try:
             match self._where.placement:
