@@ -92,7 +92,7 @@ class ResourceRequest(Protocol):
 
     @property
     def topology_constrained(self) -> bool:
-        """True if amounts alone are not sufficient on any host to decide whether the request fits."""
+        """True if amounts alone never suffice to decide whether the request fits on a host."""
 
     @property
     def key(self) -> SchedulingKey:

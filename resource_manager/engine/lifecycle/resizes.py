@@ -6,8 +6,9 @@ While a resize is ordered, the larger of the old and new amount is booked in eac
 
 The rules:
 - A resize gets the slot's next number when the job master requests it.
-- A resize that needs no more than the slot has booked is ordered at once. A resize that needs more
-  is queued with its own arrival number. It is ordered when it fits on the slot's executor.
+- A resize that needs no more capacity than the slot has booked is ordered at once. A resize that
+  needs more capacity is queued with its own arrival number. It is ordered when it fits on the
+  slot's executor.
 - A new resize replaces a waiting resize. While a resize is ordered, the new resize waits until the
   ordered resize is confirmed or refused.
 - An executor reports the size that it enforces. A report with the resize's number confirms the
@@ -126,7 +127,7 @@ class ResizeMoves:
 
         Returns:
             The assignment; a `HostRefusal` if no assignment is possible now; None if the slot has
-            no assignment and needs none.
+            no assignment and needs no assignment.
         """
         current, wanted = slot.assignment, slot.wanted
         # Without an assignment there are no cpus, NUMA nodes or devices to keep or extend.
@@ -147,8 +148,8 @@ class ResizeMoves:
         return with_devices_of(found, wanted.profile, host.cpus.devices)
 
     def unsuited(self, host: Host, slot: Slot, size: Resize) -> HostRefusal | None:
-        """Returns why the host's cpus and NUMA nodes could never suit a slot of this size, even
-        without other slots on the host.
+        """Returns why the host's cpus and NUMA nodes could never suffice for a slot of this size,
+        even without other slots on the host.
 
         Args:
             host: the slot's host.
@@ -156,7 +157,7 @@ class ResizeMoves:
             size: the new size.
 
         Returns:
-            The refusal; None if the host could suit the slot.
+            The refusal; None if they could suffice.
         """
         # The new size is ordered only after the present order has ended. The slot may then have the
         # cpus of that order.
@@ -178,8 +179,8 @@ class ResizeMoves:
     def advance(self, slot: Slot) -> None:
         """Orders or queues the waiting resize of a slot, if there is one.
 
-        It does nothing while another resize is ordered, while a back-off runs, or while the slot is
-        not ALLOCATED.
+        The method does nothing while another resize is ordered, while a back-off runs, or while the
+        slot is not ALLOCATED.
         """
         wanted = slot.wanted
         if wanted is None or slot.ordered is not None or slot.state is not SlotState.ALLOCATED:

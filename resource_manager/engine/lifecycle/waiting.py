@@ -1,6 +1,6 @@
 """Finds out why requests and gang members wait, and whether a new request can be accepted.
 
-This module reads the capacity indexes, because reading every host would take too long. So the
+This module reads the capacity indexes, because a pass over all hosts would take too long. So the
 caller must refresh the indexes first.
 """
 
@@ -99,9 +99,8 @@ class WaitingReasons:
 
         Example: a request needs 4 cpus, and hosts a and b have 2 and 1 free cpus. The sum 3 is less
         than 4: WAITING_CAPACITY. With 3 and 2 free cpus, all hosts together have enough, but no
-        single host has enough: WAITING_FRAGMENTED. With 4 free cpus on a, but not on one NUMA node
-        as the request
-        requires: WAITING_TOPOLOGY.
+        single host has enough: WAITING_FRAGMENTED. With 4 free cpus on a, but not on the one NUMA
+        node that the request requires: WAITING_TOPOLOGY.
         """
         match feasibility(self.hosts, self.elastic, scheduling_class):
             case Feasibility.NEVER:
@@ -116,12 +115,12 @@ class WaitingReasons:
                 return Reason.WAITING_RESERVATION
             case Feasibility.POSSIBLE:
                 pass
-        # No host has more than all hosts together, and comparing sums is cheaper than reading
-        # hosts.
+        # No host has more than all hosts together, and a comparison of sums is cheaper than a pass
+        # over all hosts.
         sums = free_sums(self.hosts, scheduling_class)
         amounts = list[Need](needs_of(scheduling_class).amounts)
         # `amounts` has two entries: for hosts with one memory pool, and for hosts with separate
-        # pools. The request may fit if the sums cover one of them.
+        # pools. The request may fit if the sums cover one of the two entries.
         if not any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in amounts):
             return Reason.WAITING_CAPACITY
         # The request fits on a host, but other requests are served first.
@@ -216,8 +215,9 @@ class WaitingReasons:
         indexes must be up to date.
 
         A request without `allow_pending` is rejected at once if neither a known executor nor an
-        executor of a provider could host it. There is one exception: if no executor is known and
-        none can be requested, every request waits, and `scheduling/rejecting.py` checks it later.
+        executor of a provider could host it. There is one exception: if no executor is known and no
+        executor can be requested, every request waits, and `scheduling/rejecting.py` checks it
+        later.
         """
         scheduling_class = self.queue.class_of(spec)
         verdict = feasibility(self.hosts, self.elastic, scheduling_class)

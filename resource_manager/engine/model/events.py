@@ -70,8 +70,9 @@ class JobEndRequested:
 class RequestsSubmitted:
     """A job master submits slot requests. Answer: list[ItemOutcome] in the order sent.
 
-    A large call is split into several events. The first event checks the limits for all of them.
-    Its `following` has the requests of the later events. The later events have `admitted` set.
+    A large call is split into several events. The first event checks the limits for all these
+    events. Its `following` has the requests of the later events. The later events have `admitted`
+    set.
     """
 
     at: Instant
@@ -89,7 +90,7 @@ class RequestsCancelled:
     """A job master or an operator (`job_id` is None) cancels requests.
 
     Answer: list[ItemOutcome]. The list is shorter than the input if the step became full. The
-    caller then sends the rest in another event.
+        caller then sends the remaining items in another event.
     """
 
     at: Instant
@@ -271,7 +272,8 @@ class CommandRefused:
     order).
 
     The resource manager then treats the executor as unconfirmed until it registers again.
-    `known_rm_epoch` is the highest epoch that the executor has seen; 0 if it was not sent.
+    `known_rm_epoch` is the highest epoch that the executor has seen; 0 if the executor did not send
+    it.
     Answer: None.
     """
 
