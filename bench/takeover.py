@@ -66,7 +66,7 @@ AUDIT = """
 AUDITED = ("jobs", "requests", "slots", "executors", "job_events", "cluster_events", "counters")
 
 
-if TYPE_CHECKING:  # the typed base is abstract; what these do not serve is "unimplemented"
+if TYPE_CHECKING:  # the typed base is abstract; calls that are not defined here are "unimplemented"
     _Servicer = object
 else:
     _Servicer = TaskExecutorServiceServicer

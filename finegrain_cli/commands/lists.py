@@ -43,11 +43,11 @@ Rows = Sequence[Mapping[str, Any]]
 IdArgument = Annotated[
     str, typer.Argument(metavar="[ID]", help="Show only the item with this id; a prefix is enough.")
 ]
-JobOption = Annotated[str, typer.Option("--job", help="Show only those of the job with this id.")]
+JobOption = Annotated[str, typer.Option("--job", help="Show only items of the job with this id.")]
 ExecutorOption = Annotated[
-    str, typer.Option("--executor", help="Show only those on this executor.")
+    str, typer.Option("--executor", help="Show only slots on this executor.")
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Also show those that have ended.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Also show items that have ended.")]
 
 
 def register(app: typer.Typer) -> None:

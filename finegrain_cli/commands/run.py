@@ -143,7 +143,8 @@ def run(
             "--output-limit",
             metavar="SIZE",
             help="Output that the executor stores of each stream until it is passed on, such as "
-            "16M; default and maximum: executor.output_limit. The command waits when it is full.",
+            "16M; default and maximum: executor.output_limit. If that much is stored, the command "
+            "waits.",
         ),
     ] = "",
     gang: Annotated[
@@ -186,8 +187,9 @@ def run(
 ) -> None:
     """Run a command in a slot, as if it ran in this terminal.
 
-    The command gets your standard input and signals. Its output and exit code are those of `run`.
-    No shell runs the command. All output is passed on; if you read it slowly, the command waits.
+    The command gets your signals and, with -i, your standard input. `run` prints its output and
+    ends with its exit code. No shell runs the command. If you read the output slowly, the command
+    waits.
 
     Without --cpu and --memory, the slot is the executor's default slot. If you give only one of
     them, the other one is 1 core or 256M.

@@ -97,7 +97,7 @@ def trace(
         ),
     ] = "",
     speedup: Annotated[
-        float, typer.Option("--speedup", help="How many times as fast as in the log jobs arrive.")
+        float, typer.Option("--speedup", help="Factor by which jobs arrive faster than in the log.")
     ] = 1.0,
     service: Annotated[
         str, typer.Option("--service", help="Usage of a slot per second: dominant, slots or cpu.")
@@ -133,8 +133,8 @@ def trace(
             "--reserved-part-max",
             min=0,
             max=1,
-            help="Largest fraction of any resource for all reservations together, without that of "
-            "the longest starved request.",
+            help="Largest fraction of any resource for all reservations together, without the "
+            "reservation of the longest starved request.",
         ),
     ] = 0.1,
     json_file: Annotated[

@@ -254,11 +254,12 @@ class Slot(ContextHandle[AsyncSlot]):
             output: "capture": the result contains the output; "stream": the caller reads
                 `Task.output`; a function: it is called with every `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
-                executor's own limit; 0: the executor's limit. Of more output, it keeps
+                executor's own limit; 0: the executor's limit. If there is more output, it keeps
                 the first and the last part.
             hold_output: whether the task waits when the output that `output` has not processed
-                reaches this limit, so that no output is lost. It needs a function as `output`. If
-                this process has no connection to the executor for 60 s, output is dropped again.
+                reaches `output_limit_bytes`, so that no output is lost. It needs a function as
+                `output`. If this process has no connection to the executor for 60 s, output is
+                dropped again.
             task_id: identity of the task; empty: the client generates one.
             cancel_on_interrupt: whether interrupting this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.
