@@ -187,7 +187,7 @@ class MigInstance:
 class GpuProcess:
     """A process that computes on a GPU."""
 
-    pid: int  # in the host's first PID namespace
+    pid: int  # id in the host's first PID namespace
     memory_bytes: int | None = None  # memory of the GPU; None: the driver does not report it
 
 
@@ -276,8 +276,8 @@ class HostTopology:
     l3_groups: tuple[L3Group, ...] = ()
     cpu_kinds: tuple[CpuKind, ...] = ()  # empty unless hybrid; fastest first
     memory_total_bytes: int | None = None  # MemTotal of the machine
-    node_memory_grows: bool = False  # the memory of all nodes is less than that of the machine
-    hugepages: tuple[HugePages, ...] = ()  # of the whole machine
+    node_memory_grows: bool = False  # the nodes together have less memory than the machine
+    hugepages: tuple[HugePages, ...] = ()  # huge pages of the whole machine
     limits: Limits = Limits()
     pci_devices: tuple[PciDevice, ...] = ()
     pci_known: bool = False  # False: no PCI bus
@@ -308,7 +308,7 @@ class HostTopology:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HostTopology":
-        """Reads the data of `to_dict`; ignores unknown keys, and uses defaults for missing ones.
+        """Reads the data of `to_dict`; ignores unknown keys, and uses defaults for missing keys.
 
         Raises:
             InvalidArgument: the data has another form. The error names the field.

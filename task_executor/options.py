@@ -24,7 +24,7 @@ class DeviceType:
     name: str
     paths: tuple[str, ...] = ()  # files or patterns; each file is a device
     command: str = ""  # command that lists the devices
-    capacities: tuple[tuple[str, int], ...] = ()  # of each device, besides 100 of the type itself
+    capacities: tuple[tuple[str, int], ...] = ()  # amounts of each device; the type itself has 100
     shared: bool = False  # True: slots can have parts of a device
     numa_node: int | None = None  # of all devices; None: the kernel or the command reports it
     model: str = ""

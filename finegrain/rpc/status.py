@@ -105,7 +105,9 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 def status_code_of(error: FinegrainError) -> grpc.StatusCode:
-    """Returns the status code of an error: that of its nearest base class in the table."""
+    """Returns the status code of an error. It is the code of its nearest base class in the
+    table.
+    """
     return next(STATUS_BY_CLASS[base] for base in type(error).__mro__ if base in STATUS_BY_CLASS)
 
 

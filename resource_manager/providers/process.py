@@ -390,7 +390,7 @@ class ProcessProvider:
 
     def _elsewhere(self, handle: str) -> bool:
         host, _, path = handle.partition(":")
-        # An executor's directory is two levels below that of the provider.
+        # An executor's directory is two levels below the provider's directory.
         return bool(handle) and (host, Path(path).parent.parent) != (
             socket.gethostname(),
             self.directory,

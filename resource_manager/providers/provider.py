@@ -74,7 +74,7 @@ class Started:
 class ProviderContext:
     """Data about the resource manager that a provider works for."""
 
-    state_dir: Path  # of the resource manager; a provider keeps its files in a folder below it
+    state_dir: Path  # state directory; each provider has its files in a folder below it
     managers: tuple[str, ...]  # addresses at which executors register
     cluster_token_file: Path
     cluster_token: str = field(repr=False)
@@ -135,7 +135,8 @@ class Provider(Protocol):
         Args:
             executor_id: the executor to stop.
             shape: name of its shape, which may no longer be configured.
-            handle: from `start`; empty if the resource manager never learned it.
+            handle: the handle that `start` returned; empty if the resource manager does not know
+                it.
 
         Returns:
             A message for people; empty if there is nothing to say.
@@ -189,7 +190,7 @@ class ProviderKind(Protocol):
         """Checks all shapes together, after each one was decoded.
 
         Args:
-            common: what `read_common` returned.
+            common: the result of `read_common`.
             shapes: settings of each shape, by the shape's name.
             file: the configuration file, for errors.
 
@@ -203,7 +204,7 @@ class ProviderKind(Protocol):
         """Creates the provider.
 
         Args:
-            common: what `read_common` returned.
+            common: the result of `read_common`.
             shapes: the shapes of this provider. Even without shapes, the provider is needed to stop
                 executors of an earlier configuration.
             context: the resource manager that the provider works for.

@@ -248,8 +248,8 @@ class WatchHub:
     async def _next(
         self, job_id: str, feed: _Feed, position: int, *, upto: int | None = None
     ) -> list[JobEvent]:
-        """Returns the next events after `position`, at most for one message; empty: there are none
-        yet.
+        """Returns the next events after `position`, at most the number for one message. Empty if
+        there is no new event.
         """
         if upto is not None and position >= upto:
             return []

@@ -75,12 +75,12 @@ class Outcome:
 
     policy: str
     jobs: int  # jobs that ran until they ended
-    rejected: Mapping[str, int]  # by reason
+    rejected: Mapping[str, int]  # number of rejected jobs, by reason
     unserved: int  # jobs that still waited when no event was left
     wait: Spread
     slowdown: Spread
     makespan_ms: int
-    utilisation: float  # of all cpus, from the first arrival to the last end
+    utilisation: float  # share of all cpus, from first arrival to last end
     utilisation_while_waiting: float  # only of the time in which requests waited
     waiting_time_ms: int  # length of that time
     shares: Sequence[ShareGap]

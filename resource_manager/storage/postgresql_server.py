@@ -101,7 +101,7 @@ def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
     """Reads the lease row.
 
     Args:
-        connection: in a transaction.
+        connection: where to read. A transaction must be open.
         lock: True: no other process can take or renew the lease until the transaction ends.
 
     Raises:

@@ -40,7 +40,9 @@ class HostCpus:
     slot_cpus: CpuSet  # cpus that count in the executor's total
     reserved: CpuSet = EMPTY  # cpus that the configuration reserves; not in the total
     isolated: CpuSet = EMPTY  # cpus of both sets above without load balancing by the kernel
-    pools: tuple[tuple[PoolName, CpuSet], ...] = ()  # by NUMA node and package; empty: one pool
+    pools: tuple[
+        tuple[PoolName, CpuSet], ...
+    ] = ()  # cpus by pool; empty: one pool
     memory_nodes: NodeSet = EMPTY  # NUMA nodes that memory can be bound to; empty: not known
     policy: HostPolicy = NO_SETTINGS  # settings from the configuration
 

@@ -42,7 +42,7 @@ class DeviceEnforcement:
     Attributes:
         nodes: the files of the devices. A slot can open only the files of its own devices.
         watched: UUIDs of the GPUs on which the memory use of each slot is measured.
-        under_mps: the levels of GPUs that MPS daemons share out, by UUID and dimension.
+        under_mps: the levels of GPUs that slots share under MPS, by UUID and dimension.
         limited: UUIDs of the GPUs whose memory the kernel or the driver can limit for each slot.
         obstacles: why the memory of other GPUs cannot be limited, by UUID.
         unlimited: why the memory was not limited for single slots, by slot and UUID.

@@ -2,8 +2,8 @@
 
 This happens at the start, and whenever the front may have missed events. The helper knows which
 slots and tasks exist on the host. The checkpoint knows which slots and tasks belong to this
-executor. Known slots and tasks are adopted, unknown ones are destroyed, missing ones are reported
-as broken, and interrupted resizes are completed.
+executor. Known slots and tasks are adopted, and unknown slots and tasks are destroyed. Missing
+slots and tasks are reported as broken. Interrupted resizes are completed.
 """
 
 from __future__ import annotations

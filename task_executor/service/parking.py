@@ -230,7 +230,9 @@ class Parking:
         )
 
     def _used(self, key: SlotKey, gpus: Collection[str]) -> dict[str, int]:
-        """Returns the measured memory of a slot on those of these GPUs that are measured."""
+        """Returns the measured memory of a slot on these GPUs. GPUs without a measurement are left
+        out.
+        """
         _, usages = self._measurement()
         return {
             usage.uuid: sum(

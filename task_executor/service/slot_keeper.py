@@ -301,7 +301,7 @@ class SlotKeeper:
         outcomes = [self._refuse_while_cleaning(outcome) for outcome in self.table.allocate(specs)]
         new = list({o.key: o.slot for o in outcomes if o.must_carve and o.slot}.values())
         enforced: list[Slot] = []
-        # The lock is held from reading the cpu ledger until the helper has confirmed (see
+        # Hold the lock until the helper has confirmed the cpus that were read from the ledger (see
         # `CpuBindings`).
         async with self.cpu_bindings.lock:
             failed = await self._clear_cpus(new)
