@@ -685,7 +685,9 @@ class ListRequestsRequest(google.protobuf.message.Message):
 
     @property
     def allocation_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only these ids, or ids that begin with one of these (at least 4 characters)."""
+        """Only these ids. Other texts of at least 4 characters stand for the ids that end with them, or
+        else for those that begin with them.
+        """
 
     def __init__(
         self,
@@ -733,20 +735,28 @@ class ListJobsRequest(google.protobuf.message.Message):
     INCLUDE_ENDED_FIELD_NUMBER: builtins.int
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    MATCHING_FIELD_NUMBER: builtins.int
     include_ended: builtins.bool
     """True: list ended jobs, too."""
     page_size: builtins.int
     """Most entries in the answer."""
     page_token: builtins.str
     """`next_page_token` of the previous answer."""
+    @property
+    def matching(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only jobs with one of these names, or with an id that begins or ends with one of these texts
+        (at least 4 characters); empty: all.
+        """
+
     def __init__(
         self,
         *,
         include_ended: builtins.bool = ...,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
+        matching: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["include_ended", b"include_ended", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["include_ended", b"include_ended", "matching", b"matching", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
 
 global___ListJobsRequest = ListJobsRequest
 

@@ -21,6 +21,7 @@ from finegrain_cli.batch.results import batch_dict, print_outcome, write_results
 from finegrain_cli.common import HINTS
 from finegrain_cli.connection import PATIENCE_S, open_cluster_async
 from finegrain_cli.exit_codes import ExitCode
+from finegrain_cli.last import remembering
 from finegrain_cli.text.output import OutputFormat, print_error, print_object, say
 from finegrain_cli.two_signals import TwoSignals
 from finegrain_client.batch.job import BatchJob
@@ -152,7 +153,8 @@ async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
             say(f"finegrain: stopped immediately; resume with {command_for(path)}")
 
         signals = TwoSignals(stop, stop_at_once)
-        await job.run(shown.show, retry_failed=retry_failed)
+        show = remembering(shown.show, lambda: read_status(path).job_id)
+        await job.run(show, retry_failed=retry_failed)
         return signals.first
 
 

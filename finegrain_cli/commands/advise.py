@@ -32,7 +32,9 @@ def register(app: typer.Typer) -> None:
 def advise(
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="Name or id of the job; a prefix of the id is enough."),
+        typer.Argument(
+            metavar="JOB", help="Name or id of the job; the beginning or end of the id is enough."
+        ),
     ],
     target: Annotated[
         str, typer.Option("--target", help="Longest time that a thread of work should take.")

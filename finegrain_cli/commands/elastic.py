@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
 
 def resize(
     slot: Annotated[
-        str, typer.Argument(metavar="SLOT", help="Id of the slot; a prefix is enough.")
+        str, typer.Argument(metavar="SLOT", help="Id of the slot; its beginning or end is enough.")
     ],
     cpu: Annotated[str, typer.Option("--cpu", help="CPU in cores, such as 2, 0.5 or 500m.")] = "",
     memory: Annotated[

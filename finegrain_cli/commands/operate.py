@@ -217,7 +217,9 @@ def release(
 def terminate(
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="Name or id of the job; a prefix of the id is enough."),
+        typer.Argument(
+            metavar="JOB", help="Name or id of the job; the beginning or end of the id is enough."
+        ),
     ],
     grace: GraceOption = "",
     yes: YesOption = False,

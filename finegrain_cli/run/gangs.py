@@ -13,6 +13,7 @@ from dataclasses import replace
 import finegrain_client as fg
 from finegrain.errors import FinegrainError
 from finegrain.ids import new_id
+from finegrain_cli.last import remember
 from finegrain_cli.run.options import (
     GangOptions,
     RunOptions,
@@ -61,6 +62,7 @@ async def run_gang(
             gang_id=gang_id,
         )
     )
+    remember(job.job_id, requests[0].allocation_id)
     first = await signals.unless_ended(granted(requests[0], options.wait_timeout_s))
     others = [await each.granted() for each in requests[1:]]  # a gang is granted as a whole
     tell_unenforced(first, options.slot)

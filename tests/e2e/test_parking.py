@@ -57,7 +57,9 @@ class Cluster:
 
     def shown(self, slot_id: str) -> str:
         """The state of a slot in the table."""
-        lines = [line for line in self.cli("slots").text.splitlines() if slot_id in line]
+        lines = [
+            line for line in self.cli("slots", "-o", "wide").text.splitlines() if slot_id in line
+        ]
         return lines[0].split()[2]
 
     def restart_all(self) -> None:

@@ -1012,21 +1012,30 @@ class Cluster(LoopOwner[AsyncCluster]):
         """Returns requests in queue order.
 
         Args:
-            job_id: return only requests of this job; empty: of all jobs.
-            states: return only requests in these states; empty: requests that have not ended.
-            allocation_ids: return only these ids, or ids with these prefixes (at least 4
-                characters).
+            job_id: return only requests of this job; empty: of all.
+            states: return only requests in these states; empty: those that have not ended.
+            allocation_ids: return only these ids. Any other text of at least 4 characters stands
+                for the ids that end with it, or, if there are none, for those that begin with it.
 
         Raises:
-            InvalidArgument: a state does not exist, or a prefix of an id is too short.
+            InvalidArgument: a state does not exist, or a part of an id is too short.
         """
         return self.loop.run(
             self.inner.requests(job_id=job_id, states=states, allocation_ids=allocation_ids)
         )
 
-    def jobs(self, *, include_ended: bool = False) -> list[JobStatus]:
-        """Returns jobs in order of arrival."""
-        return self.loop.run(self.inner.jobs(include_ended=include_ended))
+    def jobs(self, *, include_ended: bool = False, matching: Sequence[str] = ()) -> list[JobStatus]:
+        """Returns jobs in order of arrival.
+
+        Args:
+            include_ended: if true, also returns jobs that have ended.
+            matching: return only jobs with one of these names, or with an id that begins or ends
+                with one of these texts (at least 4 characters); empty: all.
+
+        Raises:
+            InvalidArgument: a text is too short, and no job has it as its id or name.
+        """
+        return self.loop.run(self.inner.jobs(include_ended=include_ended, matching=matching))
 
     def events(
         self,
