@@ -7,10 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from finegrain_cli.text.output import Column
+from typing import Final, Protocol
 
 WIDTH_DEFAULT: Final = 80
 GAP: Final = 2
@@ -23,6 +20,22 @@ CELL_MIN: Final = 8
 
 SHORT_LENGTH: Final = 8
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+
+
+class Fitting(Protocol):
+    """The part of a column that decides how it is fitted."""
+
+    @property
+    def heading(self) -> str:
+        """Its heading."""
+
+    @property
+    def rank(self) -> int:
+        """0: it is always shown; else the higher, the earlier it is left out."""
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether its cells may be shortened."""
 
 
 def output_width() -> int:
@@ -39,7 +52,7 @@ def output_width() -> int:
 
 
 def fitted(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
+    columns: Sequence[Fitting], rows: Sequence[Sequence[str]], width: int
 ) -> list[tuple[int, int]]:
     """Chooses columns, and a width for each, so that a line has at most `width` characters.
 
@@ -91,8 +104,8 @@ def shortened(text: str, width: int) -> str:
 class ShortIds:
     """Short forms of ids: the last 8 characters, or more if two of the ids would look alike.
 
-    Only UUIDs are shortened, which nobody chose as a name. A member of a range, RANGE.17, keeps its
-    index: "a1b2c3d4.17".
+    Only UUIDs are shortened: other ids were chosen as names. A member of a range, RANGE.17, keeps
+    its index: "a1b2c3d4.17".
     """
 
     def __init__(self, ids: Iterable[str]) -> None:

@@ -60,7 +60,7 @@ class Cluster:
         lines = [
             line for line in self.cli("slots", "-o", "wide").text.splitlines() if slot_id in line
         ]
-        return lines[0].split()[2]
+        return lines[0].split()[3]
 
     def restart_all(self) -> None:
         """Kills the resource manager and the front of the executor, and starts them again."""

@@ -1031,9 +1031,6 @@ class Cluster(LoopOwner[AsyncCluster]):
             include_ended: if true, also returns jobs that have ended.
             matching: return only jobs with one of these names, or with an id that begins or ends
                 with one of these texts (at least 4 characters); empty: all.
-
-        Raises:
-            InvalidArgument: a text is too short, and no job has it as its id or name.
         """
         return self.loop.run(self.inner.jobs(include_ended=include_ended, matching=matching))
 

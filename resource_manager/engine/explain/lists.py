@@ -35,10 +35,10 @@ from resource_manager.engine.model.entities import (
     Slot,
     SlotKey,
 )
-from resource_manager.engine.queue.id_ends import END_LENGTH
 from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.queue.ranges import split
 from resource_manager.engine.queue.requests import Requests
+from resource_manager.engine.queue.split_maps import END_LENGTH
 from resource_manager.engine.state import State
 
 SCANNED_MAX = 10_000
@@ -217,7 +217,9 @@ def list_requests(
     # This is a generator, so that it reads only the requests of the page.
     candidates, prefixes = _requests_after(state, job_id, after), None
     if allocation_ids:
-        allocation_ids = [name for each in allocation_ids for name in _full_ids(state, each)]
+        allocation_ids = [
+            name for each in allocation_ids for name in _full_ids(state.requests, each)
+        ]
         # Known ids are looked up. If one is unknown, all are prefixes, and all requests are
         # scanned.
         named = [state.requests.named(each) for each in allocation_ids]
@@ -240,20 +242,21 @@ def list_requests(
     return Page(views, None)
 
 
-def _full_ids(state: State, text: str) -> Sequence[str]:
+def _full_ids(requests: Requests, text: str) -> Sequence[str]:
     """Returns the ids that a text stands for: itself, or the ids that end with it.
 
     "a1b2c3d4.17" is member 17 of the range whose id ends with a1b2c3d4, and "a1b2c3d4" stands for
     all members: "RANGE.", a prefix of their ids. A text that ends no id is returned as it is.
     """
-    if state.requests.named(text) is not None or text.removesuffix(".") in state.ranges:
+    ranges = requests.ranges
+    if requests.named(text) is not None or text.removesuffix(".") in ranges:
         return (text,)
-    ends = state.ranges.ends
-    found = [f"{name}." if name in state.ranges else name for name in ends.find(text)]
+    ends = ranges.ends
+    found = [f"{name}." if name in ranges else name for name in ends.find(text)]
     if (member := split(text)) is not None:
         stem, index = member
-        members = (f"{name}.{index}" for name in ends.find(stem) if name in state.ranges)
-        found += [name for name in members if state.requests.named(name) is not None]
+        members = (f"{name}.{index}" for name in ends.find(stem) if name in ranges)
+        found += [name for name in members if requests.named(name) is not None]
     return found or (text,)
 
 

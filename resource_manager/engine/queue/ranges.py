@@ -30,7 +30,7 @@ from resource_manager.engine.model.entities import (
     RequestRange,
     RequestSpec,
 )
-from resource_manager.engine.queue.id_ends import IdEnds
+from resource_manager.engine.queue.split_maps import IdEnds
 
 if TYPE_CHECKING:
     from resource_manager.engine.queue.queue import WaitingQueue
@@ -265,7 +265,7 @@ class RangeLedger:
         member's id, no member gets the same id.
         """
         self.ends.add(name)
-        if (found := split(name)) is not None:
+        if "." in name and (found := split(name)) is not None:
             self._others.setdefault(found[0], IntervalSet()).add(found[1])
 
     def give_back(self, name: str) -> None:

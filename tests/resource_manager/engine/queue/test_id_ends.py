@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resource_manager.engine.queue.id_ends import NAMES_MAX, IdEnds
+from resource_manager.engine.queue.split_maps import NAMES_MAX, IdEnds
 
 
 def test_an_id_is_found_by_four_or_more_characters_of_its_end() -> None:
