@@ -1012,8 +1012,8 @@ class Cluster(LoopOwner[AsyncCluster]):
         """Returns requests in queue order.
 
         Args:
-            job_id: return only requests of this job; empty: of all.
-            states: return only requests in these states; empty: those that have not ended.
+            job_id: return only requests of this job; empty: of all jobs.
+            states: return only requests in these states; empty: requests that have not ended.
             allocation_ids: return only these ids. Any other text of at least 4 characters stands
                 for the ids that end with it, or, if there are none, for those that begin with it.
 

@@ -205,8 +205,8 @@ def list_requests(
         state: the engine's state.
         job_id: returns only requests of this job; empty: of all jobs.
         states: returns only requests in these states; empty: in all states before the end.
-        allocation_ids: returns only requests with these ids. A text that is no id stands for all ids that
-            end with it, or, if there are none, for all that begin with it.
+        allocation_ids: returns only requests with these ids. A text that is no id stands for all
+            ids that end with it, or, if there are none, for all that begin with it.
         after: the key after which to start.
         limit: the largest number of entries to return.
 
