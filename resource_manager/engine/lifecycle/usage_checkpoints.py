@@ -256,7 +256,7 @@ class UsageCheckpoints:
         flows = self.flows
         for flow in flows.urgent.values():
             self._keep(self.checkpoints.written(flow, self.journal.at.time_ms))
-        # The rows are part of this batch, so a crash cannot undo that a flow was raised.
+        # The rows are part of this batch, so a crash cannot undo the raise of a flow.
         flows.urgent.clear()
 
     def keep_ended(self, job_id: str) -> None:

@@ -49,7 +49,7 @@ _WITHOUT_DEVICES = DeviceLedger(NO_LAYOUT)
 
 
 class DevicesSuit(Constraint):
-    """The host has devices that suit a slot."""
+    """The host has suitable devices for a slot."""
 
     of_size = True
     costly = True
@@ -144,7 +144,7 @@ def _changes(
     """Yields requests that are easier to serve, each with the remedy that describes it. The
     smallest changes come first.
     """
-    # Dropping a condition counts as a smaller change than lowering an amount.
+    # A dropped condition counts as a smaller change than a lower amount.
     if request.near_required:
         text = f"if {request.type} devices were preferred near {request.near}, not required"
         yield replace(request, near_required=False), Remedy(1, text, relaxed=("near",))

@@ -10,7 +10,7 @@
 - SAME_LABEL: takes the values of the label one after the other, and places the members as for
   ANYWHERE on the hosts with this value. A value is tried only if its hosts have room for as many
   copies of the smallest member as the gang has members. With the strategy "pack", the value with
-  the least room comes first; with "spread" or "balanced", the value with the most.
+  the least room comes first. With "spread" or "balanced", the value with the most room comes first.
 
 Example (ANYWHERE): hosts a and b have 10 free cpus each. A gang has two members of 4 cpus and four
 members of 3 cpus. Largest first puts both large members on a (2 cpus left) and three small members
@@ -344,7 +344,8 @@ def find_together(
             of members are there.
     """
     kind, grown = waiting.kind, None
-    # A failed search that excluded hosts with older slots says nothing about equal gangs.
+    # The cached search of the kind is valid only for a gang that excludes no hosts with older
+    # slots.
     if requests == kind.member_requests:
         grown = _grown_since(hosts, kind.failed_search)
     elif waiting.failed_search is not None and waiting.failed_search[0] == requests:

@@ -233,7 +233,7 @@ class CapacityIndex:
         return seen
 
     def _free_columns(self) -> list[Column]:
-        """Returns the columns of free capacity. Only these are lowered in place."""
+        """Returns the columns of free capacity. Only these columns are lowered in place."""
         return [column for name, column in self.columns.items() if not name.startswith(WHEN_EMPTY)]
 
     def remove(self, host_id: str) -> None:

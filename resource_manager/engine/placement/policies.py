@@ -124,7 +124,7 @@ class Booking:
     amounts: Amounts
     columns: list[tuple[list[int], int, int]]  # leaves, amount, affinity of one free unit
     names: list[str]  # names of `columns`
-    at_once: int  # most slots that are placed on one host before the next host is tried
+    at_once: int  # largest number of slots on one host before the next host is tried
     owed: int = 0  # placed slots that were not yet subtracted from the sums of the index
 
 

@@ -53,7 +53,7 @@ def executor_came(state: State, executor_id: str, *, new: bool) -> None:
     if of_shape in elastic.shapes:
         elastic.seen[of_shape] = empty_like(host)
     if provision is not None:
-        # An executor that registers again has no plan any more.
+        # An executor that registers again no longer has a plan.
         if provision.state in PENDING:
             elastic.arrived[host.host_id] = host.host_id
         state.provision_moves.registered(provision, host)
