@@ -77,8 +77,8 @@ class Pool(NamedTuple):
     """The shared cpus of one NUMA node within one package."""
 
     name: PoolName
-    shared: CpuSet  # for LS
-    best_effort: CpuSet  # for BE
+    shared: CpuSet  # cpus for class LS
+    best_effort: CpuSet  # cpus for class BE
 
 
 @dataclass(frozen=True, slots=True)

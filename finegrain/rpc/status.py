@@ -233,7 +233,7 @@ def _details_of(metadata: Iterable[Any] | None) -> status_pb2.Status:
         if key == DETAILS_KEY and isinstance(value, bytes):
             try:
                 status.ParseFromString(value)
-            except DecodeError:  # not in our format
+            except DecodeError:  # the details have another format
                 return status_pb2.Status()
     return status
 

@@ -48,7 +48,7 @@ class Presence(StrEnum):
 
     RUNS = "RUNS"  # it runs, or is starting
     ENDED = "ENDED"  # it ended by itself; `stop` removes processes and files that it left
-    UNKNOWN = "UNKNOWN"  # the provider cannot tell, now or in principle
+    UNKNOWN = "UNKNOWN"  # the provider does not know it
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,8 +81,8 @@ class Outcome:
     slowdown: Spread
     makespan_ms: int
     utilisation: float  # share of all cpus, from first arrival to last end
-    utilisation_while_waiting: float  # only of the time in which requests waited
-    waiting_time_ms: int  # length of that time
+    utilisation_while_waiting: float  # the same, for the time in which requests waited
+    waiting_time_ms: int  # length of the time in which requests waited
     shares: Sequence[ShareGap]
     groups: Sequence[GroupResult]
     idle_checks: int
@@ -90,9 +90,9 @@ class Outcome:
     idle_findings: Sequence[str]
     reservations: int
     effort: Effort
-    begin_ms: int  # the first arrival
+    begin_ms: int  # time of the first arrival
     cores: Mapping[str, Steps]  # cores in use, by group; the groups with most work come first
-    waiting: Steps  # threads that wait, over time
+    waiting: Steps  # number of waiting threads over time
     waits_ms: Sequence[int]  # waits of the jobs, in order of arrival
 
 

@@ -26,7 +26,7 @@ CONNECT_TIMEOUT_S = 5
 SILENCE_MS = 10_000
 """A server that acknowledges nothing for this long counts as unreachable."""
 
-POLL_S = 0.1  # between two attempts to get the lease
+POLL_S = 0.1  # pause between two attempts to get the lease
 LEASE_WAIT_MAX_S = 30.0  # longest wait for a predecessor's lease
 
 NOW_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"

@@ -25,7 +25,7 @@ It limits the memory, and the pause between two statements of a transaction. The
 transaction whose pause is longer than `idle_in_transaction_session_timeout`.
 """
 
-_STATEMENTS_KEPT = 1_024  # cached SQL texts; they differ in the columns with one value for all rows
+_STATEMENTS_KEPT = 1_024  # maximum number of cached SQL texts
 
 
 C = TypeVar("C")

@@ -17,7 +17,7 @@ from task_executor.helper.loop import Job, Loop
 from task_executor.helper.output_log import OutputLog
 from task_executor.helper.protocol import Fault
 
-HOLD_S = 65.0  # the front renews a hold every 5 s, so a holder that is gone holds for 60 to 65 s
+HOLD_S = 65.0  # the front renews it every 5 s, so a hold ends 60 to 65 s after its holder
 _DISK_S = 60.0  # the disk may be full for this time before held output is dropped
 _DRAIN_S, _RETRY_S = 2.0, 0.5
 _CHUNK_BYTES = 1 << 16

@@ -97,7 +97,7 @@ class PynvmlSource:
             return GpuInventory(absence_reason=f"NVML cannot be used: {words_of(error)}")
         try:
             return _Session(nvml).inventory()
-        except Exception as error:  # as above
+        except Exception as error:  # see above
             return GpuInventory(absence_reason=f"NVML failed: {words_of(error)}")
         finally:
             with contextlib.suppress(Exception):

@@ -33,9 +33,9 @@ from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.task_runner import TaskRunner
 from task_executor.service.task_table import Task
 
-SWEEP_S = 5.0  # between periodic checks
+SWEEP_S = 5.0  # pause between periodic checks
 SWEEPS_PER_RESYNC = 12  # every twelfth sweep writes the cpus of all slots again
-DESTROY_S_MAX = 5.0  # a start waits this long for unknown slots to be destroyed
+DESTROY_S_MAX = 5.0  # maximum time that a start waits for unknown slots to be destroyed
 
 log = get_logger(__name__)
 
