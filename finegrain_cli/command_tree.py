@@ -79,7 +79,7 @@ class CommandTree(TyperGroup):
         return list(MODULES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns a command; None: there is none with this name."""
+        """Returns a command; None: no command has this name."""
         if cmd_name not in self.commands and MODULES.get(cmd_name):
             for name, command in loaded(MODULES[cmd_name]).items():
                 self.commands.setdefault(name, command)
@@ -120,8 +120,8 @@ def loaded(module: str) -> dict[str, Any]:
 def _skip_conversions(command: Any) -> None:
     """Converts values of this command without pydantic where nothing has to be converted.
 
-    typer imports pydantic, which takes as long as the rest of a short command, also for a text
-    that stays as it is. typer converts values that `_unconverted` does not know, with its errors.
+    typer imports pydantic even for a text that needs no conversion. This import takes as long as
+    the rest of a short command. If `_unconverted` cannot convert a value, typer converts it.
     """
     for inner in getattr(command, "commands", {}).values():
         _skip_conversions(inner)
@@ -170,7 +170,7 @@ def _unconverted(parameter: Any, value: Any) -> _Found | None:
             return _Found(list(value)) if annotation == list[str] else None
         return None
     if annotation in (str, int, bool, float) and type(value) is annotation:
-        # A number that is a default, not typed text, which would be converted and checked.
+        # The number is a default. Typed text would have to be converted and checked.
         return _Found(value)
     if isinstance(annotation, type) and issubclass(annotation, StrEnum):
         members = {member.value: member for member in annotation}

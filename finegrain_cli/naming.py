@@ -21,7 +21,7 @@ NAMED_MAX = 100
 
 
 def full_allocation_id(cluster: Cluster, text: str) -> str:
-    """Returns the full id of a request or slot, active or ended; active ones have priority.
+    """Returns the full id of a request or slot. Active ids have priority over ended ids.
 
     Raises:
         NotFound: no id begins or ends with `text`.
@@ -42,7 +42,7 @@ def full_job_id(cluster: Cluster, text: str) -> str:
 
     Raises:
         NotFound: there is no such job.
-        InvalidArgument: there are several.
+        InvalidArgument: several jobs match.
     """
     text = last_job_id() if text == LAST else text
     jobs = cluster.jobs(include_ended=True, matching=[text])

@@ -225,7 +225,7 @@ def _levels(texts: Sequence[str], amounts: Mapping[str, int]) -> dict[str, str]:
     """Returns the levels that are required, by dimension.
 
     Raises:
-        InvalidArgument: a level cannot be read, or is of something that is not requested.
+        InvalidArgument: a level cannot be read, or is for a dimension that is not requested.
     """
     if not texts:
         return {}

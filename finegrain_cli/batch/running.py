@@ -62,7 +62,7 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
     asyncio.run(check_connection())
     path = Path(state).absolute() if state else default_state_file(spec.name)
     results_dir = Path(results).absolute() if results else None
-    # Closed at once: the runner opens it again, perhaps in another process.
+    # The file is closed at once, because the runner opens it again, perhaps in another process.
     StateFile.create(path, spec, results_dir).close()
     try:
         return _detached(path, options, is_new=True) if options.detach else work_on(path, options)
@@ -72,7 +72,7 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
 
 
 def attach(name: str, options: BatchOptions) -> int:
-    """Follows a batch that a process works on, or continues one without a process.
+    """Follows a batch that a process works on, or continues a batch that no process works on.
 
     Raises:
         FinegrainError: there is no such batch, or it could not be continued.

@@ -275,7 +275,7 @@ def _gang(
     from finegrain_cli.run.options import GangOptions
 
     if members is not None and restarts:
-        # A member that starts again would meet others that are in the middle of their work.
+        # A member that starts again would meet members that are in the middle of their work.
         raise InvalidArgument("--restart-on-device-loss", "set", "no --gang with it")
 
     if members is None:

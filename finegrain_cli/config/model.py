@@ -146,7 +146,7 @@ class LogSection(Section):
 
 
 class ListenSection(Section):
-    """Where a daemon listens, shared by both."""
+    """Where a daemon listens; both daemons have these keys."""
 
     listen: str = Field("", description=LISTEN)
     metrics_listen: str = Field("", description=METRICS_LISTEN)

@@ -59,7 +59,7 @@ def start(spec: GraphRunSpec, state: str, options: JobRunOptions) -> int:
     """
     asyncio.run(check_connection())
     path = Path(state).absolute() if state else default_state_file(spec.plan.name)
-    # Closed at once: the runner opens it again, perhaps in another process.
+    # The file is closed at once, because the runner opens it again, perhaps in another process.
     GraphStateFile.create(path, spec).close()
     try:
         return _detached(path, options) if options.detach else work_on(path, options)
@@ -68,7 +68,7 @@ def start(spec: GraphRunSpec, state: str, options: JobRunOptions) -> int:
 
 
 def attach(name: str, options: JobRunOptions) -> int:
-    """Follows a job that a process works on, or continues one without a process.
+    """Follows a job that a process works on, or continues a job that no process works on.
 
     Raises:
         FinegrainError: there is no such job, or it could not be continued.

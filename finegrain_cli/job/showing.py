@@ -33,7 +33,7 @@ def _operators_of(job: GraphJobStatus) -> OperatorsInUse:
 
     try:
         return asyncio.run(ask())
-    except FinegrainError as error:  # such as no token: the job is shown without managed memory
+    except FinegrainError as error:  # for example no token; managed memory is not shown then
         hosts = {each.executor_id for each in job.tasks if each.running}
         return OperatorsInUse(missing=dict.fromkeys(sorted(hosts), error.message))
 

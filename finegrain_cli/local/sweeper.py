@@ -18,8 +18,8 @@ from pathlib import Path
 
 from finegrain.errors import ConfigurationError
 
-# Imported at the start, not when the executors are stopped: by then another version of finegrain
-# may be installed.
+# This process imports these modules when it starts. When it stops the executors, another version of
+# finegrain may be installed.
 from resource_manager.providers.process_sweep import stop_everything
 from resource_manager.providers.process_tree import this_process
 from resource_manager.service.state_dir import locked_state_dir

@@ -97,7 +97,7 @@ class _Members:
         self._error: FinegrainError | None = None
 
     async def run(self) -> int:
-        """Runs all members to their end; returns 0, or the exit code of the first that failed.
+        """Runs all members to their end; returns 0, or the exit code of the first failed member.
 
         Raises:
             FinegrainError: the first failure had no exit code, for example because the slot was
@@ -124,7 +124,7 @@ class _Members:
         else:
             if code:
                 self._fail(code, f"member {index} failed; the other members are stopped")
-        # Counted down last: `_fail` must still count this member while it reports its failure.
+        # This comes last: `_fail` must still count this member while it reports its failure.
         self._left -= 1
 
     async def _code_of(self, index: int) -> int:

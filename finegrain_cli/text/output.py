@@ -58,9 +58,10 @@ class Column:
     Attributes:
         heading: the heading; printed in capitals.
         text: returns the cell of a row.
-        wide: only shown by `-o wide`.
-        right: right-aligned.
-        rank: 0: always shown; else the higher, the earlier it is left out of a narrow table.
+        wide: the column is shown only by `-o wide`.
+        right: the column is right-aligned.
+        rank: 0: the column is always shown. Otherwise, columns with the highest rank are left out
+            of a narrow table first.
         shrinks: cells may be shortened in a narrow table.
     """
 

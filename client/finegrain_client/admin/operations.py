@@ -136,7 +136,7 @@ class Operations:
         """Checks that this client may change the cluster. Changes nothing.
 
         Raises:
-            PermissionDenied: only operators may.
+            PermissionDenied: the caller is not an operator.
         """
         # The server checks the caller before the fields of a request.
         try:

@@ -1160,7 +1160,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         """Checks that this client may change the cluster. Changes nothing.
 
         Raises:
-            PermissionDenied: only operators may.
+            PermissionDenied: the caller is not an operator.
         """
         self.loop.run(self.inner.check_operator())
 

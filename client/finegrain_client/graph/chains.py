@@ -44,7 +44,7 @@ class Chains:
 
 
 def program_of(graph: GraphSpec, operator: OperatorSpec) -> tuple[str, ...]:
-    """Returns the operator's program, or else the job's; empty if neither has one."""
+    """Returns the operator's program, or else the program of the job; empty: there is none."""
     return tuple(operator.program or graph.options.program)
 
 
