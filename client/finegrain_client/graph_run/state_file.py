@@ -56,8 +56,8 @@ class GraphStateFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = take_lock(path)
             try:
-                # Created with mode 0600 before SQLite opens it, so that no other user can read the
-                # job's secret at any time.
+                # The file is created with mode 0600 before SQLite opens it, so that no other user
+                # can read the job's secret at any time.
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             except FileExistsError:
                 os.close(lock)
