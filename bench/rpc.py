@@ -5,8 +5,8 @@ and the cost of streams.
 
 The server runs in a separate process, so that its CPU time is measured separately from that of the
 callers, which run in this process. CPU time per call hardly depends on the load of the machine.
-Calls per second do, so compare only figures of one run. `guarded` is the server that finegrain uses
-(token, sizes, statuses). Its cost above `asyncio` is the cost of the guard.
+Calls per second depend on it, so compare only figures of one run. `guarded` is the server that
+finegrain uses (token, sizes, statuses). Its cost above `asyncio` is the cost of the guard.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _unconverted(parameter: Any, value: Any) -> _Found | None:
             return _Found(list(value)) if annotation == list[str] else None
         return None
     if annotation in (str, int, bool, float) and type(value) is annotation:
-        # The number is a default. Typed text would have to be converted and checked.
+        # A value that is not a text is a default, which needs no conversion.
         return _Found(value)
     if isinstance(annotation, type) and issubclass(annotation, StrEnum):
         members = {member.value: member for member in annotation}

@@ -16,7 +16,7 @@ from finegrain_client.graph.values import EdgeSpec, Exchange, GraphSpec, Operato
 class Obstacle(StrEnum):
     """Why the two operators of an edge are not chained.
 
-    If several obstacles apply, the edge has the first in the order below.
+    If several obstacles apply, the edge has the first of them in the order below.
     """
 
     BLOCKING = "blocking"  # the operators do not run at the same time
