@@ -278,7 +278,7 @@ def _count_live(state: State, job: Job, count: int) -> None:
 
 
 def _member_of(state: State, slot: Slot) -> Request | None:
-    """Returns the range member that this slot belongs to, or None.
+    """Returns the range member to which this slot belongs, or None.
 
     The member must be waiting in the stored range, and must have no row.
     """

@@ -447,7 +447,8 @@ class Host(CpuAllocator):
             free: the free amounts.
             slots: how many more slots the host may have.
         """
-        # If a default slot needs nothing, any number would fit, so this number is useless.
+        # If a default slot needs no amounts, any number would fit. So default slots are not
+        # counted.
         if not self.default_need:
             return 0
         return min(

@@ -157,7 +157,7 @@ class ResizeMoves:
             size: the new size.
 
         Returns:
-            The refusal; None if they could suffice.
+            The refusal; None if the cpus and nodes could suffice.
         """
         # The new size is ordered only after the present order has ended. The slot may then have the
         # cpus of that order.

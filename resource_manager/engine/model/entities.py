@@ -265,9 +265,8 @@ class Slot:
     )
     grace_ms: int | None = None  # grace period of the next free command
     thread_since_ms: int | None = None  # monotonic begin of its thread; None: unknown
-    works_for: str = (
-        ""  # id of the request for which the slot was last reused; empty: none, or unknown
-    )
+    # id of the request for which the slot was last reused; empty: none, or unknown
+    works_for: str = ""
 
     @property
     def best_effort(self) -> bool:

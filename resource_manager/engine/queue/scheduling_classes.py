@@ -65,7 +65,7 @@ class SchedulingClass:
 
     Attributes:
         number: order of creation; breaks ties.
-        profile: the resource profile of the requests; None: unknown.
+        profile: the resource profile of the requests; None: they get default slots.
         labels: labels that a host must carry.
         needs: amounts that a host must have; None: not computed yet (see `placement/columns.py`).
         cpus: the CPU policy of the requests; None: the requests have no CPU policy.
@@ -83,7 +83,8 @@ class SchedulingClass:
             `head`.
         key: the key that all requests of the class share.
         best_effort: True if the requests book best-effort cpu.
-        topology_constrained: True if amounts alone cannot decide whether a request fits on a host.
+        topology_constrained: True if amounts alone are not sufficient to decide whether a request
+            fits on a host.
     """
 
     number: int

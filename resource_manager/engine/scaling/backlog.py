@@ -157,9 +157,8 @@ class _BacklogBuilder:
         # Kinds that need more than amounts, such as dedicated cpus.
         self._topology_constrained: dict[int, ResourceRequest] = {}
         self._gangs: list[GangDemand] = []
-        self._planned: Counter[SchedulingClass] = (
-            Counter()
-        )  # requests that `_still_queued` has returned
+        # requests that `_still_queued` has returned
+        self._planned: Counter[SchedulingClass] = Counter()
 
     def build(self) -> Steps[Backlog]:
         """Returns the input of the plan."""

@@ -105,7 +105,8 @@ def _check_class(state: State, scheduling_class: SchedulingClass, most: int) -> 
     ):
         return 1
     steps, runs = 1, []
-    # All runs are collected before the first is rejected, because rejecting changes the queue.
+    # All runs are collected before the first run is rejected, because a rejection changes the
+    # queue.
     for run, following in _runs(state.requests, state.ranges, scheduling_class, after):
         runs.append(run)
         steps += 1
