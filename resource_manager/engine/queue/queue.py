@@ -213,13 +213,13 @@ class WaitingQueue:
         for request in requests:
             job_queue = scheduling_class.job_queues.get(request.job_id)
             if job_queue is not None:
-                # Called before the requests are removed, because the clock stops when no request is left.
+                # This comes before the removal, because the clock stops when no request is left.
                 self.starvation.served((scheduling_class, request.job_id))
                 self._leave(job_queue, request.arrival_number, request.arrival_number + 1)
 
     def taken(self, job_queue: JobQueue, count: int) -> None:
         """Removes the first `count` requests of a job queue after they were placed."""
-        # Called before the requests are removed, because the clock stops when no request is left.
+        # This comes before the removal, because the clock stops when no request is left.
         self.starvation.served((job_queue.scheduling_class, job_queue.job_id))
         job_queue.numbers.take(count)
         self._left(job_queue, count)
