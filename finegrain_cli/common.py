@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ParamSpec
@@ -66,14 +66,34 @@ HINTS: dict[Reason, str] = {
     Reason.CLUSTER_TOKEN_NEEDED: (
         "this needs the cluster token: --token-file STATE_DIR/cluster.token"
     ),
-    Reason.INFEASIBLE_NEVER: (
-        "request less, or make required cpu and NUMA policies preferred; `finegrain executors -o "
-        "wide` shows the resources of the hosts, `finegrain providers` the executors that could be "
-        "started"
-    ),
     Reason.STORE_IN_USE: "stop the process that uses it first",
     Reason.ADDRESS_IN_USE: "choose another port with --listen, or stop the process that uses it",
 }
+
+
+POLICY_OPTIONS = ("qos", "cpu_bind", "cpu_exclusive", "numa")
+"""Parameters of policies. They can rule out an executor that is large enough."""
+
+
+def hint_for(error: FinegrainError, typed: Mapping[str, object]) -> str:
+    """Returns what the user can do about an error; it mentions only options that were typed.
+
+    Args:
+        error: the error.
+        typed: parameters of the command, as typed.
+    """
+    if error.reason is not Reason.INFEASIBLE_NEVER:
+        return HINTS.get(error.reason, "")
+    # Another message of this kind is about a slot that exists, or about a whole batch.
+    with_wait = "allow_pending" in typed
+    policies = [f"--{name.replace('_', '-')}" for name in POLICY_OPTIONS if typed.get(name)]
+    options = [*policies, *(["--label"] if typed.get("label") else [])]
+    parts = [f"request less, or leave out {' or '.join(options)}" if options else "request less"]
+    parts += ["--allow-pending waits for another executor"] if with_wait else []
+    lists = "`finegrain executors` lists what each executor has"
+    if " of a provider" in error.message:
+        lists += ", `finegrain providers` what could be started"
+    return "; ".join([*parts, lists])
 
 
 def enter_command(
@@ -101,7 +121,7 @@ def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
         except FinegrainError as error:
             name_options(error, kwargs)
-            print_error(error, current().output, HINTS.get(error.reason, ""))
+            print_error(error, current().output, hint_for(error, kwargs))
             raise typer.Exit(exit_code_of(error)) from None
 
     return run

@@ -96,6 +96,7 @@ def set_(
         float | None,
         typer.Option(
             "--weight",
+            metavar="WEIGHT",
             help="Weight relative to sibling groups: a group of weight 4 gets four times the share "
             "of a group of weight 1. Default of a new group: 1.",
         ),
@@ -107,7 +108,10 @@ def set_(
         ),
     ] = None,
     description: Annotated[
-        str | None, typer.Option("--description", help="Description, shown by `finegrain groups`.")
+        str | None,
+        typer.Option(
+            "--description", metavar="TEXT", help="Description, shown by `finegrain groups`."
+        ),
     ] = None,
     max_cpu: Annotated[
         str,

@@ -264,7 +264,8 @@ def events(
         ),
     ] = "",
     newest: Annotated[
-        int, typer.Option("-n", "--newest", min=1, help="Start with the last N events.")
+        int,
+        typer.Option("-n", "--newest", metavar="N", min=1, help="Start with the last N events."),
     ] = 100,
     output: OutputOption = OutputFormat.TABLE,
     watch: WatchOption = False,

@@ -30,7 +30,10 @@ ExecutorArgument = Annotated[
     str, typer.Argument(metavar="EXECUTOR", help="Full id of the executor.")
 ]
 GraceOption = Annotated[
-    str, typer.Option("--grace", help="Time between SIGTERM and SIGKILL of tasks, such as 5s.")
+    str,
+    typer.Option(
+        "--grace", metavar="DURATION", help="Time between SIGTERM and SIGKILL of tasks, such as 5s."
+    ),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
 
@@ -50,11 +53,17 @@ def explain(
             "`finegrain job run`.",
         ),
     ],
-    executor: Annotated[str, typer.Option("--executor", help="Show only this executor.")] = "",
+    executor: Annotated[
+        str, typer.Option("--executor", metavar="EXECUTOR", help="Show only this executor.")
+    ] = "",
     max_executors: Annotated[
         int,
         typer.Option(
-            "--max-executors", min=1, max=1000, help="Maximum number of executors to show."
+            "--max-executors",
+            metavar="N",
+            min=1,
+            max=1000,
+            help="Maximum number of executors to show.",
         ),
     ] = 20,
     output: OutputOption = OutputFormat.TABLE,
@@ -90,11 +99,16 @@ def drain(
     deadline: Annotated[
         str,
         typer.Option(
-            "--deadline", help="Remove slots that still exist after this time, such as 10m."
+            "--deadline",
+            metavar="DURATION",
+            help="Remove slots that still exist after this time, such as 10m.",
         ),
     ] = "",
     reason: Annotated[
-        str, typer.Option("--reason", help="Reason, shown to all users, such as 'new kernel'.")
+        str,
+        typer.Option(
+            "--reason", metavar="TEXT", help="Reason, shown to all users, such as 'new kernel'."
+        ),
     ] = "",
     yes: YesOption = False,
     dry_run: DryRunOption = False,

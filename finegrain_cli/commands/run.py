@@ -9,11 +9,11 @@ import typer
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from finegrain.units import parse_bytes
 from finegrain_cli.common import (
-    HINTS,
     ConfigOption,
     ManagerOption,
     TokenFileOption,
     enter_command,
+    hint_for,
 )
 from finegrain_cli.device_options import DeviceOptions
 from finegrain_cli.exit_codes import ExitCode
@@ -94,30 +94,39 @@ def run(
     cwd: Annotated[
         str,
         typer.Option(
-            "--cwd", help="Working directory of the command; default: a scratch directory."
+            "--cwd",
+            metavar="DIR",
+            help="Working directory of the command; default: a scratch directory.",
         ),
     ] = "",
     user: UserOption = "",
     name: Annotated[
-        str, typer.Option("--name", help="Name of the job; default: the command.")
+        str, typer.Option("--name", metavar="NAME", help="Name of the job; default: the command.")
     ] = "",
     group: GroupOption = "",
     timeout: Annotated[
         str,
         typer.Option(
-            "--timeout", help="End the command after this time, such as 10m; default: never."
+            "--timeout",
+            metavar="DURATION",
+            help="End the command after this time, such as 10m; default: never.",
         ),
     ] = "",
     wait_timeout: Annotated[
         str,
         typer.Option(
             "--wait-timeout",
+            metavar="DURATION",
             help="Stop waiting for a slot after this time, such as 10m; default: never.",
         ),
     ] = "",
     grace: Annotated[
         str,
-        typer.Option("--grace", help="Time between the first signal to the command and SIGKILL."),
+        typer.Option(
+            "--grace",
+            metavar="DURATION",
+            help="Time between the first signal to the command and SIGKILL.",
+        ),
     ] = "5s",
     stdin: Annotated[
         bool,
@@ -170,6 +179,7 @@ def run(
         str,
         typer.Option(
             "--gang-timeout",
+            metavar="DURATION",
             help="Cancel the gang after it has waited this long, such as 10m; default: never.",
         ),
     ] = "",
@@ -254,9 +264,21 @@ def run(
         )
         code = run_command(options)
     except FinegrainError as error:
-        typed = {"cpu": cpu, "memory": memory, "cpu_limit": cpu_limit, "pids": pids}
-        name_options(error, {**typed, "resource": resource, "label": label})
-        print_error(error, OutputFormat.TABLE, HINTS.get(error.reason, ""))
+        typed = {
+            "cpu": cpu,
+            "memory": memory,
+            "cpu_limit": cpu_limit,
+            "pids": pids,
+            "resource": resource,
+            "label": label,
+            "qos": qos,
+            "cpu_bind": cpu_bind,
+            "cpu_exclusive": cpu_exclusive,
+            "numa": numa,
+            "allow_pending": allow_pending,
+        }
+        name_options(error, typed)
+        print_error(error, OutputFormat.TABLE, hint_for(error, typed))
         late = error.reason is Reason.STILL_WAITING
         raise typer.Exit(ExitCode.STILL_WAITING if late else ExitCode.RUN_FAILED) from None
     raise typer.Exit(code)

@@ -31,7 +31,12 @@ NoWaitOption = Annotated[
     bool, typer.Option("--no-wait", help="Return as soon as the change is stored durably.")
 ]
 TimeoutOption = Annotated[
-    str, typer.Option("--timeout", help="Stop waiting after this time; the change stays pending.")
+    str,
+    typer.Option(
+        "--timeout",
+        metavar="DURATION",
+        help="Stop waiting after this time; the change stays pending.",
+    ),
 ]
 
 

@@ -17,7 +17,7 @@ from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.entities import GangSpec, Provision, Request, RequestSpec
 from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.model.texts import amounts_text
+from resource_manager.engine.model.texts import amounts_text, largest_text
 from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.elastic import Elastic
 from resource_manager.engine.placement.feasibility import (
@@ -56,6 +56,9 @@ _MEMBER_REASONS = frozenset(
     }
 )
 """Reasons for which a member would also wait without its gang."""
+
+TO_WAIT = "; request less, or let it wait for another executor (allow_pending)"
+"""End of a refusal. The command line has a hint that names its option instead."""
 
 VERDICTS_MAX = 1_000
 """The feasibility of at most this many kinds of gangs is cached."""
@@ -245,14 +248,13 @@ class WaitingReasons:
             and not self.elastic.provisioning
             and (most := largest_on_one(self.hosts, amounts))
         ):
-            lack += f" (the most on one executor is {amounts_text(most)})"
+            lack += f" ({largest_text(amounts, most)})"
         if verdict is Feasibility.NEVER and self.elastic.provisioning:
             lack += ", nor could an executor of a provider"
         return ItemOutcome(
             spec.allocation_id,
             Reason.INFEASIBLE_NEVER,
-            f"{lack}; request less, or set allow_pending (--allow-pending) to wait for an executor"
-            " that may register later",
+            f"{lack}{TO_WAIT}",
             tuple((name, str(amount)) for name, amount in amounts.items()),
         )
 
@@ -357,8 +359,7 @@ def _impossible(gang: GangSpec, members: Sequence[RequestSpec]) -> list[ItemOutc
     }[gang.placement]
     message = (
         f"the {len(members)} members of gang {gang.gang_id} could not be placed {where}, even if"
-        " all executors were empty; request less, or set allow_pending (--allow-pending) to"
-        " wait for executors that may register later"
+        f" all executors were empty{TO_WAIT}"
     )
     details = (("gang_id", gang.gang_id), ("members", str(len(members))))
     return [
