@@ -747,7 +747,7 @@ class RequestStatus(google.protobuf.message.Message):
     """
     range_id: builtins.str
     """The range that it is a member of; empty: none. The form of an allocation id does not show this, because a plain
-    request may have an id like that of a member.
+    request may have an id with the same form.
     """
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:

@@ -60,7 +60,7 @@ def _after_manager(state_dir: Path) -> Iterator[None]:
                 owner = error.details.get("pid", "")
             if time.monotonic() > deadline:
                 if not owner.isdecimal() or (manager := this_process(int(owner))) is None:
-                    break  # no manager has locked the directory; it is unusable
+                    break  # no manager has locked the directory, which is unusable
                 manager.signal(signal.SIGKILL)
             time.sleep(POLL_INTERVAL_S)
         yield

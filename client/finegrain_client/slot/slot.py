@@ -158,7 +158,7 @@ class Slot(SlotAtExecutor):
                 message, timeout=timeout_s, metadata=self._context.metadata
             )
         )
-        # Marked only after the call has succeeded: until then the slot still exists.
+        # This comes after the call, because the slot exists until the call has succeeded.
         self.mark_released()
 
     async def reuse_for(self, request: Reusable | str, grace_s: float | None = None) -> bool:
