@@ -681,12 +681,12 @@ class ListRequestsRequest(google.protobuf.message.Message):
     """`next_page_token` of the previous answer."""
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[finegrain.v1.slots_pb2.RequestState.ValueType]:
-        """Only in these states; empty: those that have not ended."""
+        """Only in these states; empty: requests that have not ended."""
 
     @property
     def allocation_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only these ids. Other texts of at least 4 characters stand for the ids that end with them, or
-        else for those that begin with them.
+        """Only these ids. Another text of at least 4 characters stands for all ids that end with it. If there are none, it
+        stands for all ids that begin with it.
         """
 
     def __init__(
@@ -1155,7 +1155,7 @@ class ListProvidersResponse(google.protobuf.message.Message):
 
     @property
     def present(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """Total of the executors that are not lost and of those that were requested."""
+        """Total of the executors that are not lost, and of the requested executors."""
 
     @property
     def idle_timeout(self) -> google.protobuf.duration_pb2.Duration:
@@ -1163,8 +1163,9 @@ class ListProvidersResponse(google.protobuf.message.Message):
 
     @property
     def unplanned(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Waiting requests that fit no executor and are not planned on a requested one, with the reason ("2 requests: maximum
-        reached"). At most 100 sizes of requests and 100 gangs are listed; a last entry has the number of the others.
+        """Waiting requests that fit no executor and are not planned on a requested executor, with the reason ("2 requests:
+        maximum reached"). At most 100 sizes of requests and 100 gangs are listed; the last entry then has the number of
+        all others.
         """
 
     def __init__(
@@ -1960,7 +1961,7 @@ class GetHostPolicyResponse(google.protobuf.message.Message):
 
     @property
     def effective(self) -> finegrain.v1.cpus_pb2.EffectiveHostPolicy:
-        """The settings in effect. For the cluster: those for hosts that have no other setting."""
+        """The settings in effect. For the cluster: the settings of hosts that have no other setting."""
 
     def __init__(
         self,

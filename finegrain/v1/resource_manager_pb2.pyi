@@ -896,7 +896,9 @@ class ExplainResponse(google.protobuf.message.Message):
 
     @property
     def resizes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ResizeExplanation]:
-        """If the request is granted: the ordered and waiting changes of its slot's size, with what the executor lacks for them."""
+        """If the request is granted: the ordered and waiting changes of its slot's size, with what the executor lacks for
+        them.
+        """
 
     @property
     def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChoiceStep]:

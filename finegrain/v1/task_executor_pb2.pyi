@@ -403,13 +403,13 @@ class TaskSpec(google.protobuf.message.Message):
     stdin: builtins.bool
     """True: standard input is a pipe fed by WriteTaskInput; false: /dev/null."""
     output_limit_bytes: builtins.int
-    """Output that is kept on disk per stream, in bytes; 0: the executor's limit, which is also the maximum. If a stream has
-    more output, the executor keeps the first half of the limit and about as much of the end. It drops and counts the
-    bytes in between. While a reader holds the output (see `WatchTaskRequest.holder`), nothing is dropped.
+    """Output that is kept on disk per stream, in bytes; 0: the executor's limit, which is also the maximum. If a stream
+    has more output, the executor keeps the first half of the limit and about as much of the end. It drops and counts
+    the bytes in between. While a reader holds the output (see `WatchTaskRequest.holder`), nothing is dropped.
     """
     output_holder: builtins.str
-    """Id of the reader that will hold the output; its WatchTask has the same `holder`. The output is held from the start of
-    the task, and the reader has 60 s to call WatchTask. Empty: no holder yet.
+    """Id of the reader that will hold the output; its WatchTask has the same `holder`. The output is held from the
+    start of the task, and the reader has 60 s to call WatchTask. Empty: no holder yet.
     """
     @property
     def argv(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -471,8 +471,8 @@ class SubmitTaskRequest(google.protobuf.message.Message):
 
     @property
     def operator_task(self) -> global___OperatorTask:
-        """The operators of a job graph that the task runs; absent: none. The executor passes it to the task as the JSON object
-        FINEGRAIN_TASK (docs/job-graphs.md).
+        """The operators of a job graph that the task runs; absent: none. The executor passes them to the task as the JSON
+        object FINEGRAIN_TASK (docs/job-graphs.md).
         """
 
     def __init__(
@@ -517,7 +517,7 @@ class OperatorTask(google.protobuf.message.Message):
 
     @property
     def peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskPeer]:
-        """Tasks that this one exchanges data with; 4,000 at most."""
+        """Tasks that this task exchanges data with; 4,000 at most."""
 
     def __init__(
         self,
@@ -807,7 +807,7 @@ class TaskStatus(google.protobuf.message.Message):
 
     @property
     def operators(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OperatorStatus]:
-        """The operators of its OperatorTask, and those that were registered for the task later."""
+        """The operators of its OperatorTask, and operators that were registered for the task later."""
 
     def __init__(
         self,
@@ -1049,14 +1049,14 @@ class WatchTaskRequest(google.protobuf.message.Message):
     no_output: builtins.bool
     """True: only changes of state, no output."""
     holder: builtins.str
-    """An id that makes this reader the holder of the task's output. The reader chooses it (UUIDv7), and uses it again after
-    a reconnect. Empty: the reader does not hold the output. Only the owner of the task may hold its output. A task has
-    one holder: while another reader holds the output, the call fails with ALREADY_EXISTS.
+    """An id that makes this reader the holder of the task's output. The reader chooses it (UUIDv7), and uses it again
+    after a reconnect. Empty: the reader does not hold the output. Only the owner of the task may hold its output. A
+    task has one holder: while another reader holds the output, the call fails with ALREADY_EXISTS.
 
-    A holder loses no output. It acknowledges the bytes that it has processed with AcknowledgeOutput; the offsets of this
-    request acknowledge all earlier bytes, too. When the log of a stream has reached its limit, the executor removes
-    acknowledged bytes. If all bytes in the log are unacknowledged, the executor stops reading the task's pipe, so that
-    the task waits, as it does in a shell pipeline.
+    A holder loses no output. It acknowledges the bytes that it has processed with AcknowledgeOutput; the offsets of
+    this request acknowledge all earlier bytes, too. When the log of a stream has reached its limit, the executor
+    removes acknowledged bytes. If all bytes in the log are unacknowledged, the executor stops reading the task's
+    pipe, so that the task waits, as it does in a shell pipeline.
 
     The output is held as long as this stream is open, and for 60 s after that. Restarts of the executor and of its
     helper do not extend this time. Then output is dropped as without a holder; a later call can hold it again. Held
@@ -1114,9 +1114,9 @@ class OutputChunk(google.protobuf.message.Message):
     stream: builtins.int
     """1: standard output; 2: standard error."""
     offset: builtins.int
-    """Position of the first byte. If it is higher than the end of the previous chunk of the stream (or than the offset of
-    the request), the bytes in between are missing: the executor has dropped them, or has removed them because the holder
-    had acknowledged them.
+    """Position of the first byte. If it is higher than the end of the previous chunk of the stream (or than the offset
+    of the request), the bytes in between are missing: the executor has dropped them, or has removed them because the
+    holder had acknowledged them.
     """
     data: builtins.bytes
     """The bytes."""
