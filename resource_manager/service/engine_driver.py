@@ -115,7 +115,7 @@ class EngineDriver:
         self._report_numbers: ReportNumbers = {}
         self.rm_epoch = 0
         self.broken: list[str] = []  # broken invariants; while there is one, no slots are granted
-        self._last_batch_ms = 0  # monotonic time of the latest change; 0: there was none
+        self._last_batch_ms = 0  # monotonic time of the latest batch or tick; 0: none yet
         self._stalled = False  # True: the process was paused since the latest tick
 
     @property

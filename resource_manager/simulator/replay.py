@@ -37,7 +37,7 @@ HOUR_MS = 3_600_000
 SHARE_WINDOWS_MS = (HOUR_MS, 24 * HOUR_MS)
 
 PROGRESS_EVERY = 500
-"""Moments between two calls of the progress function."""
+"""Number of simulated moments between two calls of the progress function."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of jobs that have ended, and the number of all jobs."""
@@ -64,7 +64,7 @@ class GroupResult:
     name: str
     weight: float
     jobs: int
-    wait: Spread  # milliseconds
+    wait: Spread  # in milliseconds
     slowdown: Spread
     account: Account
 
@@ -162,7 +162,7 @@ def _outcome(
     cluster: Cluster, check: IdleCheck, settings: EngineSettings, weights: Mapping[str, float]
 ) -> Outcome:
     log = cluster.log
-    # Rejected and unserved jobs have no wait or slowdown; the outcome counts them apart.
+    # Rejected and unserved jobs have no wait or slowdown; the outcome counts them separately.
     over = [job for job in log.jobs.values() if job.end_ms is not None and job.started]
     rejected: dict[str, int] = {}
     for job in log.jobs.values():

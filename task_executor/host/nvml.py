@@ -58,7 +58,7 @@ class NvmlSource(Protocol):
     def read(self) -> GpuInventory:
         """Returns the present GPUs.
 
-        It never raises. Each call reads again, as MIG layouts change.
+        It never raises. Each call reads again, because MIG layouts change.
         """
         ...
 
