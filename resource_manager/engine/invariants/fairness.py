@@ -107,5 +107,5 @@ def _order(flows: FlowTree, flow: Flow, child: Flow) -> Iterator[str]:
     if least > virtual_time and not isclose(least, virtual_time, rel_tol=CLOSE, abs_tol=CLOSE):
         yield (
             f"{flow.id} has {first} first, with the virtual time {least},"
-            f" but {child} has the lower one {virtual_time}"
+            f" but {child} has the lower virtual time {virtual_time}"
         )

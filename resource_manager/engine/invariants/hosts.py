@@ -229,7 +229,7 @@ def _slot(requests: Requests, slots: Slots, key: SlotKey, slot: Slot) -> Iterato
 def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     """Checks that an order is queued or in flight for a slot that starts or is being freed."""
     if (slot.allocation_id, slot.generation) != key:
-        yield f"slot {slot.allocation_id}/{slot.generation} is filed under {key}"
+        yield f"slot {slot.allocation_id}/{slot.generation} is stored under {key}"
     # Orders for an executor that is not active are created again when it registers.
     if host.executor.state is not ExecutorState.ACTIVE:
         return

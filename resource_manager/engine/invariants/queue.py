@@ -30,7 +30,7 @@ def class_problems(
         queue.is_blocked(scheduling_class),
     ]
     if places.count(True) != 1:
-        yield f"{title} is in the pass, fitting, for the next, blocked: {places}; expected one"
+        yield f"{title} is in (pass, fitting, next pass, blocked): {places}; expected one True"
     if not scheduling_class.job_queues:
         yield f"{title} has no job queues"
     if scheduling_class.inactive and scheduling_class in queue.fitting:
@@ -73,7 +73,8 @@ def _job_queue(
         or job_queue.scheduling_class is not scheduling_class
         or job_queue not in queue.by_job.get(job_id, ())
     ):
-        yield f"{title} is empty or filed wrongly: job {job_queue.job_id}, {job_queue.numbers}"
+        key = f"job {job_queue.job_id}, {job_queue.numbers}"
+        yield f"{title} is empty or stored under a wrong key: {key}"
         return
     places = [
         job_queue.position != INACTIVE,

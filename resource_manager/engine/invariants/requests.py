@@ -84,7 +84,8 @@ def _job(
         yield f"{title} is {request.state}, but its job {job.job_id} has ended"
     # Either all requests of a job have a profile, or none has; see `_refuse_mix`.
     if job is not None and job.specified is not (request.spec.profile is not None):
-        yield f"{title} has a profile: {request.spec.profile is not None}, unlike its job's others"
+        has = "has a profile" if request.spec.profile is not None else "has no profile"
+        yield f"{title} {has}, unlike other requests of its job"
 
 
 def _slot(slots: Slots, request: Request, title: str) -> Iterator[str]:
