@@ -35,7 +35,7 @@ from finegrain.v1.task_executor_pb2_grpc import (
     add_TaskExecutorServiceServicer_to_server,
 )
 
-if TYPE_CHECKING:  # the typed base is abstract; what is not served here is "unimplemented"
+if TYPE_CHECKING:  # the typed base is abstract; calls that are not defined here are "unimplemented"
     _Base = object
 else:
     _Base = TaskExecutorServiceServicer

@@ -3,10 +3,10 @@ database and RPC. Simulated executors accept every order.
 
     python -m bench.steps [--hosts 5000] [--requests 1000000] [--classes 10] [--slowest 8] [--each]
 
-Prints, for each part of a scripted run, the steps that took the most CPU time, by kind of event:
-their number, the longest and the sum. Steps above 20 ms are marked. Calls are divided into events
-as in the service. After each call, `Decide` runs until no work is left, and one slice of the
-invariants is checked after each decision, as in the service.
+For each part of a scripted run, the benchmark prints the kinds of events whose steps took the most
+CPU time: the number of steps, the longest step and the sum. Steps above 20 ms are marked. Calls are
+divided into events as in the service. After each call, `Decide` runs until no work is left, and one
+slice of the invariants is checked after each decision, as in the service.
 
 Lists, explanations and the collection of changed rows are shown as further kinds. Starting and
 restoring are not measured.
@@ -155,7 +155,7 @@ class Life(Bench):
         return self.answered(event)[1]
 
     def answered(self, event: Event) -> tuple[Any, list[Effect]]:
-        """Steps an event that may have been made earlier; returns its answer and effects."""
+        """Applies one event at the present time; returns its answer and effects."""
         event = replace(event, at=self.at)
         result = self.clock.timed(type(event).__name__, lambda: step(self.state, event))
         return result.answer, result.effects

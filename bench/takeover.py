@@ -70,7 +70,7 @@ AUDIT = """
 AUDITED = ("jobs", "requests", "slots", "executors", "job_events", "cluster_events", "counters")
 
 
-if TYPE_CHECKING:  # the typed base is abstract; what these do not serve is "unimplemented"
+if TYPE_CHECKING:  # the typed base is abstract; calls that are not defined here are "unimplemented"
     _Servicer = object
 else:
     _Servicer = TaskExecutorServiceServicer
@@ -246,7 +246,7 @@ class Outcome:
     commands_refused: int = 0
     slots_granted: int = 0
     rows_audited: int = 0
-    unasked: int = 0  # epochs raised although nothing was done to the leader
+    unasked: int = 0  # epochs raised although no fault was injected
 
 
 class Books:
@@ -256,14 +256,14 @@ class Books:
         self.leadership = leadership
 
     async def led_above(self, epoch: int) -> tuple[int, str, float]:
-        """Waits for a leader with a higher epoch; returns its epoch, its address and the moment."""
+        """Waits for a leader with a higher epoch; returns its epoch, its address and the time."""
         until = time.monotonic() + PATIENCE_S
         while True:
             found, address = await asyncio.to_thread(self.leadership)
             if found > epoch and address:
                 return found, address, time.monotonic()
             if time.monotonic() > until:
-                raise TimeoutError(f"nobody leads above epoch {epoch}")
+                raise TimeoutError(f"no process leads above epoch {epoch}")
             await asyncio.sleep(0.005)
 
 
@@ -308,7 +308,7 @@ async def run_trials(
 
 
 async def strike(leader: StoppableManager, fault: str) -> float:
-    """Injects the fault; returns its moment."""
+    """Injects the fault; returns the time of the fault."""
     if fault == "kill -9":
         at = time.monotonic()
         os.kill(leader.pid, signal.SIGKILL)

@@ -18,8 +18,8 @@ It starts PostgreSQL unless a URL is given.
 5. gpus: `--gpus` slots with one GPU each, requested by `--jobs` job masters at once, on as many
    hosts with 8 GPUs as are needed; from the first call to the last event "granted".
 
-Each part starts from an empty database. CPU seconds are of the whole process (all threads), wall
-time depends on who else uses the machine: compare `rm us/slot`.
+Each part starts from an empty database. CPU seconds are of the whole process (all threads). Wall
+time depends on other work on the machine, so compare `rm us/slot`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class BindPolicy(StrEnum):
     """Which cpus a slot gets."""
 
     DEFAULT = "Default"  # as configured
-    NONE = "None"  # any
+    NONE = "None"  # any cpus
     FULL_PCPUS = "FullPCPUs"  # whole physical cores, as few as possible
     SPREAD_BY_PCPUS = "SpreadByPCPUs"  # one hardware thread per core, as long as cores are left
     CONSTRAINED_BURST = "ConstrainedBurst"  # LS: the pool of one NUMA node that fits its cpu limit
@@ -154,8 +154,8 @@ class EffectivePolicy:
     bind: HostBindPolicy = HostBindPolicy.NONE
     numa_strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
     alignment: NumaPolicy = NumaPolicy.NONE
-    shared_reserved_cpus: CpuSet = EMPTY  # in the shared pools, but never dedicated
-    strictly_reserved_cpus: CpuSet = EMPTY  # in no pool
+    shared_reserved_cpus: CpuSet = EMPTY  # cpus in the shared pools that are never dedicated
+    strictly_reserved_cpus: CpuSet = EMPTY  # cpus in no pool
     default_bind: BindPolicy = BindPolicy.FULL_PCPUS
     default_exclusive: ExclusivePolicy = ExclusivePolicy.NONE
     origins: tuple[tuple[str, PolicyOrigin], ...] = field(default=(), compare=False)

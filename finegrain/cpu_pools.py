@@ -77,8 +77,8 @@ class Pool(NamedTuple):
     """The shared cpus of one NUMA node within one package."""
 
     name: PoolName
-    shared: CpuSet  # for LS
-    best_effort: CpuSet  # for BE
+    shared: CpuSet  # cpus for class LS
+    best_effort: CpuSet  # cpus for class BE
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def pools_of(host: Pooled, assignments: Iterable[tuple[QosClass, CpuSet]]) -> Po
         assignments: the class and the dedicated cpus of each slot. Slots without dedicated cpus
             have no effect. Cpus that the host does not have are ignored.
     """
-    # Best-effort slots may use the cpus of LSR slots, but not those of LSE slots.
+    # Best-effort slots may use the cpus of LSR slots, but not the cpus of LSE slots.
     taken, exclusive = EMPTY, EMPTY
     for qos, cpus in assignments:
         taken |= cpus
@@ -164,7 +164,7 @@ def places_of(
 
     Args:
         cores: place and cpus of every core, or of any other parts that do not overlap.
-        own: the executor's cpus; those that are in no core are left out.
+        own: the executor's cpus. Cpus that belong to no core are left out.
     """
     found: dict[PoolName, CpuSet] = {}
     for name, cpus in cores:

@@ -144,7 +144,7 @@ class FinegrainError(Exception):
 
 
 class InvalidArgument(FinegrainError):
-    """Invalid input: names the field, the value, and what was expected."""
+    """Invalid input. The error names the field, the value, and the expected values."""
 
     default_reason = Reason.INVALID_ARGUMENT
 

@@ -1,7 +1,7 @@
 """Huge pages as countable resources: their names in requests and in the kernel.
 
-A slot requests a number of pages. The resource names are those that Kubernetes uses for bytes of
-huge pages: `hugepages-2Mi`, `hugepages-1Gi`, and so on for other sizes.
+A slot requests a number of pages. The resource names are the names that Kubernetes uses for bytes
+of huge pages: `hugepages-2Mi`, `hugepages-1Gi`, and so on for other sizes.
 """
 
 from __future__ import annotations

@@ -257,6 +257,6 @@ class IntervalSet:
             self.clear()
         elif head >= CUT_OFF_FROM and head * 2 > len(self._bounds):
             # Boundaries are deleted only when more than half is skipped. So the number of moved
-            # boundaries is at most the number of deleted ones.
+            # boundaries is at most the number of deleted boundaries.
             del self._bounds[:head]
             self._head = 0

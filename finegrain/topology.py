@@ -112,7 +112,7 @@ class NumaNode:
     cpus: CpuSet  # online cpus
     memory_bytes: int | None  # MemTotal of the node, with huge pages; None: unknown
     hugepages: tuple[HugePages, ...] = ()
-    distances: tuple[int, ...] = ()  # to each online node, by ascending id; () if unknown
+    distances: tuple[int, ...] = ()  # distance to each online node, sorted by id; () if unknown
     memory_allowed: bool = True  # whether the cpuset allows its memory
     nearest_cpus: CpuSet = EMPTY  # for a node without cpus: the cpus nearest to it
 
@@ -173,7 +173,7 @@ class Fpga:
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """A part of a GPU in MIG mode, used by its own UUID."""
+    """A part of a GPU in MIG mode. Programs select it by its UUID."""
 
     uuid: str
     profile: str | None  # such as 1g.10gb
@@ -187,7 +187,7 @@ class MigInstance:
 class GpuProcess:
     """A process that computes on a GPU."""
 
-    pid: int  # in the host's first PID namespace
+    pid: int  # id in the host's first PID namespace
     memory_bytes: int | None = None  # memory of the GPU; None: the driver does not report it
 
 
@@ -206,7 +206,7 @@ class Gpu:
     memory_bytes: int | None = None  # usable memory, without `driver_bytes`
     driver_bytes: int = 0  # memory that driver and firmware reserve
     vendor: str = "nvidia"
-    pcie_group: str = ""  # as in PciDevice; empty: the group of its PCI device
+    pcie_group: str = ""  # see PciDevice; empty: the group of its PCI device
     health: GpuHealth = GpuHealth.OK
     problem: str = ""  # why slots cannot use it, and the repair; may be empty
     processes: tuple[GpuProcess, ...] = ()  # processes of all users that compute on it now
@@ -214,7 +214,7 @@ class Gpu:
     mig_mode_pending: bool = False  # a change of the mode takes effect at the next reset
     mig_instances: tuple[MigInstance, ...] = ()
     cpus: CpuSet | None = None  # online cpus near the GPU, limited to the cpuset
-    numa_node: int | None = None  # node of these cpus, by PCI; bind cpus here
+    numa_node: int | None = None  # node of these cpus, from the PCI bus; bind cpus here
     memory_numa_node: int | None = None  # node of the GPU's own memory; never bind cpus here
 
     @property
@@ -233,7 +233,7 @@ class GpuLink:
     second_uuid: str
     nvlink_count: int  # number of bonded NVLinks, direct or through a switch
     via_switch: bool
-    common_ancestor: str | None  # nearest first: PIX, PXB, PHB, NODE, SYS; INTERNAL on one board
+    common_ancestor: str | None  # PIX (nearest), PXB, PHB, NODE, SYS; INTERNAL: on one board
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class HostTopology:
     nohz_full: CpuSet = EMPTY
     possible: CpuSet | None = None
     present: CpuSet | None = None
-    online_source: str = ""  # file, or kind of files, from which `online` was read
+    online_source: str = ""  # source of `online`: a file, or a kind of files
     cores_known: bool = True  # False: the kernel does not report cores, so every cpu counts as one
     packages_known: bool = True  # False: one package of all cpus is assumed
     numa_known: bool = True  # False: one node of all cpus and all memory is assumed
@@ -274,10 +274,10 @@ class HostTopology:
     books: tuple[CpuSet, ...] = ()  # s390: for alignment, because a package can be one CPU
     drawers: tuple[CpuSet, ...] = ()
     l3_groups: tuple[L3Group, ...] = ()
-    cpu_kinds: tuple[CpuKind, ...] = ()  # empty unless hybrid; fastest first
+    cpu_kinds: tuple[CpuKind, ...] = ()  # fastest kind first; empty on a host that is not hybrid
     memory_total_bytes: int | None = None  # MemTotal of the machine
-    node_memory_grows: bool = False  # the memory of all nodes is less than that of the machine
-    hugepages: tuple[HugePages, ...] = ()  # of the whole machine
+    node_memory_grows: bool = False  # the nodes together have less memory than the machine
+    hugepages: tuple[HugePages, ...] = ()  # huge pages of the whole machine
     limits: Limits = Limits()
     pci_devices: tuple[PciDevice, ...] = ()
     pci_known: bool = False  # False: no PCI bus
@@ -308,7 +308,7 @@ class HostTopology:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HostTopology":
-        """Reads the data of `to_dict`; ignores unknown keys, and uses defaults for missing ones.
+        """Reads the data of `to_dict`; ignores unknown keys, and uses defaults for missing keys.
 
         Raises:
             InvalidArgument: the data has another form. The error names the field.

@@ -88,7 +88,7 @@ def _nodes_of(topology: HostTopology, cpus: CpuSet) -> Iterator[NumaNode]:
 def _node(
     topology: HostTopology, node: NumaNode, capacity: Capacity | None, within: CpuSet
 ) -> list[str]:
-    """Returns the lines of one node, with those of its cpus that are in `within`."""
+    """Returns the lines of one node, with only the cpus that are in `within`."""
     memory = "memory unknown"
     if node.memory_bytes is not None:
         memory = bytes_text(node.memory_bytes) if node.memory_bytes else "no memory"
@@ -125,7 +125,7 @@ def _hugepages(all_pages: tuple[HugePages, ...]) -> str:
 
 
 def _cores(topology: HostTopology, cores: list[Core], capacity: Capacity | None) -> list[str]:
-    """Returns the cores with their marks. If there are many cores, those with equal marks share a
+    """Returns the cores with their marks. If there are many cores, cores with equal marks share a
     line.
     """
     if len(cores) <= _CORES_SHOWN_MAX:

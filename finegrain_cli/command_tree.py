@@ -7,6 +7,7 @@ This module decides which of these functions are loaded, and how the list of com
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -79,13 +80,14 @@ class CommandTree(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         _skip_conversions(self)
+        _name_arguments(self)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click passes it
         """Returns all names, in the order of the sections."""
         return list(MODULES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns a command; None: there is none with this name."""
+        """Returns a command; None: no command has this name."""
         if cmd_name not in self.commands and MODULES.get(cmd_name):
             for name, command in loaded(MODULES[cmd_name]).items():
                 self.commands.setdefault(name, command)
@@ -120,14 +122,37 @@ def loaded(module: str) -> dict[str, Any]:
     commands: dict[str, Any] = dict(get_group(part).commands)
     for command in commands.values():
         _skip_conversions(command)
+        _name_arguments(command)
     return commands
+
+
+def _name_arguments(command: Any) -> None:
+    """Shows arguments in usage lines as other programs do: "ID...", "[ID]", "-- COMMAND".
+
+    typer puts brackets around a metavar that has some, and writes types such as "<str>" behind it.
+    """
+    for inner in getattr(command, "commands", {}).values():
+        _name_arguments(inner)
+    for parameter in command.params:
+        if parameter.param_type_name != "argument":
+            continue
+        name = parameter.metavar or str(parameter.name).upper()
+        parameter.metavar = name
+        usage = name if parameter.required or name.startswith("[") else f"[{name}]"
+        parameter.get_usage_pieces = partial(_constant, [usage])
+        if not parameter.type_descriptor.is_choice:
+            parameter.display_type_rich = partial(_constant, "")
+
+
+def _constant(value: Any, ctx: Any) -> Any:  # noqa: ARG001 - typer passes it
+    return value
 
 
 def _skip_conversions(command: Any) -> None:
     """Converts values of this command without pydantic where nothing has to be converted.
 
-    typer imports pydantic, which takes as long as the rest of a short command, also for a text
-    that stays as it is. typer converts values that `_unconverted` does not know, with its errors.
+    typer imports pydantic even for a text that needs no conversion. This import takes as long as
+    the rest of a short command. If `_unconverted` cannot convert a value, typer converts it.
     """
     for inner in getattr(command, "commands", {}).values():
         _skip_conversions(inner)
@@ -155,9 +180,14 @@ class _FastParameter:
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         found = _unconverted(self._parameter, value)
-        if found is None:
+        if found is not None:
+            return found.value
+        try:
             return self._typers().coerce(value, param=param, ctx=ctx)
-        return found.value
+        except typer.BadParameter as error:
+            # pydantic writes the class of its error in front of the sentence.
+            error.message = error.message.removeprefix("Value error, ")
+            raise
 
 
 class _Found:
@@ -176,7 +206,7 @@ def _unconverted(parameter: Any, value: Any) -> _Found | None:
             return _Found(list(value)) if annotation == list[str] else None
         return None
     if annotation in (str, int, bool, float) and type(value) is annotation:
-        # A number that is a default, not typed text, which would be converted and checked.
+        # A value that is not a text is a default, which needs no conversion.
         return _Found(value)
     if isinstance(annotation, type) and issubclass(annotation, StrEnum):
         members = {member.value: member for member in annotation}

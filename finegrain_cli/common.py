@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 
@@ -14,6 +14,9 @@ from finegrain_cli.context import Invocation, current, enter
 from finegrain_cli.exit_codes import exit_code_of
 from finegrain_cli.option_errors import name_options
 from finegrain_cli.text.output import OutputFormat, print_error, say
+
+if TYPE_CHECKING:
+    import finegrain_client as fg
 
 P = ParamSpec("P")
 
@@ -78,6 +81,31 @@ HINTS: dict[Reason, str] = {
 }
 
 
+POLICY_OPTIONS = ("qos", "cpu_bind", "cpu_exclusive", "numa")
+"""Parameters of policies. They can rule out an executor that is large enough."""
+
+
+def hint_for(error: FinegrainError, typed: Mapping[str, object]) -> str:
+    """Returns what the user can do about an error; it mentions only options that were typed.
+
+    Args:
+        error: the error.
+        typed: parameters of the command, as typed.
+    """
+    if error.reason is not Reason.INFEASIBLE_NEVER:
+        return HINTS.get(error.reason, "")
+    # Another message of this kind is about a slot that exists, or about a whole batch.
+    with_wait = "allow_pending" in typed
+    policies = [f"--{name.replace('_', '-')}" for name in POLICY_OPTIONS if typed.get(name)]
+    options = [*policies, *(["--label"] if typed.get("label") else [])]
+    parts = [f"request less, or leave out {' or '.join(options)}" if options else "request less"]
+    parts += ["--allow-pending waits for another executor"] if with_wait else []
+    lists = "`finegrain executors` lists what each executor has"
+    if " of a provider" in error.message:
+        lists += ", `finegrain providers` what could be started"
+    return "; ".join([*parts, lists])
+
+
 def enter_command(
     output: OutputFormat, manager: str = "", credentials: str = "", config_file: str = ""
 ) -> None:
@@ -103,7 +131,7 @@ def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
         except FinegrainError as error:
             name_options(error, kwargs)
-            print_error(error, current().output, HINTS.get(error.reason, ""))
+            print_error(error, current().output, hint_for(error, kwargs))
             raise typer.Exit(exit_code_of(error)) from None
 
     return run
@@ -160,3 +188,14 @@ def confirm(what: str, *, yes: bool) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise NotConfirmed
     typer.confirm("go on?", abort=True, err=True)
+
+
+def confirm_operation(cluster: fg.blocking.Cluster, what: str, *, yes: bool) -> None:
+    """Asks for confirmation of an operation that only operators may carry out; see `confirm`.
+
+    Raises:
+        PermissionDenied: the caller is no operator, so there is nothing to confirm.
+    """
+    if not yes:
+        cluster.check_operator()
+    confirm(what, yes=yes)

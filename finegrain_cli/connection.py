@@ -51,8 +51,8 @@ def open_cluster(budget_s: float = PATIENCE_S) -> blocking.Cluster:
     """Returns a blocking client of this invocation's cluster, for use in `with`.
 
     Args:
-        budget_s: limit of one call including all retries; short by default, because a person
-            waits for it.
+        budget_s: limit of one call including all retries; short by default, because a person waits
+            for the call.
     """
     from finegrain_client import blocking
 

@@ -145,7 +145,7 @@ class DeviceOptions:
                 yield name, _hundredths(f"--{name}", text)
         for pair in self.device:
             name, text = parse_pair("--device", pair)
-            # Vendors count whole devices under these names; all others count hundredths.
+            # Vendors count whole devices under these names; all other names count hundredths.
             amount = _hundredths(f"--device {name}", text)
             yield name, amount // 100 if name.endswith("/gpu") else amount
 

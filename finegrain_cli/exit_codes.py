@@ -23,8 +23,8 @@ class ExitCode(IntEnum):
     INFEASIBLE = 6
     UNREACHABLE = 7
     PERMISSION = 8
-    THREADS_FAILED = 9  # `batch`: not every thread is done
-    RUN_FAILED = 125  # `run` itself failed; the command did not start
+    THREADS_FAILED = 9  # `batch`: not every thread is done; `job run`: the job did not finish
+    RUN_FAILED = 125  # `run` itself failed: the command did not start, or its output was lost
     NOT_EXECUTABLE = 126
     NOT_FOUND_COMMAND = 127
     SIGNAL = 128  # plus the signal's number

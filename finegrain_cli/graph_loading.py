@@ -61,7 +61,7 @@ def _from_python(text: str, file: Path, name: str) -> JobGraph:
             "GRAPH", text, f"a function that returns a graph; {_described(error, file)}"
         ) from error
     if found is None:
-        raise InvalidArgument("GRAPH", text, f"the name of a function in {file}; it has no {name}")
+        raise InvalidArgument("GRAPH", text, f"a function in {file}, which has no {name}")
     if not isinstance(graph, JobGraph):
         kind = type(graph).__name__
         raise InvalidArgument("GRAPH", text, f"a function that returns a JobGraph, not {kind}")

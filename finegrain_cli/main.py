@@ -1,6 +1,6 @@
 """The `finegrain` command: its own options, and the entry point.
 
-The commands are in `commands`; `command_tree` loads the one that is used.
+The commands are in `commands`; `command_tree` loads the command that is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    # Inherited by all commands.
+    # All commands inherit these settings.
     context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
     add_completion=False,  # `finegrain completion` prints the scripts
 )

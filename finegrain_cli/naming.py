@@ -1,25 +1,33 @@
-"""Expands what people type: the beginning of an id, or the name of a job."""
+"""Expands what people type: a part of an id, the name of a job, or `last`.
+
+The resource manager finds ids by their end in an index. So nothing here lists other items.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import InvalidArgument, NotFound, Reason
+from finegrain_cli.last import LAST, last_allocation_id, last_job_id
 
 if TYPE_CHECKING:
     from finegrain_client.blocking import Cluster
     from finegrain_client.types.status import JobStatus
 
 ENDED_STATES = ("CANCELLED", "REJECTED", "RELEASED", "LOST")
+NAMED_MAX = 100
+"""Most jobs whose names are looked up by id; for more, listing all jobs is faster."""
 
 
 def full_allocation_id(cluster: Cluster, text: str) -> str:
-    """Returns the full id of a request or slot, active or ended; active ones have priority.
+    """Returns the full id of a request or slot. Active ids have priority over ended ids.
 
     Raises:
-        NotFound: no id begins with `text`.
-        InvalidArgument: several ids begin with `text`.
+        NotFound: no id begins or ends with `text`.
+        InvalidArgument: several ids do.
     """
+    text = last_allocation_id() if text == LAST else text
     active = [each.allocation_id for each in cluster.requests(allocation_ids=[text])]
     ended = [] if active else cluster.requests(allocation_ids=[text], states=ENDED_STATES)
     found = active or [each.allocation_id for each in ended]
@@ -29,22 +37,23 @@ def full_allocation_id(cluster: Cluster, text: str) -> str:
 def full_job_id(cluster: Cluster, text: str) -> str:
     """Returns the full id of a job, active or ended.
 
-    `text` may be its id, its name if only one job has it, or the beginning of its id. Names have
-    priority over beginnings of ids.
+    `text` may be its id, its name if only one job has it, or the beginning or end of its id. Names
+    have priority over parts of ids.
 
     Raises:
         NotFound: there is no such job.
-        InvalidArgument: there are several.
+        InvalidArgument: several jobs match.
     """
-    jobs = cluster.jobs(include_ended=True)
+    text = last_job_id() if text == LAST else text
+    jobs = cluster.jobs(include_ended=True, matching=[text])
     named = [each for each in jobs if each.name == text]
-    ids = [each.job_id for each in jobs if each.job_id.startswith(text)]
+    ids = best_matches(text, (each.job_id for each in jobs))
     if text in ids or (ids and not named):
         return only("job", text, ids, Reason.JOB_UNKNOWN)
     if not named:
         raise NotFound(
-            f"no job has the name or id {text!r}, or an id that begins with it; `finegrain jobs "
-            "--all` lists them",
+            f"no job has the name or id {text!r}, or an id that begins or ends with it; `finegrain "
+            "jobs --all` lists them",
             reason=Reason.JOB_UNKNOWN,
             details={"job": text},
         )
@@ -55,6 +64,15 @@ def full_job_id(cluster: Cluster, text: str) -> str:
     return named[0].job_id
 
 
+def job_names(cluster: Cluster, job_ids: Iterable[str]) -> dict[str, str]:
+    """Returns the names of jobs, by id."""
+    ids = sorted(set(job_ids))
+    if not ids:
+        return {}
+    matching = ids if len(ids) <= NAMED_MAX else []
+    return {each.job_id: each.name for each in cluster.jobs(include_ended=True, matching=matching)}
+
+
 def _described(jobs: list[JobStatus]) -> str:
     """Returns up to five of these jobs as text, the newest first."""
     # Jobs come in order of arrival, so the last five are the newest.
@@ -62,24 +80,33 @@ def _described(jobs: list[JobStatus]) -> str:
     return ", ".join(some) + (", ..." if len(jobs) > len(some) else "")
 
 
+def best_matches(text: str, ids: Iterable[Any]) -> list[str]:
+    """Returns the id that equals `text`, else those that end with it, else those that begin so."""
+    known = [str(each) for each in ids]
+    if text in known:
+        return [text]
+    ends = [each for each in known if each.endswith(text)]
+    return ends or [each for each in known if each.startswith(text)]
+
+
 def only(what: str, text: str, found: list[str], reason: Reason) -> str:
-    """Returns the id that equals `text`; if there is none, the only id that begins with it.
+    """Returns the id that equals `text`; if there is none, the only id of `found`.
 
     Args:
         what: what the ids name, such as "request or slot"; for errors.
         text: what the user typed.
-        found: the ids to choose from.
+        found: the ids that match it.
         reason: reason code of the error NotFound.
 
     Raises:
-        NotFound: no id begins with `text`.
-        InvalidArgument: several ids begin with `text`.
+        NotFound: `found` is empty.
+        InvalidArgument: `found` has several ids.
     """
     if text in found:
         return text
     if not found:
         raise NotFound(
-            f"no {what} has the id {text!r}, or an id that begins with it", reason=reason
+            f"no {what} has the id {text!r}, or an id that begins or ends with it", reason=reason
         )
     if len(found) > 1:
         some = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")

@@ -29,6 +29,7 @@ _ABOUT: Final = re.compile(
 )
 _NUMBER: Final = re.compile(r"(?<![\w.])\d{2,18}(?![\w.])")
 _NAME: Final = re.compile(rf"\b(?:the profile's )?({'|'.join(_OPTIONS)})\b")
+_ADVICE: Final = "; request less, or let it wait for another executor (allow_pending)"
 _NO_PROFILE: Final = ", or no profile at all for a default slot"
 
 
@@ -41,6 +42,8 @@ def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
         error: the error.
         typed: parameters of the command, as typed.
     """
+    # The advice to job masters is a parameter of the library; the hint names the option.
+    error.message = error.message.replace(_ADVICE, "")
     found = _ABOUT.search(error.message)
     if found is None:
         return

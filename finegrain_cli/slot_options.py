@@ -15,15 +15,23 @@ from finegrain_cli.device_options import DeviceOptions
 if TYPE_CHECKING:
     import finegrain_client as fg
 
-CpuOption = Annotated[str, typer.Option("--cpu", help="CPU in cores, such as 2, 0.5 or 500m.")]
-MemoryOption = Annotated[str, typer.Option("--memory", help="Memory in bytes, such as 256M or 2G.")]
+CpuOption = Annotated[
+    str, typer.Option("--cpu", metavar="CPU", help="CPU in cores, such as 2, 0.5 or 500m.")
+]
+MemoryOption = Annotated[
+    str, typer.Option("--memory", metavar="SIZE", help="Memory in bytes, such as 256M or 2G.")
+]
 CpuLimitOption = Annotated[
-    str, typer.Option("--cpu-limit", help="CPU limit in cores, if it is higher than --cpu.")
+    str,
+    typer.Option(
+        "--cpu-limit", metavar="CPU", help="CPU limit in cores, if it is higher than --cpu."
+    ),
 ]
 PidsOption = Annotated[
     int,
     typer.Option(
         "--pids",
+        metavar="N",
         min=0,
         help="Maximum number of processes in the slot; 0: the default of the executor.",
     ),
@@ -32,6 +40,7 @@ PortsOption = Annotated[
     int,
     typer.Option(
         "--ports",
+        metavar="N",
         min=0,
         help="Number of network ports; FINEGRAIN_PORTS has the port numbers.",
     ),
@@ -45,24 +54,37 @@ ResourceOption = Annotated[
     ),
 ]
 GpuOption = Annotated[
-    str, typer.Option("--gpu", help="Number of GPUs, such as 2, or a part of one GPU, such as 0.5.")
+    str,
+    typer.Option(
+        "--gpu", metavar="N", help="Number of GPUs, such as 2, or a part of one GPU, such as 0.5."
+    ),
 ]
 GpuCoreOption = Annotated[
-    int, typer.Option("--gpu-core", min=0, help="GPU compute, in percent of one GPU, such as 60.")
+    int,
+    typer.Option(
+        "--gpu-core",
+        metavar="PERCENT",
+        min=0,
+        help="GPU compute, in percent of one GPU, such as 60.",
+    ),
 ]
 GpuMemoryOption = Annotated[
-    str, typer.Option("--gpu-memory", help="GPU memory in bytes, such as 4Gi.")
+    str, typer.Option("--gpu-memory", metavar="SIZE", help="GPU memory in bytes, such as 4Gi.")
 ]
 GpuMemoryRatioOption = Annotated[
     int,
     typer.Option(
-        "--gpu-memory-ratio", min=0, help="GPU memory, in percent of one GPU, such as 60."
+        "--gpu-memory-ratio",
+        metavar="PERCENT",
+        min=0,
+        help="GPU memory, in percent of one GPU, such as 60.",
     ),
 ]
 GpuSharedOption = Annotated[
     int,
     typer.Option(
         "--gpu-shared",
+        metavar="N",
         min=0,
         help="Number of GPUs over which --gpu-core, --gpu-memory and --gpu-memory-ratio are "
         "divided evenly.",
@@ -71,16 +93,22 @@ GpuSharedOption = Annotated[
 GpuModelOption = Annotated[
     str,
     typer.Option(
-        "--gpu-model", help="Words that the name of the GPU model must contain, such as H100."
+        "--gpu-model",
+        metavar="WORDS",
+        help="Words that the name of the GPU model must contain, such as H100.",
     ),
 ]
 RdmaOption = Annotated[
     str,
     typer.Option(
-        "--rdma", help="Number of RDMA NICs, or a part of one, near the GPUs of the slot."
+        "--rdma",
+        metavar="N",
+        help="Number of RDMA NICs, or a part of one, near the GPUs of the slot.",
     ),
 ]
-FpgaOption = Annotated[str, typer.Option("--fpga", help="Number of FPGAs, or a part of one.")]
+FpgaOption = Annotated[
+    str, typer.Option("--fpga", metavar="N", help="Number of FPGAs, or a part of one.")
+]
 DeviceOption = Annotated[
     list[str],
     typer.Option(
@@ -158,11 +186,16 @@ EnvOption = Annotated[
 UserOption = Annotated[
     str,
     typer.Option(
-        "--user", help="User that runs the command on the host; default: the executor's task user."
+        "--user",
+        metavar="USER",
+        help="User that runs the command on the host; default: the executor's task user.",
     ),
 ]
 GroupOption = Annotated[
-    str, typer.Option("--group", help="Resource group of the job; default: the group `default`.")
+    str,
+    typer.Option(
+        "--group", metavar="GROUP", help="Resource group of the job; default: the group `default`."
+    ),
 ]
 AllowPendingOption = Annotated[
     bool,
@@ -225,7 +258,7 @@ def _levels(texts: Sequence[str], amounts: Mapping[str, int]) -> dict[str, str]:
     """Returns the levels that are required, by dimension.
 
     Raises:
-        InvalidArgument: a level cannot be read, or is of something that is not requested.
+        InvalidArgument: a level cannot be read, or is for a dimension that is not requested.
     """
     if not texts:
         return {}

@@ -1,4 +1,4 @@
-"""Signals to a command that works: the first one ends the work, the second one this process."""
+"""Handles signals: the first signal ends the work of a command, the second one ends the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class TwoSignals:
 
     Args:
         on_first: called at the first signal.
-        before_exit: called at the second one; then this process ends. What must survive is on disk.
+        before_exit: called at the second signal. This process then ends at once; all data that must
+            survive is on disk.
 
     Attributes:
         first: number of the first signal; 0: none has arrived.

@@ -1,13 +1,14 @@
 """Limits the memory of GPUs for control groups: `python -m task_executor.device_agent`.
 
-This needs root and a library of the driver. The front has no privilege, and the helper loads no
-library, so the helper executes this program: one JSON order on stdin, one JSON answer on stdout.
+This needs root and a library of the driver. The front has no privileges, and the helper loads no
+library. So the helper runs this program: it reads a JSON order from stdin, and writes a JSON answer
+to stdout.
 
     {"groups": [{"path": "/sys/fs/cgroup/...", "limits": {"GPU-...": 42949672960}}]}
     {"problems": [{}]}
 
 A device is the UUID of an NVIDIA GPU, or a region of the kernel's dmem controller ("drm/..."). 0
-bytes stand for no limit. Each limit is read back. The answer names what failed, group by group.
+bytes mean no limit. The program reads back each limit. The answer lists the failures of each group.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 REGION_PREFIX: Final = "drm/"
-"""Begins the names of regions of the kernel's dmem controller."""
+"""Prefix of the names of regions of the kernel's dmem controller."""
 
 NO_LIMIT: Final = (1 << 64) - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
 LIFETIME_S: Final = 15
@@ -50,7 +51,7 @@ class NotLimitedError(Exception):
 
 
 class Nvml:
-    """The driver's library. It is loaded with the first limit of an NVIDIA GPU."""
+    """The driver's library. It is loaded when the first limit of an NVIDIA GPU is set."""
 
     def __init__(self) -> None:
         self._library: ctypes.CDLL | None = None
@@ -59,7 +60,7 @@ class Nvml:
         """Limits the memory of a GPU for a group, and reads the limit back.
 
         Raises:
-            NotLimitedError: this failed.
+            NotLimitedError: the limit could not be set.
         """
         if self._library is None:
             try:
@@ -71,8 +72,8 @@ class Nvml:
         device = ctypes.c_void_p()
         name = ctypes.c_char_p(uuid.encode())
         self._call(self._library, "nvmlDeviceGetHandleByUUID", name, ctypes.byref(device))
-        # A soft limit would reserve memory in all groups above, until it is lowered again. The
-        # amounts of all slots fit together anyway.
+        # Set no soft limit: it would reserve memory in all groups above until it is lowered again.
+        # It is not needed, because the amounts of all slots together fit on the GPU.
         wanted = SetLimits(path.encode(), 0, limit_bytes or NO_LIMIT)
         self._call(self._library, "nvmlDeviceSetMemoryLimits_v1", device, ctypes.byref(wanted))
         if not limit_bytes:
@@ -81,7 +82,7 @@ class Nvml:
         self._call(self._library, "nvmlDeviceGetMemoryLimits_v1", device, ctypes.byref(found))
         if found.hardLimit != limit_bytes:
             raise NotLimitedError(
-                f"a limit of {limit_bytes} bytes was set, and the driver has {found.hardLimit}"
+                f"a limit of {limit_bytes} bytes was set, but the driver reports {found.hardLimit}"
             )
 
     @staticmethod
@@ -103,11 +104,11 @@ def limit_region(region: str, path: str, limit_bytes: int) -> None:
     """Limits a region of the dmem controller for a group, and reads the limit back.
 
     Raises:
-        NotLimitedError: this failed.
+        NotLimitedError: the limit could not be set.
     """
     file, wanted = Path(path, "dmem.max"), str(limit_bytes or "max")
     try:
-        # Opened without O_CREAT, so that no file appears where the controller is not enabled.
+        # Open without O_CREAT, so that no file is created if the controller is not enabled.
         with file.open("r+") as opened:
             opened.write(f"{region} {wanted}\n")
         found = dict(line.rsplit(" ", 1) for line in file.read_text().splitlines() if " " in line)
@@ -116,11 +117,11 @@ def limit_region(region: str, path: str, limit_bytes: int) -> None:
     except OSError as error:
         raise NotLimitedError(f"{file}: {error.strerror}") from None
     if found.get(region) != wanted:
-        raise NotLimitedError(f"{file}: wrote {region} {wanted}, and it reads {found.get(region)}")
+        raise NotLimitedError(f"{file}: wrote {region} {wanted}, but read back {found.get(region)}")
 
 
 def obey(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Sets all limits of an order; one that fails does not keep others from being set."""
+    """Sets all limits of an order. If a limit fails, the others are still set."""
     nvml = Nvml()
     problems = []
     for group in order["groups"]:
@@ -137,10 +138,11 @@ def obey(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     """Reads an order and writes the answer. Returns the exit status."""
-    # A driver may hang, and the helper that waits for this process may be killed.
+    # Limit the lifetime, because a driver may hang while the helper that waits for this process is
+    # killed.
     signal.alarm(LIFETIME_S)
     answer = obey(json.load(sys.stdin))
-    # One write, so that an answer is never seen half.
+    # Use one write, so that the helper never reads a part of the answer.
     os.write(1, json.dumps(answer).encode())
     return 0
 

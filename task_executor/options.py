@@ -24,9 +24,9 @@ class DeviceType:
     name: str
     paths: tuple[str, ...] = ()  # files or patterns; each file is a device
     command: str = ""  # command that lists the devices
-    capacities: tuple[tuple[str, int], ...] = ()  # of each device, besides 100 of the type itself
+    capacities: tuple[tuple[str, int], ...] = ()  # amounts of each device; the type itself has 100
     shared: bool = False  # True: slots can have parts of a device
-    numa_node: int | None = None  # of all devices; None: the kernel or the command reports it
+    numa_node: int | None = None  # node of all devices; None: the kernel or the command reports it
     model: str = ""
     vendor: str = ""
 
@@ -61,7 +61,7 @@ class TaskExecutorOptions:
     devices: str = "auto"  # auto: all devices, unless `cpus` is a share of the host; all; none
     open_devices: tuple[str, ...] = ()  # types of devices that every task can open
     device_types: tuple[DeviceType, ...] = ()  # in addition to the detected types
-    gpu_context_bytes: int = 300 * MIB  # memory of a GPU that CUDA takes for each task
+    gpu_context_bytes: int = 300 * MIB  # memory of a GPU that CUDA uses for each task
     foreign_gpu_use: str = "auto"  # GPUs that other programs use: avoid, ignore, auto
     gpu_partitions: tuple[str, ...] = ()  # see `task_executor/host/gpu_partitions.py`
     gpu_partitions_only: bool = False  # True: several whole GPUs of a slot must be a partition
@@ -80,7 +80,7 @@ class TaskExecutorOptions:
     kubelet_dir: Path | None = DEFAULT_KUBELET_DIR  # None: do not look for a kubelet
     kubelet_config: Path | None = None  # None: config.yaml in kubelet_dir
     default_slot_fraction: float | None = None
-    default_slot_managed_percent: int = 40  # of the memory of a default slot; no effect with pools
+    default_slot_managed_percent: int = 40  # part of a default slot's memory; no effect with pools
     number_of_slots: int | None = None  # deprecated: use default_slot_fraction
     slots_max: int = 0
     pids_max: int = 4096  # for each slot whose request does not set it
@@ -95,6 +95,6 @@ class TaskExecutorOptions:
     offer_targets: tuple[str, ...] = ()  # host names and networks for offers; empty: all
     orphan_timeout_ms: int | None = 600_000  # None: never
     helper_socket: Path | None = None  # socket of a helper unit; None: the front starts a helper
-    helper_state_dir: Path | None = None  # state directory of that helper
+    helper_state_dir: Path | None = None  # state directory of this helper
     front_user: str = ""  # user that may connect to `helper_socket`
     stop_tasks_on_exit: bool = False  # True: end all tasks when the executor ends (`finegrain up`)

@@ -256,11 +256,11 @@ class Cluster(Operations, Identities):
         Args:
             job_id: return only requests of this job; empty: of all jobs.
             states: return only requests in these states; empty: requests that have not ended.
-            allocation_ids: return only these ids, or ids with these prefixes (at least 4
-                characters).
+            allocation_ids: return only these ids. Any other text of at least 4 characters stands
+                for the ids that end with it, or, if there are none, for those that begin with it.
 
         Raises:
-            InvalidArgument: a state does not exist, or a prefix of an id is too short.
+            InvalidArgument: a state does not exist, or a part of an id is too short.
         """
         numbers = [_request_state(each) for each in states]
         return await self._pages(
@@ -277,12 +277,23 @@ class Cluster(Operations, Identities):
             lambda page: read.each(types.RequestStatus, page.requests),
         )
 
-    async def jobs(self, *, include_ended: bool = False) -> list[types.JobStatus]:
-        """Returns jobs in order of arrival."""
+    async def jobs(
+        self, *, include_ended: bool = False, matching: Sequence[str] = ()
+    ) -> list[types.JobStatus]:
+        """Returns jobs in order of arrival.
+
+        Args:
+            include_ended: if true, also returns jobs that have ended.
+            matching: return only jobs with one of these names, or with an id that begins or ends
+                with one of these texts (at least 4 characters); empty: all.
+        """
         return await self._pages(
             lambda cluster, token, timeout_s: cluster.ListJobs(
                 pb.ListJobsRequest(
-                    include_ended=include_ended, page_size=PAGE_SIZE, page_token=token
+                    include_ended=include_ended,
+                    matching=matching,
+                    page_size=PAGE_SIZE,
+                    page_token=token,
                 ),
                 timeout=timeout_s,
             ),

@@ -48,7 +48,7 @@ takeover took.
 """
 
 LEAVE_FROZEN_AFTER_S = 2.0
-"""With several resource managers, the client leaves one that has not answered for this long."""
+"""With several resource managers, the client leaves a manager that does not answer in this time."""
 
 EXECUTOR_CHANNELS_IDLE_MAX = 64
 """Largest number of open channels to executors that no slot uses."""
@@ -177,7 +177,7 @@ class Connection:
         self._leaders.worked(address)
 
     def leave_manager(self, address: str, error: FinegrainError | None = None) -> bool:
-        """Switches to another resource manager. Returns True if the other should be called at once.
+        """Switches to another resource manager. Returns True if it should be called at once.
 
         Args:
             address: the resource manager that failed; nothing changes if it is not the current one.
@@ -257,7 +257,7 @@ class Connection:
             *self._manager_channels.values(),
             *(each.channel for each in self._links.values()),
         ]
-        # Cleared before the wait, so that no other call uses a channel that is being closed.
+        # This comes before the wait, so that no other call uses a channel that is being closed.
         self._manager_channels.clear()
         self._links.clear()
         await asyncio.gather(*self._closing, *(each.close() for each in channels))

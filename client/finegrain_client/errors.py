@@ -74,7 +74,7 @@ class GangTimeout(RequestRejected, TimeoutError):
 
 def rejected(rejections: Sequence[Rejection]) -> RequestRejected:
     """Returns the error for these rejections: GangTimeout if a gang's timeout caused one."""
-    # One is enough, because a gang ends as a whole.
+    # One such rejection is enough, because a gang ends as a whole.
     if any(each.reason == Reason.GANG_TIMEOUT for each in rejections):
         return GangTimeout(rejections)
     return RequestRejected(rejections)

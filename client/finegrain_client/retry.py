@@ -1,10 +1,10 @@
 """Retries of calls: the only place that decides whether a call is tried again.
 
-UNAVAILABLE is retried with capped, jittered backoff. So is CANCELLED, with which a stopping server
-ends its calls. RESOURCE_EXHAUSTED is retried after the time that the server names (RetryInfo);
-nothing else is retried. All tries share one deadline budget. Every call of this client may be
-repeated, because the ids in it make it idempotent. Streams have no deadline; `resumed` continues
-them where they broke.
+UNAVAILABLE and CANCELLED are retried with capped, jittered backoff; a stopping server ends its
+calls with CANCELLED. RESOURCE_EXHAUSTED is retried after the time that the server names
+(RetryInfo). Other errors are not retried. All tries share one deadline budget. Every call of this
+client may be repeated, because the ids in it make it idempotent. Streams have no deadline;
+`resumed` continues them where they broke.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REFUSALS = (
     errors.PermissionDenied,
     errors.ResourceExhausted,
 )
-"""Errors after which the call has certainly changed nothing; after any other error it may have."""
+"""Errors after which the call has certainly changed nothing. Other errors do not say this."""
 
 
 Redirect = Callable[[FinegrainError | None], bool]

@@ -217,7 +217,7 @@ class SlotSpec:
             yield message
 
     def _cpu_policy(self) -> cpus_pb2.CpuPolicy | None:
-        """Returns the CPU policy as a message, or None if all of it is the default."""
+        """Returns the CPU policy as a message, or None if it has only defaults."""
         bind, bind_required = read_policy("cpu_bind", self.cpu_bind or DEFAULT, BindPolicy)
         exclusive, exclusive_required = read_policy(
             "cpu_exclusive", self.cpu_exclusive or DEFAULT, ExclusivePolicy
@@ -233,7 +233,7 @@ class SlotSpec:
             numa=NUMA.number(numa),
             numa_strength=_STRENGTHS[numa_required],
         )
-        # An absent message and an empty one mean the same; absent is smaller.
+        # An absent message means the same as an empty message, and is smaller.
         return message if message.ByteSize() else None
 
     def _fill(self, message: slots_pb2.SlotRequest) -> None:

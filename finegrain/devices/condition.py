@@ -21,7 +21,7 @@ class DeviceHealth(StrEnum):
     """Health of a device. Only a healthy device gets new work."""
 
     HEALTHY = "healthy"
-    PROBING = "probing"  # it answers again; a probe or a delay must pass before slots use it
+    PROBING = "probing"  # it works again, but must pass a probe before slots use it
     UNHEALTHY = "unhealthy"
     UNKNOWN = "unknown"  # the driver does not answer
     GONE = "gone"  # the driver no longer lists it
@@ -63,7 +63,7 @@ class DeviceCondition(Value):
     Attributes:
         type: type of the device.
         uuid: UUID of the device.
-        health: whether it works.
+        health: health of the device.
         problem: why it is not healthy, and what to do; empty: it is healthy.
         work_lost: True: work on the device cannot continue, so the slots that have it may be ended.
         failures: number of failures within the last hour.

@@ -78,7 +78,7 @@ def check_required(required: Mapping[str, str], types: Iterable[str], field: str
         field: path of `required`, for errors.
 
     Returns:
-        The required levels, sorted, without those that every host meets.
+        The required levels, sorted, without levels that every host meets.
 
     Raises:
         InvalidArgument: a dimension is not requested, or a level is unknown.

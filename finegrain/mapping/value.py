@@ -12,7 +12,7 @@ from finegrain.mapping.json_form import JsonCodec
 from finegrain.resources import PROFILE_FORMS
 
 SHOWN = JsonCodec(PROFILE_FORMS)
-"""Writes every field, whatever its value. Only profiles leave out amounts that are zero."""
+"""Writes every field, whatever its value. Only profiles leave out zero amounts."""
 
 
 class Value:

@@ -8,7 +8,7 @@ import re
 from finegrain.errors import InvalidArgument
 
 MANAGER_DEFAULT = "127.0.0.1:7170"
-"""Where a resource manager listens, and where clients look for one, unless they are configured."""
+"""Default address of a resource manager, for itself and for clients."""
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9])?\.?")
 _EXPECTED = 'an address "host:port" such as 10.0.0.1:7170, host-a:7170 or [::1]:7170'

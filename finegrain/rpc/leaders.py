@@ -74,7 +74,7 @@ class Leaders:
             return True
         self._current_confirmed = False
         # The current address may come from a hint and not be in the list. So the next address is
-        # the one after the last listed address.
+        # the address after the last listed address.
         place = self._addresses.index(self._last_listed)
         self._switch_to(self._addresses[(place + 1) % len(self._addresses)])
         return False

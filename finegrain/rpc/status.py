@@ -110,7 +110,9 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 def status_code_of(error: FinegrainError) -> grpc.StatusCode:
-    """Returns the status code of an error: that of its nearest base class in the table."""
+    """Returns the status code of an error. It is the code of its nearest base class in the
+    table.
+    """
     return next(STATUS_BY_CLASS[base] for base in type(error).__mro__ if base in STATUS_BY_CLASS)
 
 
@@ -235,7 +237,7 @@ def _details_of(metadata: Iterable[Any] | None) -> status_pb2.Status:
         if key == DETAILS_KEY and isinstance(value, bytes):
             try:
                 status.ParseFromString(value)
-            except DecodeError:  # not in our format
+            except DecodeError:  # the details have another format
                 return status_pb2.Status()
     return status
 

@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 EXTENDED_NAME_PATTERN = re.compile(r"[a-z][A-Za-z0-9_.-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,62})?")
-EXTENDED_MAX = 64  # names of countable resources in one message
+EXTENDED_MAX = 64  # maximum number of countable resources in one message
 LABELS_MAX = 64
 LABEL_VALUE_LENGTH_MAX = 128
 DURATION_MS_MAX = 10 * 366 * 24 * 3600 * 1000

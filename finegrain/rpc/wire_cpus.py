@@ -43,7 +43,7 @@ from finegrain.rpc.wire_topology import check_cpu_list
 from finegrain.v1 import cpus_pb2 as pb
 from finegrain.v1 import devices_pb2
 
-NODES_MAX = 1_024  # of one assignment or host; the kernel has the same limit
+NODES_MAX = 1_024  # maximum for one assignment or host, as in the kernel
 DIMENSIONS_MAX = 64
 NODE_DIMENSIONS = (CPU_MILLI, BEST_EFFORT_CPU_MILLI, MEMORY_BYTES, *MEMORY_PARTS)
 NOTES_MAX = 32

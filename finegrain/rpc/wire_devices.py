@@ -39,7 +39,7 @@ SCOPES = ("numa", "pcie")
 _DIMENSION = re.compile(
     r"[a-z0-9][A-Za-z0-9_.-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,62})?", re.ASCII
 )
-_ITEMS_MAX = 1_024  # devices, functions or partitions of one host
+_ITEMS_MAX = 1_024  # maximum number of devices, functions or partitions of one host
 _LINKS_MAX = 65_536
 _RULES_MAX = 32
 _TEXT_LENGTH_MAX = 256

@@ -685,11 +685,13 @@ class ListRequestsRequest(google.protobuf.message.Message):
     """`next_page_token` of the previous answer."""
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[finegrain.v1.slots_pb2.RequestState.ValueType]:
-        """Only in these states; empty: those that have not ended."""
+        """Only in these states; empty: requests that have not ended."""
 
     @property
     def allocation_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only these ids, or ids that begin with one of these (at least 4 characters)."""
+        """Only these ids. Another text of at least 4 characters stands for all ids that end with it. If there are none, it
+        stands for all ids that begin with it.
+        """
 
     def __init__(
         self,
@@ -737,20 +739,28 @@ class ListJobsRequest(google.protobuf.message.Message):
     INCLUDE_ENDED_FIELD_NUMBER: builtins.int
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    MATCHING_FIELD_NUMBER: builtins.int
     include_ended: builtins.bool
     """True: list ended jobs, too."""
     page_size: builtins.int
     """Most entries in the answer."""
     page_token: builtins.str
     """`next_page_token` of the previous answer."""
+    @property
+    def matching(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only jobs with one of these names, or with an id that begins or ends with one of these texts
+        (at least 4 characters); empty: all.
+        """
+
     def __init__(
         self,
         *,
         include_ended: builtins.bool = ...,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
+        matching: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["include_ended", b"include_ended", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["include_ended", b"include_ended", "matching", b"matching", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
 
 global___ListJobsRequest = ListJobsRequest
 
@@ -1149,7 +1159,7 @@ class ListProvidersResponse(google.protobuf.message.Message):
 
     @property
     def present(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """Total of the executors that are not lost and of those that were requested."""
+        """Total of the executors that are not lost, and of the requested executors."""
 
     @property
     def idle_timeout(self) -> google.protobuf.duration_pb2.Duration:
@@ -1157,8 +1167,9 @@ class ListProvidersResponse(google.protobuf.message.Message):
 
     @property
     def unplanned(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Waiting requests that fit no executor and are not planned on a requested one, with the reason ("2 requests: maximum
-        reached"). At most 100 sizes of requests and 100 gangs are listed; a last entry has the number of the others.
+        """Waiting requests that fit no executor and are not planned on a requested executor, with the reason ("2 requests:
+        maximum reached"). At most 100 sizes of requests and 100 gangs are listed; the last entry then has the number of
+        all others.
         """
 
     def __init__(
@@ -1954,7 +1965,7 @@ class GetHostPolicyResponse(google.protobuf.message.Message):
 
     @property
     def effective(self) -> finegrain.v1.cpus_pb2.EffectiveHostPolicy:
-        """The settings in effect. For the cluster: those for hosts that have no other setting."""
+        """The settings in effect. For the cluster: the settings of hosts that have no other setting."""
 
     def __init__(
         self,

@@ -4,9 +4,9 @@ isort:skip_file
 Devices of hosts, such as GPUs, RDMA NICs and FPGAs: conditions of requests, and shares of slots. docs/devices.md
 explains the terms. The devices of a host are in HostTopology (resources.proto).
 
-Amounts are in hundredths of a device, so 50 is half of one and 200 are two. Memory of GPUs ("gpu-memory") is in
-bytes. A dimension is the name of such an amount: "gpu-core", "gpu-memory", "gpu-memory-ratio", "rdma", "fpga", or
-the name of a type that an operator configured.
+Amounts are in hundredths of a device, so 50 is half of a device and 200 are two devices. Memory of GPUs
+("gpu-memory") is in bytes. A dimension is the name of such an amount: "gpu-core", "gpu-memory",
+"gpu-memory-ratio", "rdma", "fpga", or the name of a type that an operator configured.
 """
 
 import builtins
@@ -39,7 +39,7 @@ class DeviceHint(google.protobuf.message.Message):
     BEST_PARTITION_FIELD_NUMBER: builtins.int
     BANDWIDTH_FIELD_NUMBER: builtins.int
     type: builtins.str
-    """Type of the devices: "gpu", "rdma", "fpga", or one that an operator configured."""
+    """Type of the devices: "gpu", "rdma", "fpga", or a type that an operator configured."""
     vendor: builtins.str
     """Their vendor, for example "nvidia"; empty: any."""
     model: builtins.str

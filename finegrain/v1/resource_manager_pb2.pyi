@@ -744,7 +744,7 @@ class RequestStatus(google.protobuf.message.Message):
     """
     range_id: builtins.str
     """The range that it is a member of; empty: none. The form of an allocation id does not show this, because a plain
-    request may have an id like that of a member.
+    request may have an id with the same form.
     """
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
@@ -893,7 +893,9 @@ class ExplainResponse(google.protobuf.message.Message):
 
     @property
     def resizes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ResizeExplanation]:
-        """If the request is granted: the ordered and waiting changes of its slot's size, with what the executor lacks for them."""
+        """If the request is granted: the ordered and waiting changes of its slot's size, with what the executor lacks for
+        them.
+        """
 
     @property
     def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChoiceStep]:

@@ -4,7 +4,7 @@ isort:skip_file
 Amounts, hosts and isolation: the messages that all services share.
 
 Every amount is an integer in the unit that its name gives. Amounts are never negative. An amount of zero means the
-same as an absent one.
+same as an absent amount.
 """
 
 import builtins
@@ -104,7 +104,7 @@ class ResourceProfile(google.protobuf.message.Message):
     @property
     def extended(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Countable resources that an operator declared on executors, by name (for example "license-x": 2). "ports" are
-        network ports, which each executor has; IsolationReport.ports says which ones the slot got.
+        network ports, which each executor has; IsolationReport.ports has the ports of the slot.
         Names match [a-z][A-Za-z0-9_.-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,62})?
         """
 
@@ -616,8 +616,9 @@ class Device(google.protobuf.message.Message):
     driver_bytes: builtins.int
     """Memory that the driver reserves, in bytes; it is not part of the capacity."""
     parking: builtins.str
-    """How slots that have it can be parked (ResourceManagerService.ResizeSlot): "same-gpu" (they return to the GPUs that
-    they had), "any-gpu" (a slot with one GPU may also return to another one of the same model), or empty (they cannot).
+    """How slots that have it can be parked (ResourceManagerService.ResizeSlot): "same-gpu" (they return to the GPUs
+    that they had), "any-gpu" (a slot with one GPU may also return to another GPU of the same model), or empty (they
+    cannot be parked).
     """
     @property
     def capacity(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:

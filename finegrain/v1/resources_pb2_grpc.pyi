@@ -4,7 +4,7 @@ isort:skip_file
 Amounts, hosts and isolation: the messages that all services share.
 
 Every amount is an integer in the unit that its name gives. Amounts are never negative. An amount of zero means the
-same as an absent one.
+same as an absent amount.
 """
 
 import abc

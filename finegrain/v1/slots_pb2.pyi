@@ -471,8 +471,9 @@ class SlotStatus(google.protobuf.message.Message):
 
     @property
     def resizes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotResize]:
-        """Changes of size in progress: an ordered one, and one that waits behind it. Set by the RM in lists and offers. Until
-        the executor confirms, `profile`, `memory_bytes` and `cpu_limit_milli` show the values that are enforced now.
+        """Changes of size in progress: an ordered change, and a change that waits behind it. Set by the RM in lists and
+        offers. Until the executor confirms, `profile`, `memory_bytes` and `cpu_limit_milli` show the values that are
+        enforced now.
         """
 
     @property
@@ -483,7 +484,7 @@ class SlotStatus(google.protobuf.message.Message):
 
     @property
     def device_conditions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceCondition]:
-        """Conditions of those of its devices that are not healthy or have foreign uses. Set by the RM in lists."""
+        """Conditions of its devices that are not healthy or have foreign uses. Set by the RM in lists."""
 
     def __init__(
         self,
@@ -574,7 +575,7 @@ class SlotReport(google.protobuf.message.Message):
     `base_report_number` names that state.
     """
     base_report_number: builtins.int
-    """The state that this one is equal to; only with `unchanged`."""
+    """The earlier state that is equal to this state; only with `unchanged`."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotStatus]:
         """Every slot that exists, in state ALLOCATED or FREEING. Free slots do not exist."""

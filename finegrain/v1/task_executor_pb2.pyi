@@ -424,13 +424,13 @@ class TaskSpec(google.protobuf.message.Message):
     stdin: builtins.bool
     """True: standard input is a pipe fed by WriteTaskInput; false: /dev/null."""
     output_limit_bytes: builtins.int
-    """Output that is kept on disk per stream, in bytes; 0: the executor's limit, which is also the maximum. Of more output,
-    the executor keeps the first half of the limit and about as much of the end. It drops the bytes between, and counts
-    them. While a holder holds the output (see `WatchTaskRequest.holder`), nothing is dropped.
+    """Output that is kept on disk per stream, in bytes; 0: the executor's limit, which is also the maximum. If a stream
+    has more output, the executor keeps the first half of the limit and about as much of the end. It drops and counts
+    the bytes in between. While a reader holds the output (see `WatchTaskRequest.holder`), nothing is dropped.
     """
     output_holder: builtins.str
-    """Id of the reader that will hold the output: the `holder` of its WatchTask. It holds from the start of the task, and
-    has 60 s to call WatchTask. Empty: no holder yet.
+    """Id of the reader that will hold the output; its WatchTask has the same `holder`. The output is held from the
+    start of the task, and the reader has 60 s to call WatchTask. Empty: no holder yet.
     """
     @property
     def argv(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -492,8 +492,8 @@ class SubmitTaskRequest(google.protobuf.message.Message):
 
     @property
     def operator_task(self) -> global___OperatorTask:
-        """The operators of a job graph that the task runs; absent: none. The executor passes it to the task as the JSON object
-        FINEGRAIN_TASK (docs/job-graphs.md).
+        """The operators of a job graph that the task runs; absent: none. The executor passes them to the task as the JSON
+        object FINEGRAIN_TASK (docs/job-graphs.md).
         """
 
     def __init__(
@@ -538,7 +538,7 @@ class OperatorTask(google.protobuf.message.Message):
 
     @property
     def peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskPeer]:
-        """Tasks that this one exchanges data with; 4,000 at most."""
+        """Tasks that this task exchanges data with; 4,000 at most."""
 
     def __init__(
         self,
@@ -828,7 +828,7 @@ class TaskStatus(google.protobuf.message.Message):
 
     @property
     def operators(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OperatorStatus]:
-        """The operators of its OperatorTask, and those that were registered for the task later."""
+        """The operators of its OperatorTask, and operators that were registered for the task later."""
 
     def __init__(
         self,
@@ -890,8 +890,8 @@ class TaskExit(google.protobuf.message.Message):
     stderr_bytes: builtins.int
     """Bytes written to standard error, including dropped ones."""
     dropped_bytes: builtins.int
-    """Bytes of both that were lost, because the log or the disk was full. Bytes that the holder has acknowledged are never
-    counted. If this is not 0, output was lost ("OUTPUT_LOST").
+    """Bytes of both streams that were lost, because the log or the disk was full. Bytes that the holder has acknowledged
+    are never counted. If this is not 0, output was lost ("OUTPUT_LOST").
     """
     end_reason: builtins.str
     """Why the executor ended the task: "GPU_MEMORY_EXCEEDED" (the tasks of its slot used more than the slot's share of
@@ -1070,18 +1070,18 @@ class WatchTaskRequest(google.protobuf.message.Message):
     no_output: builtins.bool
     """True: only changes of state, no output."""
     holder: builtins.str
-    """Makes this reader the holder of the task's output; an id that the reader chooses (UUIDv7), the same after a
-    reconnect. Empty: it reads without holding. Only the owner of the task may hold, and a task has one holder:
-    ALREADY_EXISTS while another one holds.
+    """An id that makes this reader the holder of the task's output. The reader chooses it (UUIDv7), and uses it again
+    after a reconnect. Empty: the reader does not hold the output. Only the owner of the task may hold its output. A
+    task has one holder: while another reader holds the output, the call fails with ALREADY_EXISTS.
 
-    A holder loses no output. It acknowledges what it has processed with AcknowledgeOutput; the offsets of this request
-    acknowledge, too. When the log of a stream has reached its limit, the executor removes acknowledged bytes. If all
-    bytes in it are unacknowledged, the executor stops reading the task's pipe, so that the task waits, as it does in a
-    shell pipeline.
+    A holder loses no output. It acknowledges the bytes that it has processed with AcknowledgeOutput; the offsets of
+    this request acknowledge all earlier bytes, too. When the log of a stream has reached its limit, the executor
+    removes acknowledged bytes. If all bytes in the log are unacknowledged, the executor stops reading the task's
+    pipe, so that the task waits, as it does in a shell pipeline.
 
-    The holder holds as long as this stream is open, and for 60 s after that; restarts of the executor and of its helper
-    count. After 60 s, output is dropped as without a holder. The holder may come back and hold again. If the
-    executor's disk is full for 60 s, held output is dropped, too.
+    The output is held as long as this stream is open, and for 60 s after that. Restarts of the executor and of its
+    helper do not extend this time. Then output is dropped as without a holder; a later call can hold it again. Held
+    output is also dropped if the executor's disk is full for 60 s.
     """
     def __init__(
         self,
@@ -1135,8 +1135,9 @@ class OutputChunk(google.protobuf.message.Message):
     stream: builtins.int
     """1: standard output; 2: standard error."""
     offset: builtins.int
-    """Position of the first byte. If it is higher than the end of the previous chunk of the stream (or than the offset of
-    the request), the bytes between are missing: they were dropped, or removed because the holder had acknowledged them.
+    """Position of the first byte. If it is higher than the end of the previous chunk of the stream (or than the offset
+    of the request), the bytes in between are missing: the executor has dropped them, or has removed them because the
+    holder had acknowledged them.
     """
     data: builtins.bytes
     """The bytes."""
@@ -1164,7 +1165,7 @@ class AcknowledgeOutputRequest(google.protobuf.message.Message):
     task_id: builtins.str
     """The task."""
     holder: builtins.str
-    """The `holder` of the caller's WatchTask. ALREADY_EXISTS while another one holds."""
+    """The `holder` of the caller's WatchTask. ALREADY_EXISTS: another reader holds the output."""
     stdout_offset: builtins.int
     """The holder has processed all bytes of standard output before this position."""
     stderr_offset: builtins.int

@@ -139,8 +139,8 @@ class TaskExecutorServiceServicer(object):
 
     def AllocateSlots(self, request, context):
         """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
-        "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains the
-        true state.
+        "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains
+        the true state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,8 +45,8 @@ class TaskExecutorServiceStub:
         finegrain.v1.task_executor_pb2.AllocateSlotsResponse,
     ]
     """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
-    "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains the
-    true state.
+    "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains
+    the true state.
     """
 
     FreeSlots: grpc.UnaryUnaryMultiCallable[
@@ -170,8 +170,8 @@ class TaskExecutorServiceAsyncStub:
         finegrain.v1.task_executor_pb2.AllocateSlotsResponse,
     ]
     """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
-    "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains the
-    true state.
+    "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains
+    the true state.
     """
 
     FreeSlots: grpc.aio.UnaryUnaryMultiCallable[
@@ -297,8 +297,8 @@ class TaskExecutorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.task_executor_pb2.AllocateSlotsResponse, collections.abc.Awaitable[finegrain.v1.task_executor_pb2.AllocateSlotsResponse]]:
         """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
-        "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains the
-        true state.
+        "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains
+        the true state.
         """
 
     @abc.abstractmethod

@@ -27,7 +27,7 @@ class Isolation(Value):
     """The enforcement of each dimension.
 
     "none" means that the dimension is only booked. An empty text means that the executor did not
-    report it. The words are those of IsolationReport (resources.proto).
+    report it. IsolationReport (resources.proto) explains the words.
     """
 
     cpu: str = ""  # "quota", "cpus"

@@ -94,7 +94,7 @@ def start_runner(
         NotStartedError: the command ended with an error.
     """
     log = log_file_of(state_file)
-    # The log is appended to, and an error of an earlier runner must not be reported again.
+    # The log may have an error of an earlier runner, which must not be reported again.
     log_offset = log.stat().st_size if log.exists() else 0
     deadline = time.monotonic() + START_TIMEOUT_S
     process = _start(arguments, log)

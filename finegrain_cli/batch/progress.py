@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from finegrain_client.batch.values import Progress
 
 GOING_ON = ("OPEN", "STOPPING")
-"""States in which a batch has not ended. Only in these the display shows why the batch waits."""
+"""States in which a batch has not ended. Only then the display shows why the batch waits."""
 
 LINE_EVERY_S = 10.0
 """Shortest time between two lines of progress, if standard error is not a terminal."""
 
 
 class Display(Protocol):
-    """Something that shows progress."""
+    """A display of progress."""
 
     def show(self, progress: Progress) -> None:
         """Shows the current progress."""

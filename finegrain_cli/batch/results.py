@@ -83,7 +83,7 @@ def _write_csv(file: TextIO, results: Iterable[dict[str, Any]]) -> None:
     writer: Any = None
     for result in results:
         row = {name: value for name, value in result.items() if name not in TAILS}
-        # The columns are those of the first result; without results the file stays empty.
+        # The columns are the keys of the first result; without results the file stays empty.
         if writer is None:
             writer = csv.DictWriter(file, list(row))
             writer.writeheader()

@@ -21,6 +21,7 @@ from finegrain_cli.batch.results import batch_dict, print_outcome, write_results
 from finegrain_cli.common import HINTS
 from finegrain_cli.connection import PATIENCE_S, open_cluster_async
 from finegrain_cli.exit_codes import ExitCode
+from finegrain_cli.last import remembering
 from finegrain_cli.text.output import OutputFormat, print_error, print_object, say
 from finegrain_cli.two_signals import TwoSignals
 from finegrain_client.batch.job import BatchJob
@@ -61,7 +62,7 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
     asyncio.run(check_connection())
     path = Path(state).absolute() if state else default_state_file(spec.name)
     results_dir = Path(results).absolute() if results else None
-    # Closed at once: the runner opens it again, perhaps in another process.
+    # The file is closed at once, because the runner opens it again, perhaps in another process.
     StateFile.create(path, spec, results_dir).close()
     try:
         return _detached(path, options, is_new=True) if options.detach else work_on(path, options)
@@ -71,7 +72,7 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
 
 
 def attach(name: str, options: BatchOptions) -> int:
-    """Follows a batch that a process works on, or continues one without a process.
+    """Follows a batch that a process works on, or continues a batch that no process works on.
 
     Raises:
         FinegrainError: there is no such batch, or it could not be continued.
@@ -152,7 +153,8 @@ async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
             say(f"finegrain: stopped immediately; resume with {command_for(path)}")
 
         signals = TwoSignals(stop, stop_at_once)
-        await job.run(shown.show, retry_failed=retry_failed)
+        show = remembering(shown.show, lambda: read_status(path).job_id)
+        await job.run(show, retry_failed=retry_failed)
         return signals.first
 
 

@@ -32,14 +32,23 @@ def register(app: typer.Typer) -> None:
 def advise(
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="Name or id of the job; a prefix of the id is enough."),
+        typer.Argument(
+            metavar="JOB", help="Name or id of the job; the beginning or end of the id is enough."
+        ),
     ],
     target: Annotated[
-        str, typer.Option("--target", help="Longest time that a thread of work should take.")
+        str,
+        typer.Option(
+            "--target", metavar="DURATION", help="Longest time that a thread of work should take."
+        ),
     ] = "120s",
     quantile: Annotated[
         float,
-        typer.Option("--quantile", help="Fraction of all threads that should meet the target."),
+        typer.Option(
+            "--quantile",
+            metavar="FRACTION",
+            help="Fraction of all threads that should meet the target.",
+        ),
     ] = 0.95,
     json_: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     output: OutputOption = OutputFormat.TABLE,

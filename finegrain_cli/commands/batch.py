@@ -116,31 +116,42 @@ def batch(
         str,
         typer.Option(
             "--cwd",
+            metavar="DIR",
             help="Working directory of the command; default: your current directory if the program "
             "is a relative path such as ./work.sh, else a scratch directory.",
         ),
     ] = "",
     user: UserOption = "",
     name: Annotated[
-        str, typer.Option("--name", help="Name of the batch and its job; default: the command.")
+        str,
+        typer.Option(
+            "--name", metavar="NAME", help="Name of the batch and its job; default: the command."
+        ),
     ] = "",
     group: GroupOption = "",
     timeout: Annotated[
         str,
         typer.Option(
-            "--timeout", help="A thread fails after this time, such as 10m; default: never."
+            "--timeout",
+            metavar="DURATION",
+            help="A thread fails after this time, such as 10m; default: never.",
         ),
     ] = "",
     retries: Annotated[
         int,
         typer.Option(
-            "--retries", min=0, help="Number of times that a failed thread is tried again."
+            "--retries",
+            metavar="N",
+            min=0,
+            help="Number of times that a failed thread is tried again.",
         ),
     ] = 2,
     retry_delay: Annotated[
         str,
         typer.Option(
-            "--retry-delay", help="Delay before the first retry; doubles with each retry."
+            "--retry-delay",
+            metavar="DURATION",
+            help="Delay before the first retry; doubles with each retry.",
         ),
     ] = "1s",
     on_failure: Annotated[
@@ -155,6 +166,7 @@ def batch(
         int | None,
         typer.Option(
             "--failures-max",
+            metavar="N",
             min=0,
             help="Stop starting threads when more than this number have failed.",
         ),
@@ -167,13 +179,20 @@ def batch(
     ] = False,
     slots_max: Annotated[
         int,
-        typer.Option("--slots-max", min=0, help="Maximum number of slots at a time; 0: no limit."),
+        typer.Option(
+            "--slots-max",
+            metavar="N",
+            min=0,
+            help="Maximum number of slots at a time; 0: no limit.",
+        ),
     ] = 0,
     allow_pending: AllowPendingOption = False,
     output_limit: Annotated[
         str,
         typer.Option(
-            "--output-limit", help="Maximum size that is kept of each output of a thread."
+            "--output-limit",
+            metavar="SIZE",
+            help="Maximum size that is kept of each output of a thread.",
         ),
     ] = "16M",
     results: Annotated[

@@ -48,6 +48,7 @@ def up(
         int | None,
         typer.Option(
             "--executors",
+            metavar="N",
             min=1,
             max=64,
             help="Number of executors that share this host.",
@@ -68,6 +69,7 @@ def up(
         str,
         typer.Option(
             "--idle-timeout",
+            metavar="DURATION",
             help="With --scale: stop an executor that has had no slots for this time; default: 1m.",
         ),
     ] = "",
@@ -116,7 +118,9 @@ def up(
     log_level: Annotated[
         str,
         typer.Option(
-            "--log-level", help="Lowest level of the daemons' logs: debug, info, warning or error."
+            "--log-level",
+            metavar="LEVEL",
+            help="Lowest level of the daemons' logs: debug, info, warning or error.",
         ),
     ] = "info",
     output: OutputOption = OutputFormat.TABLE,

@@ -134,7 +134,8 @@ def backup(
 def restore(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Backup to restore.")],
     above_epoch: Annotated[
-        int | None, typer.Option("--above-epoch", min=0, help=EPOCH_HELP, show_default=False)
+        int | None,
+        typer.Option("--above-epoch", metavar="N", min=0, help=EPOCH_HELP, show_default=False),
     ] = None,
     yes: YesOption = False,
     database: DatabaseOption = "",
@@ -177,7 +178,7 @@ def restore(
 
 
 def raise_epoch(
-    above_epoch: Annotated[int, typer.Option("--above-epoch", min=0, help=EPOCH_HELP)],
+    above_epoch: Annotated[int, typer.Option("--above-epoch", metavar="N", min=0, help=EPOCH_HELP)],
     database: DatabaseOption = "",
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",

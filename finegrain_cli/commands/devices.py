@@ -61,7 +61,9 @@ def devices(
 
 def cordon(
     device: DeviceArgument,
-    reason: Annotated[str, typer.Option("--reason", help="Reason, shown to all users.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to all users.")
+    ] = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
     credentials: CredentialsOption = "",

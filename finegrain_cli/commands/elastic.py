@@ -42,14 +42,19 @@ def register(app: typer.Typer) -> None:
 
 def resize(
     slot: Annotated[
-        str, typer.Argument(metavar="SLOT", help="Id of the slot; a prefix is enough.")
+        str, typer.Argument(metavar="SLOT", help="Id of the slot; its beginning or end is enough.")
     ],
-    cpu: Annotated[str, typer.Option("--cpu", help="CPU in cores, such as 2, 0.5 or 500m.")] = "",
+    cpu: Annotated[
+        str, typer.Option("--cpu", metavar="CPU", help="CPU in cores, such as 2, 0.5 or 500m.")
+    ] = "",
     memory: Annotated[
-        str, typer.Option("--memory", help="Memory in bytes, such as 256M or 2G.")
+        str, typer.Option("--memory", metavar="SIZE", help="Memory in bytes, such as 256M or 2G.")
     ] = "",
     cpu_limit: Annotated[
-        str, typer.Option("--cpu-limit", help="CPU limit in cores, if it is higher than --cpu.")
+        str,
+        typer.Option(
+            "--cpu-limit", metavar="CPU", help="CPU limit in cores, if it is higher than --cpu."
+        ),
     ] = "",
     resource: Annotated[
         list[str],
@@ -62,7 +67,7 @@ def resize(
     gpu: Annotated[
         str,
         # Hidden, because only the GPUs that the slot has already are accepted.
-        typer.Option("--gpu", hidden=True),
+        typer.Option("--gpu", metavar="N", hidden=True),
     ] = "",
     wait_for_use: Annotated[
         bool,
@@ -81,6 +86,7 @@ def resize(
         str,
         typer.Option(
             "--timeout",
+            metavar="DURATION",
             help="Stop waiting after this time, such as 10m; the resize stays in the queue.",
         ),
     ] = "",

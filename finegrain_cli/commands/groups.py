@@ -20,7 +20,7 @@ from finegrain_cli.common import (
     OutputOption,
     WatchOption,
     YesOption,
-    confirm,
+    confirm_operation,
     enter_command,
     reporting_errors,
 )
@@ -96,6 +96,7 @@ def set_(
         float | None,
         typer.Option(
             "--weight",
+            metavar="WEIGHT",
             help="Weight relative to sibling groups: a group of weight 4 gets four times the share "
             "of a group of weight 1. Default of a new group: 1.",
         ),
@@ -107,7 +108,10 @@ def set_(
         ),
     ] = None,
     description: Annotated[
-        str | None, typer.Option("--description", help="Description, shown by `finegrain groups`.")
+        str | None,
+        typer.Option(
+            "--description", metavar="TEXT", help="Description, shown by `finegrain groups`."
+        ),
     ] = None,
     max_cpu: Annotated[
         str,
@@ -205,6 +209,8 @@ def delete(
     enter_command(output, manager, credentials, config)
     confirm(f"group {name} will be deleted, with its weight and its limits", yes=yes)
     with open_cluster() as cluster:
+        text = f"group {name} will be deleted, with its weight and its limits"
+        confirm_operation(cluster, text, yes=yes)
         cluster.delete_group(name)
     print_object("GroupDeleted", {"name": name}, output, f"deleted {name}")
 

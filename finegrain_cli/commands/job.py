@@ -110,6 +110,7 @@ def run(
         str,
         typer.Option(
             "--cwd",
+            metavar="DIR",
             help="Working directory of the tasks; default: your current directory if a program is "
             "a relative path such as ./work.sh, else a scratch directory.",
         ),

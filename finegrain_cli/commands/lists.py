@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,11 +22,20 @@ from finegrain_cli.common import (
     reporting_errors,
 )
 from finegrain_cli.connection import open_cluster
-from finegrain_cli.naming import ENDED_STATES
+from finegrain_cli.last import LAST, last_allocation_id, last_job_id
+from finegrain_cli.naming import (
+    ENDED_STATES,
+    best_matches,
+    full_allocation_id,
+    full_job_id,
+    job_names,
+)
 from finegrain_cli.text import columns
+from finegrain_cli.text.fit import output_width, shortened
 from finegrain_cli.text.output import (
     Column,
     OutputFormat,
+    columns_in,
     print_json_line,
     print_list,
     print_object,
@@ -37,17 +47,29 @@ if TYPE_CHECKING:
     from finegrain_client.blocking import Cluster
 
 WATCH_INTERVAL_S = 1.0
+ALL_STATES = (*ENDED_STATES, "PENDING", "ALLOCATING", "OFFERED", "GRANTED")
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 Rows = Sequence[Mapping[str, Any]]
 IdArgument = Annotated[
-    str, typer.Argument(metavar="[ID]", help="Show only the item with this id; a prefix is enough.")
+    str,
+    typer.Argument(
+        metavar="[ID]", help="Show only the item with this id; its beginning or end is enough."
+    ),
 ]
-JobOption = Annotated[str, typer.Option("--job", help="Show only those of the job with this id.")]
+JobOption = Annotated[
+    str,
+    typer.Option(
+        "--job",
+        metavar="JOB",
+        help="Show only items of this job: its name, its id, or the beginning or end of its id.",
+    ),
+]
 ExecutorOption = Annotated[
-    str, typer.Option("--executor", help="Show only those on this executor.")
+    str,
+    typer.Option("--executor", metavar="EXECUTOR", help="Show only slots on this executor."),
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Also show those that have ended.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Also show items that have ended.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -121,15 +143,24 @@ def slots(
     Examples:
       finegrain slots
       finegrain slots --executor host-a -o wide
+      finegrain slots --job nightly
     """
     enter_command(output, manager, credentials, config)
     with open_cluster() as cluster:
+        job_id = full_job_id(cluster, job) if job else ""
+        slot_id = ""
+        if allocation_id:
+            slot_id = full_allocation_id(cluster, allocation_id)
+            (request,) = cluster.requests(allocation_ids=[slot_id], states=ALL_STATES)
+            job_id = job_id or request.job_id
 
         def read() -> Rows:
-            rows = [each.to_dict() for each in cluster.slots(executor_id=executor, job_id=job)]
+            rows = [each.to_dict() for each in cluster.slots(executor_id=executor, job_id=job_id)]
             if output is OutputFormat.WIDE:
                 _add_device_usage(cluster, rows)
-            return _chosen(rows, "slot", "allocation_id", allocation_id, Reason.ALLOCATION_UNKNOWN)
+            rows = _with_names(cluster, rows, output)
+            found = _chosen(rows, "slot", "allocation_id", slot_id, Reason.ALLOCATION_UNKNOWN)
+            return _for_people(found, output, "allocation_id", "job_id")
 
         _show("SlotList", "allocation_id", read, columns.SLOTS, output, watch=watch)
 
@@ -163,29 +194,36 @@ def requests(
     \b
     Examples:
       finegrain requests
-      finegrain requests --all -o wide
+      finegrain requests last
+      finegrain requests --job nightly --all -o wide
     """
     enter_command(output, manager, credentials, config)
     with open_cluster() as cluster:
+        wanted = last_allocation_id() if allocation_id == LAST else allocation_id
+        job_id = full_job_id(cluster, job) if job else ""
 
         def read() -> Rows:
-            # "ID.7" is a member of a range. In a list of all requests it may be part of an entry
-            # that has the id of another member. So this call names it.
-            only = [allocation_id] if "." in allocation_id else []
-            found = cluster.requests(job_id=job, allocation_ids=only)
-            if all_ or allocation_id:
-                ended = cluster.requests(job_id=job, states=ENDED_STATES, allocation_ids=only)
+            only = [wanted] if wanted else []
+            found = cluster.requests(job_id=job_id, allocation_ids=only)
+            if all_ or wanted:
+                ended = cluster.requests(job_id=job_id, states=ENDED_STATES, allocation_ids=only)
                 found = [*ended, *found]
             rows = [each.to_dict() for each in found]
-            return _chosen(
-                rows, "request", "allocation_id", allocation_id, Reason.ALLOCATION_UNKNOWN
-            )
+            if wanted and not rows:
+                raise _unknown("request", wanted, Reason.ALLOCATION_UNKNOWN)
+            return _for_people(rows, output, "allocation_id", "job_id")
 
         _show("RequestList", "allocation_id", read, columns.REQUESTS, output, watch=watch)
 
 
 def jobs(
-    job_id: IdArgument = "",
+    job_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="[JOB]",
+            help="Show only this job: its name, its id, or the beginning or end of its id.",
+        ),
+    ] = "",
     all_: AllOption = False,
     output: OutputOption = OutputFormat.TABLE,
     watch: WatchOption = False,
@@ -198,14 +236,20 @@ def jobs(
     \b
     Examples:
       finegrain jobs
+      finegrain jobs nightly
       finegrain jobs --all -o json
     """
     enter_command(output, manager, credentials, config)
     with open_cluster() as cluster:
+        wanted = last_job_id() if job_id == LAST else job_id
 
         def read() -> Rows:
-            rows = [each.to_dict() for each in cluster.jobs(include_ended=all_ or bool(job_id))]
-            return _chosen(rows, "job", "job_id", job_id, Reason.JOB_UNKNOWN)
+            found = cluster.jobs(
+                include_ended=all_ or bool(wanted), matching=[wanted] if wanted else []
+            )
+            if wanted and not found:
+                raise _unknown("job", wanted, Reason.JOB_UNKNOWN)
+            return _for_people([each.to_dict() for each in found], output, "job_id")
 
         _show("JobList", "job_id", read, columns.JOBS, output, watch=watch)
 
@@ -215,11 +259,13 @@ def events(
         str,
         typer.Argument(
             metavar="[ID]",
-            help="Show only events of the executor, job, request or slot with this id.",
+            help="Show only events of this executor, job, request or slot; the beginning or end of "
+            "an id is enough.",
         ),
     ] = "",
     newest: Annotated[
-        int, typer.Option("-n", "--newest", min=1, help="Start with the last N events.")
+        int,
+        typer.Option("-n", "--newest", metavar="N", min=1, help="Start with the last N events."),
     ] = 100,
     output: OutputOption = OutputFormat.TABLE,
     watch: WatchOption = False,
@@ -238,32 +284,69 @@ def events(
     if watch and output is OutputFormat.JSON:
         raise InvalidArgument("--output", "json", "jsonl or table together with --watch")
     with open_cluster() as cluster:
+        subject = _full_subject(cluster, subject_id) if subject_id else ""
         if watch:
-            _follow_events(cluster, subject_id, newest, output)
+            _follow_events(cluster, subject, newest, output)
         else:
-            found = cluster.events(subject_id=subject_id, newest=newest)
+            found = cluster.events(subject_id=subject, newest=newest)
             rows = [each.to_dict() for each in found]
-            print_list("EventList", rows, columns.EVENTS, output)
+            shown = _for_people(rows, output, "allocation_id", "job_id")
+            print_list("EventList", shown, columns.EVENTS, output)
+
+
+def _full_subject(cluster: Cluster, text: str) -> str:
+    """Returns the full id of a request, slot or job; a text that is neither names an executor.
+
+    Events are kept longer than jobs and executors, so an unknown text is no error.
+    """
+    for find in (full_allocation_id, full_job_id):
+        with suppress(NotFound):
+            return find(cluster, text)
+    return text
 
 
 def _follow_events(cluster: Cluster, subject_id: str, newest: int, output: OutputFormat) -> None:
-    shown = [each for each in columns.EVENTS if output is OutputFormat.WIDE or not each.wide]
+    shown = columns_in(columns.EVENTS, output)
+    width = output_width()
     for event in cluster.events(subject_id=subject_id, newest=newest, follow=True):
         row = event.to_dict()
         if output is OutputFormat.JSONL:
             print_json_line(row)
-        else:
-            print("  ".join(column.text(row) for column in shown), flush=True)
+            continue
+        (cells,) = _for_people([row], output, "allocation_id", "job_id")
+        line = "  ".join(column.text(cells) for column in shown)
+        print(line if output is OutputFormat.WIDE else shortened(line, width), flush=True)
+
+
+def _with_names(
+    cluster: Cluster, rows: list[dict[str, Any]], output: OutputFormat
+) -> list[dict[str, Any]]:
+    """Adds the names of jobs to rows of a table."""
+    if output in (OutputFormat.JSON, OutputFormat.JSONL):
+        return rows
+    names = job_names(cluster, (row["job_id"] for row in rows))
+    return [{**row, columns.JOB_NAME: names.get(row["job_id"], "")} for row in rows]
+
+
+def _for_people(rows: Rows, output: OutputFormat, *keys: str) -> Rows:
+    """Adds short forms of the ids under `keys` to the rows of a table that is not wide."""
+    return columns.with_short_ids(rows, *keys) if output is OutputFormat.TABLE else rows
+
+
+def _unknown(what: str, text: str, reason: Reason) -> NotFound:
+    return NotFound(
+        f"no {what} has the id {text!r}, or an id that begins or ends with it", reason=reason
+    )
 
 
 def _chosen(rows: Rows, what: str, key: str, wanted: str, reason: Reason) -> Rows:
-    """Returns the row with the id `wanted`; if there is none, all rows whose id begins with it.
+    """Returns the row with the id `wanted`; if there is none, all rows that `best_matches` finds.
 
     Args:
         rows: the rows.
         what: what a row is ("slot"), for the error.
         key: the key under which a row has its id.
-        wanted: the id, or its beginning; empty: all rows are returned.
+        wanted: the id, or its beginning or end; empty: all rows are returned.
         reason: the reason of the error.
 
     Raises:
@@ -271,14 +354,10 @@ def _chosen(rows: Rows, what: str, key: str, wanted: str, reason: Reason) -> Row
     """
     if not wanted:
         return rows
-    # A full id may be the beginning of other ids, so an exact match has priority.
-    exact = [row for row in rows if row[key] == wanted]
-    found = exact or [row for row in rows if str(row[key]).startswith(wanted)]
+    found = best_matches(wanted, (row[key] for row in rows))
     if not found:
-        raise NotFound(
-            f"no {what} has the id {wanted!r}, or an id that begins with it", reason=reason
-        )
-    return found
+        raise _unknown(what, wanted, reason)
+    return [row for row in rows if row[key] in found]
 
 
 def _show(
@@ -298,7 +377,7 @@ def _show(
     if output is OutputFormat.JSONL:
         _watch_lines(key, read)
     else:
-        _watch_table(read, [each for each in shown if output is OutputFormat.WIDE or not each.wide])
+        _watch_table(read, columns_in(shown, output), output)
 
 
 def _watch_lines(key: str, read: Callable[[], Rows]) -> None:
@@ -315,7 +394,7 @@ def _watch_lines(key: str, read: Callable[[], Rows]) -> None:
         time.sleep(WATCH_INTERVAL_S)
 
 
-def _watch_table(read: Callable[[], Rows], shown: Sequence[Column]) -> None:
+def _watch_table(read: Callable[[], Rows], shown: Sequence[Column], output: OutputFormat) -> None:
     before: list[list[str]] | None = None
     while True:
         rows = read()
@@ -325,7 +404,7 @@ def _watch_table(read: Callable[[], Rows], shown: Sequence[Column]) -> None:
                 sys.stdout.write(CLEAR_SCREEN)
             elif before is not None:
                 print()
-            print_table(shown, rows)
+            print_table(shown, rows, output)
             sys.stdout.flush()
         before = now
         time.sleep(WATCH_INTERVAL_S)

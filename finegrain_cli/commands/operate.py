@@ -15,7 +15,7 @@ from finegrain_cli.common import (
     ManagerOption,
     OutputOption,
     YesOption,
-    confirm,
+    confirm_operation,
     enter_command,
     reporting_errors,
 )
@@ -30,7 +30,10 @@ ExecutorArgument = Annotated[
     str, typer.Argument(metavar="EXECUTOR", help="Full id of the executor.")
 ]
 GraceOption = Annotated[
-    str, typer.Option("--grace", help="Time between SIGTERM and SIGKILL of tasks, such as 5s.")
+    str,
+    typer.Option(
+        "--grace", metavar="DURATION", help="Time between SIGTERM and SIGKILL of tasks, such as 5s."
+    ),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
 
@@ -50,11 +53,17 @@ def explain(
             "`finegrain job run`.",
         ),
     ],
-    executor: Annotated[str, typer.Option("--executor", help="Show only this executor.")] = "",
+    executor: Annotated[
+        str, typer.Option("--executor", metavar="EXECUTOR", help="Show only this executor.")
+    ] = "",
     max_executors: Annotated[
         int,
         typer.Option(
-            "--max-executors", min=1, max=1000, help="Maximum number of executors to show."
+            "--max-executors",
+            metavar="N",
+            min=1,
+            max=1000,
+            help="Maximum number of executors to show.",
         ),
     ] = 20,
     output: OutputOption = OutputFormat.TABLE,
@@ -90,11 +99,16 @@ def drain(
     deadline: Annotated[
         str,
         typer.Option(
-            "--deadline", help="Remove slots that still exist after this time, such as 10m."
+            "--deadline",
+            metavar="DURATION",
+            help="Remove slots that still exist after this time, such as 10m.",
         ),
     ] = "",
     reason: Annotated[
-        str, typer.Option("--reason", help="Reason, shown to all users, such as 'new kernel'.")
+        str,
+        typer.Option(
+            "--reason", metavar="TEXT", help="Reason, shown to all users, such as 'new kernel'."
+        ),
     ] = "",
     yes: YesOption = False,
     dry_run: DryRunOption = False,
@@ -118,7 +132,8 @@ def drain(
     with open_cluster() as cluster:
         status = cluster.executor(executor)
         if deadline_s is not None and not dry_run:
-            confirm(f"{status.slots} slots of {executor} will be freed after {deadline}", yes=yes)
+            text = f"{status.slots} slots of {executor} will be freed after {deadline}"
+            confirm_operation(cluster, text, yes=yes)
         if not dry_run:
             status = cluster.drain(executor, reason=reason, deadline_s=deadline_s)
     verb = "would drain" if dry_run else "draining"
@@ -162,6 +177,8 @@ def forget(
     enter_command(output, manager, credentials, config)
     confirm(f"{executor} will be deleted from the resource manager's state", yes=yes)
     with open_cluster() as cluster:
+        text = f"{executor} will be deleted from the resource manager's state"
+        confirm_operation(cluster, text, yes=yes)
         cluster.forget(executor)
     print_object("Forgotten", {"executor_id": executor}, output, f"forgot {executor}")
 
@@ -195,9 +212,8 @@ def release(
         listed = cluster.requests(allocation_ids=full)
         slots = [each.allocation_id for each in listed if each.state != RequestState.PENDING]
         if slots:
-            confirm(
-                f"these slots will be freed, and their tasks ended: {', '.join(slots)}", yes=yes
-            )
+            text = f"these slots will be freed, and their tasks ended: {', '.join(slots)}"
+            confirm_operation(cluster, text, yes=yes)
         outcomes = cluster.release(full, grace_s=grace_s)
     rows: list[dict[str, Any]] = [each.to_dict() for each in outcomes]
     if output in (OutputFormat.JSON, OutputFormat.JSONL):
@@ -216,7 +232,9 @@ def release(
 def terminate(
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="Name or id of the job; a prefix of the id is enough."),
+        typer.Argument(
+            metavar="JOB", help="Name or id of the job; the beginning or end of the id is enough."
+        ),
     ],
     grace: GraceOption = "",
     yes: YesOption = False,
@@ -235,6 +253,7 @@ def terminate(
     grace_s = parse_duration_ms("--grace", grace) / 1000 if grace else None
     with open_cluster() as cluster:
         chosen = full_job_id(cluster, job)
-        confirm(f"job {chosen} will be ended with all its slots and tasks", yes=yes)
+        text = f"job {chosen} will be ended with all its slots and tasks"
+        confirm_operation(cluster, text, yes=yes)
         cluster.terminate_job(chosen, grace_s=grace_s)
     print_object("Terminated", {"job_id": chosen}, output, f"ended {chosen}")

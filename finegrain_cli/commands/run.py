@@ -9,11 +9,11 @@ import typer
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from finegrain.units import parse_bytes
 from finegrain_cli.common import (
-    HINTS,
     ConfigOption,
     CredentialsOption,
     ManagerOption,
     enter_command,
+    hint_for,
 )
 from finegrain_cli.device_options import DeviceOptions
 from finegrain_cli.exit_codes import ExitCode
@@ -94,30 +94,39 @@ def run(
     cwd: Annotated[
         str,
         typer.Option(
-            "--cwd", help="Working directory of the command; default: a scratch directory."
+            "--cwd",
+            metavar="DIR",
+            help="Working directory of the command; default: a scratch directory.",
         ),
     ] = "",
     user: UserOption = "",
     name: Annotated[
-        str, typer.Option("--name", help="Name of the job; default: the command.")
+        str, typer.Option("--name", metavar="NAME", help="Name of the job; default: the command.")
     ] = "",
     group: GroupOption = "",
     timeout: Annotated[
         str,
         typer.Option(
-            "--timeout", help="End the command after this time, such as 10m; default: never."
+            "--timeout",
+            metavar="DURATION",
+            help="End the command after this time, such as 10m; default: never.",
         ),
     ] = "",
     wait_timeout: Annotated[
         str,
         typer.Option(
             "--wait-timeout",
+            metavar="DURATION",
             help="Stop waiting for a slot after this time, such as 10m; default: never.",
         ),
     ] = "",
     grace: Annotated[
         str,
-        typer.Option("--grace", help="Time between the first signal to the command and SIGKILL."),
+        typer.Option(
+            "--grace",
+            metavar="DURATION",
+            help="Time between the first signal to the command and SIGKILL.",
+        ),
     ] = "5s",
     stdin: Annotated[
         bool,
@@ -143,7 +152,8 @@ def run(
             "--output-limit",
             metavar="SIZE",
             help="Output that the executor stores of each stream until it is passed on, such as "
-            "16M; default and maximum: executor.output_limit. The command waits when it is full.",
+            "16M; default and maximum: executor.output_limit. If that much is stored, the command "
+            "waits.",
         ),
     ] = "",
     gang: Annotated[
@@ -169,6 +179,7 @@ def run(
         str,
         typer.Option(
             "--gang-timeout",
+            metavar="DURATION",
             help="Cancel the gang after it has waited this long, such as 10m; default: never.",
         ),
     ] = "",
@@ -186,8 +197,9 @@ def run(
 ) -> None:
     """Run a command in a slot, as if it ran in this terminal.
 
-    The command gets your standard input and signals. Its output and exit code are those of `run`.
-    No shell runs the command. All output is passed on; if you read it slowly, the command waits.
+    The command gets your signals and, with -i, your standard input. `run` prints its output and
+    ends with its exit code. No shell runs the command. If you read the output slowly, the command
+    waits.
 
     Without --cpu and --memory, the slot is the executor's default slot. If you give only one of
     them, the other one is 1 core or 256M.
@@ -252,9 +264,21 @@ def run(
         )
         code = run_command(options)
     except FinegrainError as error:
-        typed = {"cpu": cpu, "memory": memory, "cpu_limit": cpu_limit, "pids": pids}
-        name_options(error, {**typed, "resource": resource, "label": label})
-        print_error(error, OutputFormat.TABLE, HINTS.get(error.reason, ""))
+        typed = {
+            "cpu": cpu,
+            "memory": memory,
+            "cpu_limit": cpu_limit,
+            "pids": pids,
+            "resource": resource,
+            "label": label,
+            "qos": qos,
+            "cpu_bind": cpu_bind,
+            "cpu_exclusive": cpu_exclusive,
+            "numa": numa,
+            "allow_pending": allow_pending,
+        }
+        name_options(error, typed)
+        print_error(error, OutputFormat.TABLE, hint_for(error, typed))
         late = error.reason is Reason.STILL_WAITING
         raise typer.Exit(ExitCode.STILL_WAITING if late else ExitCode.RUN_FAILED) from None
     raise typer.Exit(code)
@@ -273,7 +297,7 @@ def _gang(
     from finegrain_cli.run.options import GangOptions
 
     if members is not None and restarts:
-        # A member that starts again would meet others that are in the middle of their work.
+        # A member that starts again would meet members that are in the middle of their work.
         raise InvalidArgument("--restart-on-device-loss", "set", "no --gang with it")
 
     if members is None:

@@ -53,6 +53,7 @@ def trace(
         str,
         typer.Option(
             "--format",
+            metavar="FORMAT",
             help="Format of the log: swf, wagap, openb or dlrm; default: detected from the file.",
         ),
     ] = "",
@@ -60,6 +61,7 @@ def trace(
         str,
         typer.Option(
             "--group-by",
+            metavar="FIELD",
             help="Key of the log whose values are the resource groups (user, queue, ...), or none; "
             "default: user.",
         ),
@@ -78,7 +80,9 @@ def trace(
     ] = False,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", min=1, help="Replay at most this many jobs.", show_default=False),
+        typer.Option(
+            "--limit", metavar="N", min=1, help="Replay at most this many jobs.", show_default=False
+        ),
     ] = None,
     from_: Annotated[
         str,
@@ -97,21 +101,34 @@ def trace(
         ),
     ] = "",
     speedup: Annotated[
-        float, typer.Option("--speedup", help="How many times as fast as in the log jobs arrive.")
+        float,
+        typer.Option(
+            "--speedup",
+            metavar="FACTOR",
+            help="Factor by which jobs arrive faster than in the log.",
+        ),
     ] = 1.0,
     service: Annotated[
-        str, typer.Option("--service", help="Usage of a slot per second: dominant, slots or cpu.")
+        str,
+        typer.Option(
+            "--service",
+            metavar="MEASURE",
+            help="Usage of a slot per second: dominant, slots or cpu.",
+        ),
     ] = "dominant",
     half_life: Annotated[
         str,
         typer.Option(
-            "--half-life", help=f"Half-life of past usage, such as 15m, or {NO_HALF_LIFE}."
+            "--half-life",
+            metavar="DURATION",
+            help=f"Half-life of past usage, such as 15m, or {NO_HALF_LIFE}.",
         ),
     ] = "15m",
     lookahead: Annotated[
         str,
         typer.Option(
             "--lookahead",
+            metavar="DURATION",
             help="Count running slots as if they had run this much longer, such as 30s.",
         ),
     ] = "30s",
@@ -119,22 +136,29 @@ def trace(
         str,
         typer.Option(
             "--starvation-timeout",
+            metavar="DURATION",
             help="Reserve capacity for a request that has waited this long while others were "
             "placed.",
         ),
     ] = "5m",
     reservations_max: Annotated[
         int,
-        typer.Option("--reservations-max", min=0, help="Maximum number of reservations at a time."),
+        typer.Option(
+            "--reservations-max",
+            metavar="N",
+            min=0,
+            help="Maximum number of reservations at a time.",
+        ),
     ] = 8,
     reserved_part_max: Annotated[
         float,
         typer.Option(
             "--reserved-part-max",
+            metavar="FRACTION",
             min=0,
             max=1,
-            help="Largest fraction of any resource for all reservations together, without that of "
-            "the longest starved request.",
+            help="Largest fraction of any resource for all reservations together, without the "
+            "reservation of the longest starved request.",
         ),
     ] = 0.1,
     json_file: Annotated[

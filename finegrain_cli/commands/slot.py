@@ -25,13 +25,18 @@ if TYPE_CHECKING:
     from finegrain_client.types.status import SlotStatus
 
 SlotArgument = Annotated[
-    str, typer.Argument(metavar="SLOT", help="Id of the slot; a prefix is enough.")
+    str, typer.Argument(metavar="SLOT", help="Id of the slot; its beginning or end is enough.")
 ]
 NoWaitOption = Annotated[
     bool, typer.Option("--no-wait", help="Return as soon as the change is stored durably.")
 ]
 TimeoutOption = Annotated[
-    str, typer.Option("--timeout", help="Stop waiting after this time; the change stays pending.")
+    str,
+    typer.Option(
+        "--timeout",
+        metavar="DURATION",
+        help="Stop waiting after this time; the change stays pending.",
+    ),
 ]
 
 

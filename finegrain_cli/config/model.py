@@ -144,7 +144,7 @@ class LogSection(Section):
 
 
 class ListenSection(Section):
-    """Where a daemon listens, shared by both."""
+    """Where a daemon listens; both daemons have these keys."""
 
     listen: str = Field("", description=LISTEN)
     metrics_listen: str = Field("", description=METRICS_LISTEN)
@@ -490,7 +490,11 @@ class ExecutorSection(ListenSection):
         5_000, ge=0, description="time between SIGTERM and SIGKILL of a task"
     )
     output_limit: Size = Field(
-        64 << 20, ge=1024, description="most output kept per stream and task"
+        64 << 20,
+        ge=1024,
+        description="most output stored per stream and task. If there is more, a task of finegrain "
+        "run waits until its output is passed on; of other tasks, the first and the last part are "
+        "kept",
     )
     offer_timeout: Duration = Field(
         10_000, ge=100, description="timeout of a slot offer to a target address"

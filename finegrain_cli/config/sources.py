@@ -1,7 +1,7 @@
-"""Where the configuration comes from, and what commands that call a manager need of it.
+"""Where the configuration comes from, and its values that commands need to call a resource manager.
 
-Nothing here imports the model of the configuration, which needs pydantic and takes longer to import
-than a short command takes. Most users have no configuration at all.
+Nothing here imports the model of the configuration. The model needs pydantic, and its import takes
+longer than a short command. Most users have no configuration at all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ENV_SEPARATOR = "__"
 class ClientSettings(NamedTuple):
     """The section `client`, and the state directory of a resource manager on this host.
 
-    The defaults are those of the model: they apply if no source sets any key.
+    The defaults equal the defaults of the model. They apply if no source sets any key.
     """
 
     manager: tuple[str, ...] = ()

@@ -62,7 +62,7 @@ def all_keys() -> Iterator[Key]:
     """Yields every key, section by section."""
     for section, holder in Settings.model_fields.items():
         model: Any = holder.annotation
-        # [devices.TYPE] has no fixed keys: `device_type_keys`.
+        # [devices.TYPE] has no fixed keys; see `device_type_keys`.
         for name, field in getattr(model, "model_fields", {}).items():
             yield Key(section, name, field)
 

@@ -33,8 +33,8 @@ def main() -> int:
     log = DemoLog()
     cpus = sorted(os.sched_getaffinity(0))
     share_milli = min(1000, 1000 * len(cpus) // len(EXECUTORS))
-    dedicated_cpus = len(cpus) >= len(EXECUTORS)  # otherwise both share the time of one cpu
-    # Each executor gets a dedicated cpu or, on a host with one cpu, half of its time.
+    dedicated_cpus = len(cpus) >= len(EXECUTORS)  # otherwise both executors share one cpu
+    # Each executor gets a dedicated cpu or, on a host with one cpu, half of the cpu's time.
     shares = [
         ExecutorShare(
             executor_id=name,
@@ -49,7 +49,7 @@ def main() -> int:
     cluster = LocalCluster(shares=shares, fake_gpus=FAKE_GPUS)
     with cluster:
         words = asyncio.run(_run(cluster, plan, log))
-        # Stopped here and not by `with`, because only `stop` returns what is left behind.
+        # The cluster is stopped here and not by `with`, because only `stop` returns leftovers.
         leftovers = cluster.stop()
     for left in leftovers:
         log.expect(False, f"left behind: {left}")

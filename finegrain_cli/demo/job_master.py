@@ -169,7 +169,7 @@ async def _reduce(job: fg.Job, plan: DemoPlan, lines: list[str], log: DemoLog) -
 
 
 async def _exceed_memory_limit(job: fg.Job, plan: DemoPlan, log: DemoLog) -> None:
-    """Shows a task that exceeds its slot's memory: only it is killed, and its result says why."""
+    """Shows a task that exceeds its slot's memory: only this task is killed, with the reason."""
     (request,) = await job.request_slots(
         fg.SlotSpec(cpu_milli=plan.share_milli // 2, memory_bytes=40 * fg.MIB)
     )

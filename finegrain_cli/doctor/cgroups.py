@@ -91,7 +91,7 @@ def _v1(groups: Groups) -> Iterator[Finding]:
     if missing:
         yield warn(
             "cgroup controllers",
-            f"without {', '.join(missing)}: the limits of these are not enforced",
+            f"without {', '.join(missing)}: the limits of these controllers are not enforced",
             f"mount them: mount -t cgroup -o {missing[0]} cgroup /sys/fs/cgroup/{missing[0]}",
         )
     refused = {name: why for name, path in groups.v1.items() if (why := _cannot_make(path))}
@@ -116,7 +116,7 @@ def _v2(own: Path) -> Iterator[Finding]:
     if missing:
         yield warn(
             "cgroup controllers",
-            f"{own} has no {', '.join(missing)}: the limits of these are not enforced",
+            f"{own} has no {', '.join(missing)}: the limits of these controllers are not enforced",
             "delegate them: Delegate=cpu cpuset memory pids in the unit of the user manager "
             "(systemctl edit user@.service) or of the executor",
         )

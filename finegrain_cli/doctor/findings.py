@@ -58,7 +58,7 @@ def fail(name: str, message: str, fix: str) -> Finding:
 
 
 def examine(examinations: Sequence[tuple[str, Examination]]) -> Iterator[Finding]:
-    """Runs examinations in order; an error of one becomes a finding."""
+    """Runs examinations in order; an error of an examination becomes a finding."""
     for name, examination in examinations:
         try:
             yield from examination()

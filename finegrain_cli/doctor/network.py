@@ -1,4 +1,4 @@
-"""Checks whether the daemons' ports are free, who uses them, and whether a manager answers."""
+"""Checks whether the daemons' ports are free or which process uses them, and the manager."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def examine_manager(*, named: bool) -> Iterator[Finding]:
     """Checks whether a resource manager answers.
 
     Args:
-        named: the user gave the manager's address. Then a missing answer is a failure; otherwise it
-            is a warning.
+        named: whether the user gave the manager's address. If so, a missing answer is a failure,
+            otherwise a warning.
     """
     from finegrain_cli.common import HINTS
     from finegrain_cli.connection import open_cluster, resolve_target

@@ -51,7 +51,8 @@ def _sqlite() -> Iterator[Finding]:
 def examine_clock() -> Iterator[Finding]:
     """Checks whether the kernel regards the clock as synchronised."""
     libc = ctypes.CDLL(None, use_errno=True)
-    # Twice the size, in case the struct is larger here. All zeros: modes = 0, which only reads.
+    # The buffer has twice the size, in case the struct is larger on this host. It is zero, and
+    # modes = 0 only reads the clock.
     buffer = ctypes.create_string_buffer(SIZE_OF_TIMEX * 2)
     if libc.adjtimex(buffer) < 0:
         yield warn("clock", f"cannot be read: {os.strerror(ctypes.get_errno())}", "none needed")

@@ -22,6 +22,7 @@ from finegrain_cli.connection import open_cluster_async
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.job.naming import command_for, state_file_of
 from finegrain_cli.job.text import job_dict, print_outcome, progress_text
+from finegrain_cli.last import remembering
 from finegrain_cli.text.output import OutputFormat, print_error, print_object, say
 from finegrain_cli.two_signals import TwoSignals
 from finegrain_client.graph_run.graph_job import GraphJob
@@ -58,7 +59,7 @@ def start(spec: GraphRunSpec, state: str, options: JobRunOptions) -> int:
     """
     asyncio.run(check_connection())
     path = Path(state).absolute() if state else default_state_file(spec.plan.name)
-    # Closed at once: the runner opens it again, perhaps in another process.
+    # The file is closed at once, because the runner opens it again, perhaps in another process.
     GraphStateFile.create(path, spec).close()
     try:
         return _detached(path, options) if options.detach else work_on(path, options)
@@ -67,7 +68,7 @@ def start(spec: GraphRunSpec, state: str, options: JobRunOptions) -> int:
 
 
 def attach(name: str, options: JobRunOptions) -> int:
-    """Follows a job that a process works on, or continues one without a process.
+    """Follows a job that a process works on, or continues a job that no process works on.
 
     Raises:
         FinegrainError: there is no such job, or it could not be continued.
@@ -137,7 +138,7 @@ async def _work(path: Path, show: Callable[[GraphProgress], None]) -> int:
             say(f"finegrain: stopped immediately; resume with {command_for(path)}")
 
         signals = TwoSignals(cancel, stop_at_once)
-        await job.run(show)
+        await job.run(remembering(show, lambda: read_job_status(path).job_id))
         return signals.first
 
 

@@ -35,34 +35,34 @@ def _tasks_text(row: Mapping[str, Any]) -> str:
 
 _REGIONS = (
     Column("region", lambda row: str(row["number"]), right=True),
-    Column("chains", lambda row: ", ".join(row["chains"])),
+    Column("chains", lambda row: ", ".join(row["chains"]), shrinks=True),
     Column("state", lambda row: str(row["state"])),
-    Column("tasks", _tasks_text),
+    Column("tasks", _tasks_text, rank=2, shrinks=True),
     Column("slots", lambda row: str(row["slots"]), right=True),
     Column("restarts", lambda row: str(max(0, row["attempt"] - 1)), right=True),
-    Column("waits for", lambda row: row["reason"] or "-"),
+    Column("waits for", lambda row: row["reason"] or "-", rank=1, shrinks=True),
 )
 _TASKS = (
-    Column("task", lambda row: row["chain"]),
+    Column("task", lambda row: row["chain"], shrinks=True),
     Column("subtask", lambda row: str(row["subtask"]), right=True),
     Column("attempt", lambda row: str(row["attempt"]), right=True),
     Column("running", lambda row: "yes" if row["running"] else "no"),
     Column("slot", lambda row: str(row["slot"]), right=True),
-    Column("executor", lambda row: row["executor_id"]),
+    Column("executor", lambda row: row["executor_id"], rank=1, shrinks=True),
 )
 _SLOTS = (
     Column("slot", lambda row: str(row["slot"]), right=True),
     Column("group", lambda row: row["group"]),
     Column("position", lambda row: str(row["position"]), right=True),
-    Column("executor", lambda row: row["executor_id"]),
-    Column("operators", lambda row: ", ".join(row["operators"]) or "-"),
+    Column("executor", lambda row: row["executor_id"], rank=1, shrinks=True),
+    Column("operators", lambda row: ", ".join(row["operators"]) or "-", rank=2, shrinks=True),
     Column("id", lambda row: row["allocation_id"], wide=True),
 )
 
 _OPERATORS = (
-    Column("operator", lambda row: row["operator_id"]),
+    Column("operator", lambda row: row["operator_id"], shrinks=True),
     Column("subtask", lambda row: str(row["subtask"]), right=True),
-    Column("executor", lambda row: row["executor_id"]),
+    Column("executor", lambda row: row["executor_id"], rank=1, shrinks=True),
     Column("fraction", lambda row: row["fraction"] or "-", wide=True),
     Column("quota", lambda row: format_bytes(row["quota_bytes"]), right=True),
     Column(
@@ -148,7 +148,7 @@ def print_status(job: GraphJobStatus, found: OperatorsInUse, form: OutputFormat)
         f"runner: {runner}",
         *([f"reason: {job.message}"] if job.message else []),
         "",
-        *table_lines(_REGIONS, shown["regions"]),
+        *table_lines(_REGIONS, shown["regions"], form),
     ]
     lines += [
         f"\nlast failure of region {each.number}: {each.message}"
@@ -158,14 +158,14 @@ def print_status(job: GraphJobStatus, found: OperatorsInUse, form: OutputFormat)
     # A job may have 100,000 tasks. Running tasks come first, because people look for them.
     tasks = sorted(shown["tasks"], key=lambda row: not row["running"])
     if tasks:
-        lines += ["", *table_lines(_TASKS, tasks[:TASKS_SHOWN])]
+        lines += ["", *table_lines(_TASKS, tasks[:TASKS_SHOWN], form)]
         if len(tasks) > TASKS_SHOWN:
             lines.append(f"({len(tasks) - TASKS_SHOWN} more tasks; -o json shows all)")
     if shown["slots"]:
-        lines += ["", *table_lines(columns_in(_SLOTS, form), shown["slots"])]
+        lines += ["", *table_lines(columns_in(_SLOTS, form), shown["slots"], form)]
     managed = [each for each in shown["operators"] if each["fraction"]]
     if managed:
-        lines += ["", *table_lines(columns_in(_OPERATORS, form), managed[:TASKS_SHOWN])]
+        lines += ["", *table_lines(columns_in(_OPERATORS, form), managed[:TASKS_SHOWN], form)]
         if len(managed) > TASKS_SHOWN:
             lines.append(f"({len(managed) - TASKS_SHOWN} more; -o json shows all)")
     lines += [
@@ -202,7 +202,7 @@ def print_explanation(
             else []
         ),
         "",
-        *table_lines(_REGIONS, shown["regions"]),
+        *table_lines(_REGIONS, shown["regions"], form),
     ]
     for number, found in waits.items():
         lines += [

@@ -85,8 +85,8 @@ class LocalCluster:
         shares: the executors, each with an explicit part of this host.
         scale: how many executors the resource manager may start and stop on demand. The cluster
             then starts without executors.
-        state_dir: directory of all files but sockets; may be the directory of an earlier cluster.
-            None: a temporary directory.
+        state_dir: directory of all files except sockets, such as the directory of an earlier
+            cluster; None: a temporary directory.
         listen: address of the resource manager; port 0: the kernel chooses.
         metrics_listen: address of its metrics; port 0: the kernel chooses.
         cpus: divide only these cpus; empty: all.
@@ -99,7 +99,7 @@ class LocalCluster:
         show_logs: let the daemons log to this process's standard error.
 
     Raises:
-        InvalidArgument: there is no executor, or two have the same id.
+        InvalidArgument: there is no executor, or two executors have the same id.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class LocalCluster:
             self._start_manager()
             self._start_executors()
         except BaseException:
-            # Also after Ctrl-C: processes that have already started must not be left behind.
+            # This also runs after Ctrl-C: processes that have started must not be left behind.
             self.stop()
             raise
 
@@ -189,7 +189,7 @@ class LocalCluster:
         """Blocks while all daemons run.
 
         Raises:
-            FinegrainError: one of them ended.
+            FinegrainError: a daemon ended.
         """
         while not (what := self.ended()):
             time.sleep(4 * POLL_INTERVAL_S)
@@ -205,7 +205,7 @@ class LocalCluster:
             return []
         with signals_deferred():
             # Executors stop first, because they report their last changes to the resource manager.
-            # All get the signal before the first wait, so that they stop at the same time.
+            # All executors get the signal before the first wait, so they stop at the same time.
             for executor in self._executors:
                 executor.terminate()
             for executor in self._executors:
@@ -245,7 +245,7 @@ class LocalCluster:
                 "another one with --state-dir",
                 details={"state_dir": self.state_dir},
             ) from None
-        # Locked before any file is changed: another cluster may be using the directory.
+        # The lock comes before any change of a file: another cluster may use the directory.
         self._lock = take_lock(self.state_dir)
         if self._scale is not None:
             self.scaled = ScaledExecutors(
@@ -272,7 +272,7 @@ class LocalCluster:
         )
         if self.scaled is not None:
             assert self._lock is not None  # noqa: S101 - _prepare has run
-            # Started before the resource manager, which may start executors at once.
+            # The sweeper starts before the resource manager, which may start executors at once.
             self.scaled.start_sweeper(self._lock)
         self._manager = manager = self._daemon("resource manager", "rm", options)
         manager.start()

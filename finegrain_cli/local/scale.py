@@ -23,8 +23,8 @@ from finegrain_cli.local.leftovers import groups_of
 from finegrain_cli.local.shares import cpu_milli_of, equal_parts
 from finegrain_cli.local.stop import KILL_GRACE_MS, STOP_TIMEOUT_S
 
-# Imported at the start, not when the executors are stopped: by then another version of finegrain
-# may be installed.
+# This process imports these modules when it starts. When it stops the executors, another version of
+# finegrain may be installed.
 from resource_manager.providers.process_executor import ExecutorDirectory, executor_paths
 from resource_manager.providers.process_sweep import stop_everything
 from task_executor.host.network_ports import TASK_PORTS_DEFAULT, offered_ports, read_range
@@ -166,7 +166,7 @@ class ScaledExecutors:
         Returns:
             One line for each process or cgroup that is still there.
         """
-        # Read before the sweep, because it may remove the files that list the groups.
+        # The groups are read before the sweep, which may remove the files that list them.
         groups = [
             group for path in executor_paths(self.directory) for group in groups_of(path / "state")
         ]

@@ -54,7 +54,7 @@ def divide_host(
     """
     if len(names) == 1:
         if cpus or memory_bytes is not None:
-            # Checked now: the executor would refuse it only after other daemons have started.
+            # The executor would refuse the part only after other daemons have started.
             _host(cpus, memory_bytes)
         return [ExecutorShare(names[0], cpus=cpus, memory_bytes=memory_bytes)]
     return divide(names, *_host(cpus, memory_bytes))
@@ -108,7 +108,7 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
     count = len(names)
     usable = capacity.cpus - capacity.isolated_cpus
     cpu_milli = capacity.cpu_milli_total // count
-    # Rounded down, so that all shares together never exceed the host.
+    # Amounts are rounded down, so that all shares together never exceed the host.
     memory_bytes = round_down(capacity.memory_bytes_total // count, MEMORY_GRAIN_BYTES)
     if cpu_milli < CPU_MILLI_MIN or memory_bytes < 64 * MEMORY_GRAIN_BYTES:
         raise InvalidArgument(

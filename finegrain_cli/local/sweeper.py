@@ -18,8 +18,8 @@ from pathlib import Path
 
 from finegrain.errors import ConfigurationError
 
-# Imported at the start, not when the executors are stopped: by then another version of finegrain
-# may be installed.
+# This process imports these modules when it starts. When it stops the executors, another version of
+# finegrain may be installed.
 from resource_manager.providers.process_sweep import stop_everything
 from resource_manager.providers.process_tree import this_process
 from resource_manager.service.state_dir import locked_state_dir
@@ -60,7 +60,7 @@ def _after_manager(state_dir: Path) -> Iterator[None]:
                 owner = error.details.get("pid", "")
             if time.monotonic() > deadline:
                 if not owner.isdecimal() or (manager := this_process(int(owner))) is None:
-                    break  # no manager has locked the directory; it is unusable
+                    break  # no manager has locked the directory, which is unusable
                 manager.signal(signal.SIGKILL)
             time.sleep(POLL_INTERVAL_S)
         yield

@@ -13,6 +13,7 @@ from dataclasses import replace
 import finegrain_client as fg
 from finegrain.errors import FinegrainError
 from finegrain.ids import new_id
+from finegrain_cli.last import remember
 from finegrain_cli.run.options import (
     GangOptions,
     RunOptions,
@@ -61,6 +62,7 @@ async def run_gang(
             gang_id=gang_id,
         )
     )
+    remember(job.job_id, requests[0].allocation_id)
     first = await signals.unless_ended(granted(requests[0], options.wait_timeout_s))
     others = [await each.granted() for each in requests[1:]]  # a gang is granted as a whole
     tell_unenforced(first, options.slot)
@@ -95,7 +97,7 @@ class _Members:
         self._error: FinegrainError | None = None
 
     async def run(self) -> int:
-        """Runs all members to their end; returns 0, or the exit code of the first that failed.
+        """Runs all members to their end; returns 0, or the exit code of the first failed member.
 
         Raises:
             FinegrainError: the first failure had no exit code, for example because the slot was
@@ -122,7 +124,7 @@ class _Members:
         else:
             if code:
                 self._fail(code, f"member {index} failed; the other members are stopped")
-        # Counted down last: `_fail` must still count this member while it reports its failure.
+        # This comes last: `_fail` must still count this member while it reports its failure.
         self._left -= 1
 
     async def _code_of(self, index: int) -> int:

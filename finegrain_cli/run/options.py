@@ -50,7 +50,7 @@ class RunOptions:
 
 
 def environment_of(wanted: tuple[str, ...]) -> dict[str, str]:
-    """Returns the command's environment: a few variables of the caller, and those of `--env`.
+    """Returns the command's environment: some of the caller's variables, and `--env`.
 
     Raises:
         InvalidArgument: a name is empty, or a variable to pass on is not set.

@@ -12,6 +12,7 @@ import finegrain_client as fg
 from finegrain.errors import Reason
 from finegrain_cli.connection import PATIENCE_S, open_cluster_async
 from finegrain_cli.exit_codes import ExitCode
+from finegrain_cli.last import remember
 from finegrain_cli.run.gangs import run_gang
 from finegrain_cli.run.options import (
     RunOptions,
@@ -71,6 +72,7 @@ async def _run_one(
     signals: Signals,
 ) -> int:
     (request,) = await job.request_slots(options.slot)
+    remember(job.job_id, request.allocation_id)
     is_told = False
     while True:
         slot = await signals.unless_ended(granted(request, options.wait_timeout_s))

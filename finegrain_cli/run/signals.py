@@ -68,7 +68,7 @@ class Signals:
         """Forwards signals to this task as well, including an earlier termination signal."""
         if not self._tasks:
             for number in OTHER_SIGNALS:
-                # Handled only from here on: until now, these signals must have their usual effect.
+                # Until now, these signals must have their usual effect.
                 self._loop.add_signal_handler(number, self._take, number)
         self._tasks.append(task)
         # The signal arrived while the task was being started.

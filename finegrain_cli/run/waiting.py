@@ -37,9 +37,11 @@ async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
         return await request.granted(quiet)
     except fg.StillWaiting:
         explanation = await request.explain(max_executors=1)
+        # A request that is placed, but not granted yet, has no reason to wait.
+        reason = f" [{explanation.primary_reason}]" if explanation.primary_reason else ""
         say(
-            f"finegrain: waiting for a slot: {explanation.summary} "
-            f"[{explanation.primary_reason}]; finegrain explain {request.allocation_id}"
+            f"finegrain: waiting for a slot: {explanation.summary}{reason}; "
+            f"finegrain explain {request.allocation_id}"
         )
     if timeout_s is None:
         return await request.granted()

@@ -5,7 +5,7 @@ A row of a table is the same mapping that `-o json` prints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,9 +22,24 @@ from finegrain.resources import (
 )
 from finegrain.units import format_bytes, format_cpu, format_duration
 from finegrain_cli.text.cpus import class_text, cpus_text, nodes_text, notes_text, policy_text
+from finegrain_cli.text.fit import ShortIds
 from finegrain_cli.text.output import Column
 
 Row = Mapping[str, Any]
+
+SHORT = "short"
+"""Key of a row for tables: short forms of its ids, by key. JSON never has it."""
+
+JOB_NAME = "job_name"
+HOST_PORTS = f"{EXTENDED_PREFIX}ports"
+
+
+def with_short_ids(rows: Sequence[Row], *keys: str) -> list[Row]:
+    """Returns the rows with short forms of the ids under these keys, for tables."""
+    short = {key: ShortIds(row[key] for row in rows if row.get(key)) for key in keys}
+    return [
+        {**row, SHORT: {key: short[key](row[key]) for key in keys if row.get(key)}} for row in rows
+    ]
 
 
 def age(row: Row, key: str) -> str:
@@ -161,6 +176,11 @@ def _isolation(row: Row) -> str:
     return ", ".join([isolation["driver"], *declared, *levels])
 
 
+def _short(key: str) -> Any:
+    """Returns the id under `key`, in the short form that `with_short_ids` found if there is one."""
+    return lambda row: str(row.get(SHORT, {}).get(key) or row.get(key) or "-")
+
+
 def _text(key: str) -> Any:
     return lambda row: str(row.get(key) if row.get(key) not in (None, "") else "-")
 
@@ -169,13 +189,25 @@ def _runner(row: Row) -> str:
     return f"pid {row['runner_pid']}" if row["runner_pid"] else row["runner_host"] or "-"
 
 
+def _available(row: Row) -> str:
+    """Returns free amounts. Ports are left out: almost every executor has 10,000 of them."""
+    amounts = {name: each for name, each in row["available"].items() if name != HOST_PORTS}
+    return amounts_text(amounts)
+
+
+def _ports(row: Row) -> str:
+    total = row["total"].get(HOST_PORTS, 0)
+    return f"{row['allocated'].get(HOST_PORTS, 0)}/{total}" if total else "-"
+
+
 EXECUTORS = (
-    Column("executor", _text("executor_id")),
-    Column("state", _executor_state),
-    Column("slots", _text("slots"), right=True),
-    Column("cpu", lambda row: _of_total(row, CPU_MILLI), right=True),
-    Column("memory", lambda row: _of_total(row, MEMORY_BYTES), right=True),
-    Column("available", lambda row: amounts_text(row["available"])),
+    Column("executor", _text("executor_id"), shrinks=True),
+    Column("state", _executor_state, rank=1),
+    Column("slots", _text("slots"), right=True, rank=2),
+    Column("cpu", lambda row: _of_total(row, CPU_MILLI), right=True, rank=3),
+    Column("memory", lambda row: _of_total(row, MEMORY_BYTES), right=True, rank=4),
+    Column("available", _available, rank=5, shrinks=True),
+    Column("ports", _ports, wide=True, right=True),
     Column("best-effort cpu", _best_effort, wide=True, right=True),
     Column("used", _used, wide=True),
     Column("reserved", lambda row: amounts_text(row["reserved"]), wide=True),
@@ -210,13 +242,19 @@ def _slot_devices(row: Row) -> str:
     return "; ".join(shown) or "-"
 
 
+def job_label(row: Row) -> str:
+    """Returns the name of the row's job, or its id if the name is not known."""
+    return str(row.get(JOB_NAME) or row.get(SHORT, {}).get("job_id") or row["job_id"] or "-")
+
+
 SLOTS = (
-    Column("slot", _text("allocation_id")),
-    Column("executor", _text("executor_id")),
-    Column("state", lambda row: "PARKED" if is_parked(row) else str(row["state"])),
-    Column("profile", size_text),
-    Column("job", _text("job_id")),
-    Column("age", lambda row: age(row, "allocated_time"), right=True),
+    Column("job", job_label, shrinks=True),
+    Column("slot", _short("allocation_id")),
+    Column("executor", _text("executor_id"), rank=2, shrinks=True),
+    Column("state", lambda row: "PARKED" if is_parked(row) else str(row["state"]), rank=3),
+    Column("profile", size_text, rank=1, shrinks=True),
+    Column("age", lambda row: age(row, "allocated_time"), right=True, rank=4),
+    Column("job id", _text("job_id"), wide=True),
     Column("generation", _text("generation"), wide=True, right=True),
     Column("limit", lambda row: format_bytes(row["memory_bytes"]), wide=True, right=True),
     Column("cpu cap", lambda row: format_cpu(row["cpu_limit_milli"]), wide=True, right=True),
@@ -231,13 +269,13 @@ SLOTS = (
 )
 
 REQUESTS = (
-    Column("request", _text("allocation_id")),
-    Column("count", _text("count"), right=True),
-    Column("job", lambda row: str(row["job_name"] or row["job_id"])),
-    Column("state", _text("state")),
-    Column("reason", _text("reason")),
-    Column("profile", lambda row: profile_text(row["profile"])),
-    Column("age", lambda row: age(row, "create_time"), right=True),
+    Column("job", job_label, shrinks=True),
+    Column("request", _short("allocation_id")),
+    Column("count", _text("count"), right=True, rank=5),
+    Column("state", _text("state"), rank=3),
+    Column("reason", _text("reason"), rank=2, shrinks=True),
+    Column("profile", lambda row: profile_text(row["profile"]), rank=1, shrinks=True),
+    Column("age", lambda row: age(row, "create_time"), right=True, rank=4),
     Column("arrival", _text("arrival_number"), wide=True, right=True),
     Column("generation", _text("generation"), wide=True, right=True),
     Column("executor", lambda row: str((row["slot"] or {}).get("executor_id") or "-"), wide=True),
@@ -255,15 +293,15 @@ def _job_state(row: Mapping[str, Any]) -> str:
 
 
 JOBS = (
-    Column("job", _text("job_id")),
-    Column("name", _text("name")),
-    Column("group", _text("group")),
-    Column("state", _job_state),
-    Column("pending", _text("pending_requests"), right=True),
-    Column("slots", _text("slots"), right=True),
-    Column("allocated", lambda row: amounts_text(row["allocated"])),
-    Column("share", lambda row: f"{100 * row['share_now']:.1f} %", right=True),
-    Column("age", lambda row: age(row, "create_time"), right=True),
+    Column("name", _text("name"), shrinks=True),
+    Column("job", _short("job_id")),
+    Column("group", _text("group"), rank=6, shrinks=True),
+    Column("state", _job_state, rank=1, shrinks=True),
+    Column("pending", _text("pending_requests"), right=True, rank=2),
+    Column("slots", _text("slots"), right=True, rank=3),
+    Column("allocated", lambda row: amounts_text(row["allocated"]), rank=5, shrinks=True),
+    Column("share", lambda row: f"{100 * row['share_now']:.1f} %", right=True, rank=7),
+    Column("age", lambda row: age(row, "create_time"), right=True, rank=4),
     Column("usage", lambda row: f"{row['service']:.4g}", wide=True, right=True),
     Column("oldest wait", lambda row: age(row, "oldest_wait_time"), wide=True, right=True),
     Column("owner", _text("owner"), wide=True),
@@ -276,25 +314,38 @@ JOBS = (
     Column("events", _text("last_sequence"), wide=True, right=True),
 )
 
+
+def _moment(row: Row) -> str:
+    """Returns the time of an event in UTC: "11-28 13:05:12", or as in JSON if ids are, too."""
+    text = str(row["event_time"] or "-")
+    return text[5:19].replace("T", " ") if SHORT in row else text
+
+
+def _subject(row: Row) -> str:
+    """Returns the slot or request of an event, else its job."""
+    key = "allocation_id" if row["allocation_id"] else "job_id"
+    return str(_short(key)(row))
+
+
 EVENTS = (
-    Column("sequence", _text("sequence"), right=True),
-    Column("time", _text("event_time")),
+    Column("time", _moment),
     Column("event", _text("kind")),
-    Column("executor", _text("executor_id")),
-    Column("slot or request", _text("allocation_id")),
-    Column("reason", _text("reason")),
-    Column("message", _text("message")),
+    Column("subject", _subject, rank=1),
+    Column("executor", _text("executor_id"), rank=3, shrinks=True),
+    Column("reason", _text("reason"), rank=4, shrinks=True),
+    Column("message", _text("message"), rank=2, shrinks=True),
+    Column("sequence", _text("sequence"), wide=True, right=True),
     Column("job", _text("job_id"), wide=True),
 )
 BATCHES = (
-    Column("batch", _text("batch")),
-    Column("state", lambda row: str(row["progress"]["state"])),
-    Column("threads", lambda row: str(row["progress"]["threads"]), right=True),
-    Column("done", lambda row: str(row["progress"]["done"]), right=True),
-    Column("failed", lambda row: str(row["progress"]["failed"]), right=True),
-    Column("running", lambda row: str(row["progress"]["running"]), right=True),
-    Column("age", lambda row: age(row, "create_time"), right=True),
-    Column("runner", _runner),
+    Column("batch", _text("batch"), shrinks=True),
+    Column("state", lambda row: str(row["progress"]["state"]), rank=1),
+    Column("threads", lambda row: str(row["progress"]["threads"]), right=True, rank=4),
+    Column("done", lambda row: str(row["progress"]["done"]), right=True, rank=2),
+    Column("failed", lambda row: str(row["progress"]["failed"]), right=True, rank=3),
+    Column("running", lambda row: str(row["progress"]["running"]), right=True, rank=5),
+    Column("age", lambda row: age(row, "create_time"), right=True, rank=6),
+    Column("runner", _runner, rank=7, shrinks=True),
     Column("group", lambda row: row["spec"]["group"] or "default", wide=True),
     Column("command", lambda row: " ".join(row["spec"]["command"]), wide=True),
     Column("job", _text("job_id"), wide=True),

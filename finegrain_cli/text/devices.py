@@ -8,6 +8,7 @@ from typing import Any
 from finegrain.devices.device import GPU_MEMORY, Device, DeviceLink, HostDevices
 from finegrain.units import format_bytes
 from finegrain_cli.text.columns import devices_text
+from finegrain_cli.text.fit import ShortIds
 from finegrain_cli.text.output import Column
 
 Row = Mapping[str, Any]
@@ -100,7 +101,8 @@ def _used(row: Row) -> str:
 
 
 def _slots(row: Row) -> str:
-    return ", ".join(each["allocation_id"] for each in row["uses"]) or "-"
+    ids = [each["allocation_id"] for each in row["uses"]]
+    return ", ".join(map(ShortIds(ids), ids)) or "-"
 
 
 def _levels(row: Row) -> str:
@@ -118,12 +120,16 @@ def _node(row: Row) -> str:
 
 
 DEVICE_COLUMNS = (
-    Column("DEVICE", lambda r: f"{r['executor_id']}/{r['device']['type']}{r['device']['minor']}"),
-    Column("MODEL", lambda r: r["device"]["model"] or "-"),
-    Column("NUMA", _node),
-    Column("HEALTH", _health),
-    Column("ALLOCATED", _used),
-    Column("SLOTS", _slots),
+    Column(
+        "DEVICE",
+        lambda r: f"{r['executor_id']}/{r['device']['type']}{r['device']['minor']}",
+        shrinks=True,
+    ),
+    Column("MODEL", lambda r: r["device"]["model"] or "-", rank=4, shrinks=True),
+    Column("NUMA", _node, rank=5),
+    Column("HEALTH", _health, rank=1, shrinks=True),
+    Column("ALLOCATED", _used, rank=2, shrinks=True),
+    Column("SLOTS", _slots, rank=3, shrinks=True),
     Column("USED", _measured, wide=True),
     Column("LINKS", _links, wide=True),
     Column("SHARES", _shares, wide=True),

@@ -137,10 +137,10 @@ def _resize(found: ResizeExplanation) -> list[str]:
 
 def _sums(dimensions: Iterable[Dimension]) -> str:
     return "; ".join(
-        f"{dimension_name(each.dimension)} requested {amount_text(each.dimension, each.asked)}, "
-        f"free {amount_text(each.dimension, each.free)}, most on one executor "
-        f"{amount_text(each.dimension, each.largest_hole)}, total "
-        f"{amount_text(each.dimension, each.total)}"
+        f"{dimension_name(each.dimension)}: requested {amount_text(each.dimension, each.asked)}, "
+        f"free {amount_text(each.dimension, each.free)} of "
+        f"{amount_text(each.dimension, each.total)}, most on one executor "
+        f"{amount_text(each.dimension, each.largest_hole)}"
         for each in dimensions
     )
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 from finegrain.resources import CPU_MILLI, DEVICE_PREFIX, EXTENDED_PREFIX, MEMORY_BYTES
 from finegrain.units import format_bytes, format_cpu, format_duration
 from finegrain_cli.text.columns import age, devices_of, devices_text, memory_of
-from finegrain_cli.text.output import Column, Style, painted, table_lines
+from finegrain_cli.text.fit import ShortIds
+from finegrain_cli.text.output import (
+    Column,
+    OutputFormat,
+    Style,
+    columns_in,
+    painted,
+    table_lines,
+)
 
 if TYPE_CHECKING:
     from finegrain_client.types.groups import Groups
@@ -25,8 +33,9 @@ _MEASURES = {
 
 def groups_text(found: Groups, jobs: Sequence[JobStatus] = (), *, wide: bool = False) -> str:
     """Returns the text that `finegrain groups` prints."""
-    rows = _rows(found, jobs)
-    heading, *lines = table_lines([each for each in COLUMNS if wide or not each.wide], rows)
+    rows = _rows(found, jobs, wide=wide)
+    form = OutputFormat.WIDE if wide else OutputFormat.TABLE
+    heading, *lines = table_lines(columns_in(COLUMNS, form), rows, form)
     held = [f"reserved: {each.summary}" for each in found.reservations]
     return "\n".join([painted(heading, Style.BOLD), *lines, "", *held, _legend(found)])
 
@@ -54,10 +63,11 @@ def used_text(amounts: Mapping[str, int]) -> str:
     return limits_text({name: amount for name, amount in found.items() if amount})
 
 
-def _rows(found: Groups, jobs: Sequence[JobStatus]) -> list[Row]:
+def _rows(found: Groups, jobs: Sequence[JobStatus], *, wide: bool) -> list[Row]:
     """Returns a row for each group, indented by its level, followed by rows of its jobs."""
     levels: dict[str, int] = {"": -1}
     of_group: dict[str, list[JobStatus]] = {}
+    short = ShortIds(() if wide else (job.job_id for job in jobs))
     for job in jobs:
         of_group.setdefault(job.group, []).append(job)
     rows: list[Row] = []
@@ -65,15 +75,15 @@ def _rows(found: Groups, jobs: Sequence[JobStatus]) -> list[Row]:
         level = levels[group.name] = levels.get(group.parent, -1) + 1
         rows.append({**group.to_dict(), "label": "  " * level + group.name})
         indent = "  " * (level + 1)
-        rows += [_job_row(job, indent) for job in of_group.get(group.name, ())]
+        rows += [_job_row(job, indent, short) for job in of_group.get(group.name, ())]
     return rows
 
 
-def _job_row(job: JobStatus, indent: str) -> Row:
+def _job_row(job: JobStatus, indent: str, short: ShortIds) -> Row:
     data = job.to_dict()
     return {
         **data,
-        "label": f"{indent}{job.name} ({job.job_id})",
+        "label": f"{indent}{job.name} ({short(job.job_id)})",
         "weight": 1.0,
         "share_entitled": None,
         "tally": None,
@@ -109,17 +119,17 @@ def _number(key: str) -> Any:
 
 
 COLUMNS = (
-    Column("group", lambda row: str(row["label"])),
-    Column("weight", lambda row: f"{row['weight']:.10g}", right=True),
-    Column("entitled", _share("share_entitled"), right=True),
-    Column("now", _share("share_now"), right=True),
-    Column("usage", _number("service"), right=True),
-    Column("slots", lambda row: str(row["running"]), right=True),
-    Column("waiting", lambda row: str(row["waiting"]), right=True),
-    Column("oldest", lambda row: age(row, "oldest_wait_time"), right=True),
-    Column("allocated", lambda row: used_text(row["used"])),
-    Column("minimum", lambda row: limits_text(row["minimum"])),
-    Column("maximum", lambda row: limits_text(row["maximum"])),
+    Column("group", lambda row: str(row["label"]), shrinks=True),
+    Column("weight", lambda row: f"{row['weight']:.10g}", right=True, rank=4),
+    Column("entitled", _share("share_entitled"), right=True, rank=2),
+    Column("now", _share("share_now"), right=True, rank=1),
+    Column("usage", _number("service"), right=True, rank=9),
+    Column("slots", lambda row: str(row["running"]), right=True, rank=3),
+    Column("waiting", lambda row: str(row["waiting"]), right=True, rank=5),
+    Column("oldest", lambda row: age(row, "oldest_wait_time"), right=True, rank=6),
+    Column("allocated", lambda row: used_text(row["used"]), rank=8, shrinks=True),
+    Column("minimum", lambda row: limits_text(row["minimum"]), rank=10, shrinks=True),
+    Column("maximum", lambda row: limits_text(row["maximum"]), rank=7, shrinks=True),
     Column("virtual time", _number("tally"), wide=True, right=True),
     Column("jobs", _number("jobs"), wide=True, right=True),
     Column("description", lambda row: row["description"] or "-", wide=True),

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from finegrain.errors import FinegrainError
+from finegrain_cli.text.fit import fitted, output_width, shortened
 
 API_VERSION = "finegrain/v1"
 
@@ -54,14 +55,22 @@ _CHOICE: ContextVar[ColorChoice] = ContextVar("colour", default=ColorChoice.AUTO
 class Column:
     """One column of a table.
 
-    `text` returns the cell of a row. A column with `wide` is only shown by `-o wide`; one with
-    `right` is right-aligned.
+    Attributes:
+        heading: the heading; printed in capitals.
+        text: returns the cell of a row.
+        wide: the column is shown only by `-o wide`.
+        right: the column is right-aligned.
+        rank: 0: the column is always shown. Otherwise, columns with the highest rank are left out
+            of a narrow table first.
+        shrinks: cells may be shortened in a narrow table.
     """
 
     heading: str
     text: Callable[[Any], str]
     wide: bool = False
     right: bool = False
+    rank: int = 0
+    shrinks: bool = False
 
 
 def colour_wanted(choice: ColorChoice, stream: Any) -> bool:
@@ -102,7 +111,7 @@ def print_list(
         for row in rows:
             print_json_line(row)
     else:
-        print_table(columns_in(columns, form), rows)
+        print_table(columns_in(columns, form), rows, form)
 
 
 def columns_in(columns: Sequence[Column], form: OutputFormat) -> list[Column]:
@@ -127,24 +136,31 @@ def print_object(kind: str, data: Mapping[str, Any], form: OutputFormat, text: s
         print(text)
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[Any]) -> None:
+def print_table(columns: Sequence[Column], rows: Iterable[Any], form: OutputFormat) -> None:
     """Prints the lines of `table_lines`, with the heading in bold."""
-    heading, *lines = table_lines(columns, rows)
+    heading, *lines = table_lines(columns, rows, form)
     print(painted(heading, Style.BOLD))
     for line in lines:
         print(line)
 
 
-def table_lines(columns: Sequence[Column], rows: Iterable[Any]) -> list[str]:
-    """Returns a table with headings in capitals and columns two spaces apart. No cell is cut."""
+def table_lines(
+    columns: Sequence[Column], rows: Iterable[Any], form: OutputFormat = OutputFormat.TABLE
+) -> list[str]:
+    """Returns a table with headings in capitals and columns two spaces apart.
+
+    A table is fitted to the width of the terminal; a wide one has all columns and full cells.
+    """
     cells = [[column.text(row) for column in columns] for row in rows]
-    headings = [column.heading.upper() for column in columns]
-    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    width = output_width() if form is OutputFormat.TABLE else sys.maxsize
+    shown = fitted(columns, cells, width)
     lines = []
-    for line in (headings, *cells):
+    for line in ([column.heading.upper() for column in columns], *cells):
         padded = (
-            text.rjust(width) if column.right else text.ljust(width)
-            for text, width, column in zip(line, widths, columns, strict=True)
+            shortened(line[at], size).rjust(size)
+            if columns[at].right
+            else shortened(line[at], size).ljust(size)
+            for at, size in shown
         )
         lines.append("  ".join(padded).rstrip())
     return lines

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
 from finegrain.units import format_bytes, format_cpu, format_duration
 from finegrain_cli.text.columns import age, amounts_text
-from finegrain_cli.text.output import Column, Style, painted, table_lines
+from finegrain_cli.text.output import (
+    Column,
+    OutputFormat,
+    Style,
+    columns_in,
+    painted,
+    table_lines,
+)
 
 if TYPE_CHECKING:
     from finegrain_client.types.providers import Providers
@@ -24,7 +31,8 @@ def providers_text(found: Providers, *, wide: bool = False) -> str:
     data = found.to_dict()
     if not (found.shapes or found.executors):
         return NONE
-    parts = [_limits_lines(data), _table(SHAPES, data["shapes"], wide=wide)]
+    failed = [f"{each['name']}: {_trouble(each)}" for each in data["shapes"] if each["failures"]]
+    parts = [_limits_lines(data), [*_table(SHAPES, data["shapes"], wide=wide), *failed]]
     if not found.shapes:
         parts = [["no shapes are configured; executors of earlier shapes:"]]
     if data["executors"]:
@@ -70,7 +78,8 @@ def pending_rows(found: Providers) -> list[dict[str, Any]]:
 
 
 def _table(columns: tuple[Column, ...], rows: list[Mapping[str, Any]], *, wide: bool) -> list[str]:
-    heading, *lines = table_lines([each for each in columns if wide or not each.wide], rows)
+    form = OutputFormat.WIDE if wide else OutputFormat.TABLE
+    heading, *lines = table_lines(columns_in(columns, form), rows, form)
     return [painted(heading, Style.BOLD), *lines]
 
 
@@ -93,8 +102,6 @@ def _counts(row: Mapping[str, Any]) -> str:
 
 
 def _trouble(row: Mapping[str, Any]) -> str:
-    if not row["failures"]:
-        return "-"
     until = row["backoff_until_time"]
     again = f", not before {until}" if until else ""
     return f"{row['failures']} failed{again}: {row['last_failure']}"
@@ -105,13 +112,13 @@ def _planned(row: Mapping[str, Any]) -> str:
 
 
 SHAPES = (
-    Column("shape", lambda row: str(row["name"])),
-    Column("provider", lambda row: str(row["provider"])),
-    Column("total", lambda row: amounts_text(row["total"])),
-    Column("cost", lambda row: f"{row['cost']:g}", right=True),
-    Column("max", lambda row: str(row["count_max"] or "-"), right=True),
-    Column("executors", _counts),
-    Column("failures", _trouble),
+    Column("shape", lambda row: str(row["name"]), shrinks=True),
+    Column("provider", lambda row: str(row["provider"]), rank=6, shrinks=True),
+    Column("total", lambda row: amounts_text(row["total"]), rank=3, shrinks=True),
+    Column("cost", lambda row: f"{row['cost']:g}", right=True, rank=5),
+    Column("max", lambda row: str(row["count_max"] or "-"), right=True, rank=4),
+    Column("executors", _counts, rank=1, shrinks=True),
+    Column("failures", lambda row: str(row["failures"]), right=True, rank=2),
     Column(
         "labels",
         lambda row: ",".join(f"{k}={v}" for k, v in sorted(row["labels"].items())) or "-",
@@ -120,13 +127,13 @@ SHAPES = (
 )
 
 EXECUTORS = (
-    Column("executor", lambda row: str(row["executor_id"])),
-    Column("shape", lambda row: str(row["shape"])),
-    Column("state", lambda row: str(row["state"])),
-    Column("requested", lambda row: age(row, "ask_time"), right=True),
-    Column("planned", _planned),
-    Column("cause", lambda row: row["cause"] or "-"),
-    Column("message", lambda row: row["message"] or "-"),
+    Column("executor", lambda row: str(row["executor_id"]), shrinks=True),
+    Column("shape", lambda row: str(row["shape"]), rank=5, shrinks=True),
+    Column("state", lambda row: str(row["state"]), rank=1),
+    Column("requested", lambda row: age(row, "ask_time"), right=True, rank=6),
+    Column("planned", _planned, rank=3, shrinks=True),
+    Column("cause", lambda row: row["cause"] or "-", rank=4, shrinks=True),
+    Column("message", lambda row: row["message"] or "-", rank=2, shrinks=True),
     Column("deadline", lambda row: str(row["deadline_time"] or "-"), wide=True),
     Column("handle", lambda row: row["handle"] or "-", wide=True),
 )

@@ -1,8 +1,8 @@
 """Restores the state from the stored rows after a restart.
 
 Rows become linked entities. The queue, the free capacity, the indexes and the timers are not
-stored, but derived again. A request's row does not say that the request was placed or granted, so
-its state is derived from its own row and the row of its slot.
+stored, but derived again. A request's row does not say that the request was placed or granted. So
+the state is derived from this row and the row of the slot.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ def _count_live(state: State, job: Job, count: int) -> None:
 
 
 def _member_of(state: State, slot: Slot) -> Request | None:
-    """Returns the range member that this slot belongs to, or None.
+    """Returns the range member to which this slot belongs, or None.
 
     The member must be waiting in the stored range, and must have no row.
     """

@@ -3,7 +3,7 @@ state.
 
 `step` reads no clock, makes no ids and does no I/O. A `FinegrainError` about the caller's input is
 raised before the state is changed. `IllegalTransition` and `InvariantBroken` show a bug. The state
-may then be half changed, so the caller drops it and restores it from the store.
+may then be changed in part, so the caller drops it and restores it from the store.
 
 For each batch, the caller applies any number of events, then one `Decide`. It then takes the
 changed rows (`State.changes.take()`) and commits them. Only after the commit, it performs the

@@ -22,7 +22,7 @@ from pathlib import Path
 from resource_manager.providers.process_tree import Process, this_process
 from resource_manager.providers.threads import Cancellation
 
-KEPT_BYTES = 32 * 1024  # kept of the beginning, and the same of the end, of each stream
+KEPT_BYTES = 32 * 1024  # size of the kept beginning, and of the kept end, of each stream
 TERMINATE_WAIT_S = 3.0
 DRAIN_WAIT_S = 1.0
 END_WAIT_S = 1.0

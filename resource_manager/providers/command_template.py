@@ -1,7 +1,7 @@
 """Command templates: lists of words with placeholders. No shell interprets them.
 
-`PLACEHOLDERS` lists all placeholders. The syntax is that of Python's format strings, but only plain
-names are allowed.
+`PLACEHOLDERS` lists all placeholders. They have the syntax of Python's format strings, but only
+plain names are allowed.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ class ProcessProvider:
             if executor.front() is not None:
                 return Observation(Presence.RUNS, f"its directory {executor.path} was deleted")
             return Observation(Presence.ENDED, "it has no directory and no process")
-        executor.bound_output()  # here, because this is called every few seconds
+        executor.bound_output()  # done here, because `_status` runs every few seconds
         if executor.front() is not None:
             return Observation(Presence.RUNS)
         output = executor.last_words() or "nothing"
@@ -377,7 +377,7 @@ class ProcessProvider:
 
     def _elsewhere(self, handle: str) -> bool:
         host, _, path = handle.partition(":")
-        # An executor's directory is two levels below that of the provider.
+        # An executor's directory is two levels below the provider's directory.
         return bool(handle) and (host, Path(path).parent.parent) != (
             socket.gethostname(),
             self.directory,

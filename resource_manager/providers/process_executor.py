@@ -69,7 +69,7 @@ OUTPUTS_KEPT_MAX = 100
 OUTPUT_BYTES_MAX = 4 << 20
 NOBODY_LISTENS = "127.0.0.1:9"
 _PAUSE_S = 0.1
-_MANAGER_VARIABLE = "FINEGRAIN_EXECUTOR__MANAGER"  # overrides the file
+_MANAGER_VARIABLE = "FINEGRAIN_EXECUTOR__MANAGER"  # overrides the configuration file
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class ExecutorDirectory:
             OSError: the files cannot be written.
         """
         fresh = self.path.with_name(f"{HIDDEN}{self.path.name}.new")
-        shutil.rmtree(fresh, ignore_errors=True)  # left by a crash
+        shutil.rmtree(fresh, ignore_errors=True)  # a crash may have left it
         fresh.mkdir(mode=0o700, parents=True)
         (fresh / "tmp").mkdir(mode=0o700)
         note = {"shape": claim.shape, "share": asdict(claim.share)}

@@ -230,7 +230,7 @@ def _removed(top: Path) -> bool:
 
 
 def _serves(words: list[str]) -> bool:
-    """Returns whether a command line is that of a front (`finegrain executor serve`)."""
+    """Returns whether a command line belongs to a front (`finegrain executor serve`)."""
     return "executor" in words and "serve" in words
 
 

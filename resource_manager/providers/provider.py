@@ -47,7 +47,7 @@ class Presence(StrEnum):
 
     RUNS = "RUNS"  # it runs, or is starting
     ENDED = "ENDED"  # it ended by itself; `stop` removes processes and files that it left
-    UNKNOWN = "UNKNOWN"  # the provider cannot tell, now or in principle
+    UNKNOWN = "UNKNOWN"  # the provider does not know it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Started:
 class ProviderContext:
     """Data about the resource manager that a provider works for."""
 
-    state_dir: Path  # of the resource manager; a provider keeps its files in a folder below it
+    state_dir: Path  # state directory; each provider has its files in a folder below it
     managers: tuple[str, ...]  # addresses at which executors register
     standby: bool = False  # another one may have been leader before, on another host
     log_level: str = "info"
@@ -146,7 +146,8 @@ class Provider(Protocol):
         Args:
             executor_id: the executor to stop.
             shape: name of its shape, which may no longer be configured.
-            handle: from `start`; empty if the resource manager never learned it.
+            handle: the handle that `start` returned; empty if the resource manager does not know
+                it.
 
         Returns:
             A message for people; empty if there is nothing to say.
@@ -200,7 +201,7 @@ class ProviderKind(Protocol):
         """Checks all shapes together, after each one was decoded.
 
         Args:
-            common: what `read_common` returned.
+            common: the result of `read_common`.
             shapes: settings of each shape, by the shape's name.
             file: the configuration file, for errors.
 
@@ -214,7 +215,7 @@ class ProviderKind(Protocol):
         """Creates the provider.
 
         Args:
-            common: what `read_common` returned.
+            common: the result of `read_common`.
             shapes: the shapes of this provider. Even without shapes, the provider is needed to stop
                 executors of an earlier configuration.
             context: the resource manager that the provider works for.

@@ -39,7 +39,7 @@ class StateCheck:
         self._sweep: Iterator[str | None] | None = None
         self._began_s = 0.0
         self._took_s = 0.0  # time that this sweep has taken until now
-        self._whole_s = 0.0  # time that the sweep before took
+        self._whole_s = 0.0  # time that the previous sweep took
 
     def run(self, state: State) -> list[str]:
         """Checks all invariants at once, and returns the broken ones. Ends a sweep in progress."""

@@ -176,12 +176,17 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         self, request: cluster_pb2.ListJobsRequest, context: Any
     ) -> cluster_pb2.ListJobsResponse:
         """See the protocol."""
+        matching = _job_texts(request.matching)
         limit = page_size(request.page_size)
         (after,) = key_of(request.page_token, (0,))
 
         def read(state: State) -> cluster_pb2.ListJobsResponse:
             page = lists.list_jobs(
-                state, include_ended=request.include_ended, after=int(after), limit=limit
+                state,
+                include_ended=request.include_ended,
+                matching=matching,
+                after=int(after),
+                limit=limit,
             )
             # Shares change with time, so they are computed for the present moment.
             state.flows.advance(now().monotonic_ms)
@@ -363,6 +368,14 @@ def _prefixes(ids: Sequence[str]) -> list[str]:
     return list(ids)
 
 
+def _job_texts(texts: Sequence[str]) -> list[str]:
+    if len(texts) > FILTERED_IDS_MAX:
+        raise InvalidArgument("matching", f"{len(texts)} texts", f"at most {FILTERED_IDS_MAX}")
+    for index, each in enumerate(texts):
+        check_text(f"matching[{index}]", each, longest=200)
+    return list(texts)
+
+
 def _refuse_short(state: State, ids: Sequence[str]) -> None:
     """Raises InvalidArgument for a short prefix, unless it is the complete id of a request or
     range."""
@@ -374,5 +387,5 @@ def _refuse_short(state: State, ids: Sequence[str]) -> None:
 
 
 def _no_id(index: int, text: str) -> InvalidArgument:
-    expected = f"an id, a range, or at least the first {PREFIX_LENGTH_MIN} characters of one"
+    expected = f"an id, a range, or at least {PREFIX_LENGTH_MIN} characters of its beginning or end"
     return InvalidArgument(f"allocation_ids[{index}]", text, expected)

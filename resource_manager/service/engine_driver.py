@@ -48,7 +48,7 @@ Step = Callable[[State, Event], StepResult]
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """An event or, if `make` is None, a read, with the future of its caller."""
+    """An event with the future of its caller. If `make` is None, it is a read."""
 
     future: asyncio.Future[Any]
     make: MakeEvent | None = None
@@ -115,8 +115,8 @@ class EngineDriver:
         self._report_numbers: ReportNumbers = {}
         self.rm_epoch = 0
         self.broken: list[str] = []  # broken invariants; while there is one, no slots are granted
-        self._last_batch_ms = 0  # monotonic time of the latest batch with a change; 0: none
-        self._stalled = False  # True: the process did not run for a while since the latest tick
+        self._last_batch_ms = 0  # monotonic time of the latest batch or tick; 0: none yet
+        self._stalled = False  # True: the process was paused since the latest tick
 
     @property
     def state(self) -> State:

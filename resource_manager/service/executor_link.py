@@ -363,7 +363,7 @@ def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
         outcomes=(refused,),
         report=Report(
             report_number=0, rm_epoch=0, command_number=0
-        ),  # older than all other reports
+        ),  # this report counts as older than all others
     )
 
 

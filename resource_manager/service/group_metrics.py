@@ -1,4 +1,4 @@
-"""Fills the gauges of resource groups: one series per group, never one per job."""
+"""Sets the gauges of resource groups. Each group has a series, but jobs have none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def observe_groups(
     Args:
         metrics: the gauges.
         views: all groups.
-        time_ms: the moment, by the wall clock.
+        time_ms: the current time of the wall clock, in milliseconds.
     """
     for gauge in (
         metrics.group_weight,

@@ -24,7 +24,7 @@ class LaneLimits:
     batch_items_max: int = (
         2_000  # items of all owners in one batch; a larger call has its own batch
     )
-    urgent_items_max: int = 200  # urgent items in one batch, in addition
+    urgent_items_max: int = 200  # additional urgent items in one batch
     # Waiting items of all owners. Above this limit, an owner with waiting items must retry. Above
     # twice this limit, every owner must retry.
     queue_items_max: int = 200_000
@@ -54,7 +54,7 @@ class Lanes:
     def __init__(self, limits: LaneLimits) -> None:
         self._limits = limits
         self._urgent: deque[Item] = deque()
-        self._queues: dict[str, _OwnerQueue] = {}  # in the order in which they are served
+        self._queues: dict[str, _OwnerQueue] = {}  # the queues, in the order of service
         self._promised: dict[str, int] = {}  # items admitted but not queued yet, by owner
         self.waiting_items = 0
 
@@ -184,7 +184,7 @@ class Lanes:
                 # An owner that still has credit keeps its place. Only the size of the batch has
                 # stopped it.
                 elif queue.credit <= 0:
-                    self._queues[owner] = self._queues.pop(owner)  # the owner becomes the last one
+                    self._queues[owner] = self._queues.pop(owner)  # the owner is now served last
                 if left <= 0:
                     return
             if not served and self._queues:

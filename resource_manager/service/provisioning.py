@@ -42,7 +42,7 @@ from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 
 CHECKS_AT_ONCE_MAX = 16
-TELL_PAUSE_S = 0.2  # pause before an outcome is submitted again
+REPORT_PAUSE_S = 0.2  # pause before an outcome is submitted again
 STRAY_TIMEOUT_S = 60.0
 MESSAGE_LENGTH_MAX = 1_000  # a longer message of a provider is shortened to this length
 
@@ -59,7 +59,7 @@ class Providers:
 
     by_name: Mapping[str, Provider]
     of_shape: Mapping[str, str]  # name of the provider, by shape
-    look_interval_s: float = 5.0  # between two checks of all executors
+    look_interval_s: float = 5.0  # pause between two checks of all executors
     stray_timeout_s: float = STRAY_TIMEOUT_S  # an executor unknown for this long is stopped
     token_file: Callable[[str], Path] | None = None  # where an executor's join token goes
     write_token: WriteToken | None = None
@@ -218,7 +218,7 @@ class Provisioning:
         # From here on, the outcome of this call is not the outcome of a further stop.
         work.answered = True
         if made is not None:
-            await self._tell(order.executor_id, made)
+            await self._report(order.executor_id, made)
 
     async def _start(self, order: StartExecutor) -> MakeEvent:
         executor_id, shape = order.executor_id, order.shape
@@ -276,7 +276,7 @@ class Provisioning:
             )
         return result
 
-    async def _tell(self, executor_id: str, make: MakeEvent) -> None:
+    async def _report(self, executor_id: str, make: MakeEvent) -> None:
         """Submits an outcome until it is in the state.
 
         An attempt can fail because the database cannot be reached, or because the state must be
@@ -286,7 +286,7 @@ class Provisioning:
             try:
                 await self._runner.submit(make, render=lambda _none: None, urgent=True)
             except Unavailable:
-                await asyncio.sleep(TELL_PAUSE_S)
+                await asyncio.sleep(REPORT_PAUSE_S)
                 continue
             except FinegrainError as error:
                 # The engine rejected the outcome because it is no longer relevant. A retry would

@@ -45,7 +45,7 @@ async def observe_state(
 def observe_cluster(
     metrics: ResourceManagerMetrics, state: State, clock: Callable[[], Instant]
 ) -> Paused[list[str]]:
-    """Sets the gauges of the cluster and clears those of the executors.
+    """Sets the gauges of the cluster, and clears the gauges of the executors.
 
     Args:
         metrics: the gauges.

@@ -25,7 +25,7 @@ from resource_manager.service.wire.resizes import ResizeMessage, resize_event
 
 ItemT = TypeVar("ItemT")
 
-CHUNK_ITEMS_MAX = 500  # per event of a large call
+CHUNK_ITEMS_MAX = 500  # maximum number of items in one event of a large call
 
 NEW_COST = 4
 """Additional items that a request counts if it differs from all earlier requests of its event. It

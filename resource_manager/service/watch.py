@@ -29,7 +29,7 @@ TAIL_EVENTS_MAX = 2_000  # events in memory for each watched job
 MESSAGE_EVENTS_MAX = 500  # events in one message
 SNAPSHOT_REQUESTS_MAX = 1_000  # requests in one message; a larger snapshot has several parts
 SNAPSHOT_SCANNED_MAX = 20_000  # intervals read for one message, including ended requests
-SNAPSHOT_ITEMS = 500  # items that reading one part counts in the fair queues
+SNAPSHOT_ITEMS = 500  # cost of reading one part, in items of the fair queues
 JOB_ENDED = "job_ended"  # the kind of cluster event that ends a job's streams
 KEEPALIVE_MS_MAX = 10_000
 """An open stream sends a message at least this often. The message may be empty."""
@@ -87,7 +87,7 @@ class _Present:
     """State of a job when a stream begins."""
 
     last_sequence: int
-    trimmed_sequence: int  # events up to this one were deleted
+    trimmed_sequence: int  # all events up to this number were deleted
     pause_s: float  # pause between two keep-alives of the stream
 
 
@@ -248,8 +248,8 @@ class WatchHub:
     async def _next(
         self, job_id: str, feed: _Feed, position: int, *, upto: int | None = None
     ) -> list[JobEvent]:
-        """Returns the next events after `position`, at most for one message; empty: there are none
-        yet.
+        """Returns the next events after `position`, at most the number for one message. Empty if
+        there is no new event.
         """
         if upto is not None and position >= upto:
             return []

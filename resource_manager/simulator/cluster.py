@@ -102,7 +102,7 @@ class Cluster:
         self._ending: list[tuple[int, int, str, str]] = []  # (moment, number, job, allocation)
         self._orders: list[tuple[int, int, Callable[[Instant], Event]]] = []
         self._number = 0
-        self._effects = 0  # number of effects seen so far
+        self._effects = 0  # number of effects until now
         self._quiet_until_ms = 0
         self._wire: list[Command] = []
         self.executors = {node.name: SimulatedExecutor(node) for node in nodes}

@@ -82,7 +82,7 @@ class FigureResult:
 
     set_up: SetUp
     jobs: tuple[JobResult, ...]
-    lane_threads: Mapping[str, Mapping[str, int]]  # per thread of capacity: threads of work, by job
+    lane_threads: Mapping[str, Mapping[str, int]]  # by thread of capacity and job
     makespan_s: float
     utilisation: float
     choice: Choice | None

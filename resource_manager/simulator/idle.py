@@ -46,8 +46,8 @@ class IdleCheck:
 
     Attributes:
         checks: number of moments that were checked.
-        findings: a sentence for each kind of request that waits although it fits; only the first
-            ones.
+        findings: a sentence for each kind of request that waits although it fits. Only the first
+            `FINDINGS_MAX` are kept.
         idle_moments: number of moments with any finding.
     """
 

@@ -155,8 +155,8 @@ class RunLog:
         return {name: steps_of(some) for name, some in changes.items()}
 
     def waiting(self, key: Callable[[Run], K]) -> Mapping[K, Steps]:
-        """Returns for each key the number of waiting threads over time. Counts only threads that
-        started later.
+        """Returns for each key the number of waiting threads over time. Threads that never started
+        are not counted.
         """
         changes: dict[K, list[tuple[int, float]]] = {}
         for run in self:

@@ -41,8 +41,8 @@ def simulated(settings: EngineSettings) -> EngineSettings:
 
 @dataclass(slots=True)
 class Effort:
-    """The work of the engine. `cpu_s` is the cpu time of all decisions, `longest_cpu_s` that of the
-    longest decision.
+    """The work of the engine. `cpu_s` is the cpu time of all decisions, and `longest_cpu_s` the cpu
+    time of the longest decision.
     """
 
     decisions: int = 0

@@ -37,7 +37,7 @@ HOUR_MS = 3_600_000
 SHARE_WINDOWS_MS = (HOUR_MS, 24 * HOUR_MS)
 
 PROGRESS_EVERY = 500
-"""Moments between two calls of the progress function."""
+"""Number of simulated moments between two calls of the progress function."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of jobs that have ended, and the number of all jobs."""
@@ -64,7 +64,7 @@ class GroupResult:
     name: str
     weight: float
     jobs: int
-    wait: Spread  # milliseconds
+    wait: Spread  # in milliseconds
     slowdown: Spread
     account: Account
 
@@ -75,14 +75,14 @@ class Outcome:
 
     policy: str
     jobs: int  # jobs that ran until they ended
-    rejected: Mapping[str, int]  # by reason
+    rejected: Mapping[str, int]  # number of rejected jobs, by reason
     unserved: int  # jobs that still waited when no event was left
     wait: Spread
     slowdown: Spread
     makespan_ms: int
-    utilisation: float  # of all cpus, from the first arrival to the last end
-    utilisation_while_waiting: float  # only of the time in which requests waited
-    waiting_time_ms: int  # length of that time
+    utilisation: float  # share of all cpus, from first arrival to last end
+    utilisation_while_waiting: float  # the same, for the time in which requests waited
+    waiting_time_ms: int  # length of the time in which requests waited
     shares: Sequence[ShareGap]
     groups: Sequence[GroupResult]
     idle_checks: int
@@ -90,9 +90,9 @@ class Outcome:
     idle_findings: Sequence[str]
     reservations: int
     effort: Effort
-    begin_ms: int  # the first arrival
+    begin_ms: int  # time of the first arrival
     cores: Mapping[str, Steps]  # cores in use, by group; the groups with most work come first
-    waiting: Steps  # threads that wait, over time
+    waiting: Steps  # number of waiting threads over time
     waits_ms: Sequence[int]  # waits of the jobs, in order of arrival
 
 
@@ -162,7 +162,7 @@ def _outcome(
     cluster: Cluster, check: IdleCheck, settings: EngineSettings, weights: Mapping[str, float]
 ) -> Outcome:
     log = cluster.log
-    # Rejected and unserved jobs have no wait or slowdown; the outcome counts them apart.
+    # Rejected and unserved jobs have no wait or slowdown; the outcome counts them separately.
     over = [job for job in log.jobs.values() if job.end_ms is not None and job.started]
     rejected: dict[str, int] = {}
     for job in log.jobs.values():

@@ -1,4 +1,4 @@
-"""Tables in memory, with the same keys, references and integer bounds as those of a database.
+"""Tables in memory, with the same keys, references and integer bounds as tables of a database.
 
 A transaction has one writer. If it fails, all its changes are undone.
 """

@@ -26,7 +26,7 @@ CONNECT_TIMEOUT_S = 5
 SILENCE_MS = 10_000
 """A server that acknowledges nothing for this long counts as unreachable."""
 
-POLL_S = 0.1  # between two attempts to get the lease
+POLL_S = 0.1  # pause between two attempts to get the lease
 LEASE_WAIT_MAX_S = 30.0  # longest wait for a predecessor's lease
 
 NOW_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
@@ -101,7 +101,7 @@ def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
     """Reads the lease row.
 
     Args:
-        connection: in a transaction.
+        connection: where to read. A transaction must be open.
         lock: True: no other process can take or renew the lease until the transaction ends.
 
     Raises:

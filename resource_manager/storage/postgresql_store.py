@@ -283,7 +283,7 @@ class PostgresqlStore(SqlStore):
             if self._rm_epoch:
                 # Release the lease, so that a successor need not wait until it expires.
                 values = {"holder": self._holder}
-                with suppress(SQLAlchemyError):  # on an error the lease runs out by itself
+                with suppress(SQLAlchemyError):  # after an error, the lease expires by itself
                     self._on_lease_connection(lambda one: one.execute(_RELEASE, values))
             if self._kept is not None:
                 with suppress(SQLAlchemyError):
@@ -306,7 +306,7 @@ def open_postgresql(
             create=create and not read_only,
             upgrade=upgrade and not read_only,
         )
-    except BaseException:  # connections must not stay open
+    except BaseException:  # close the connections after any error
         engine.dispose()
         raise
     return PostgresqlStore(location, engine, read_only=read_only, lease_ms=lease_ms)

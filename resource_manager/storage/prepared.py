@@ -67,7 +67,7 @@ class PreparedChanges:
         event logs.
 
         Args:
-            connection: in a transaction.
+            connection: where to write. A transaction must be open.
             statements: the statements of its database.
 
         Raises:

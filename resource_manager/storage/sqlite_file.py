@@ -53,7 +53,7 @@ def sqlite_engine(path: Path, *, read_only: bool, connections: int) -> Engine:
     Args:
         path: the database file; it must exist.
         read_only: open it read-only.
-        connections: how many connections the pool has.
+        connections: size of the connection pool.
     """
     mode = "ro" if read_only else "rw"  # never rwc: databases are created under a temporary name
 

@@ -25,7 +25,7 @@ It limits the memory, and the pause between two statements of a transaction. The
 transaction whose pause is longer than `idle_in_transaction_session_timeout`.
 """
 
-_STATEMENTS_KEPT = 1_024  # cached SQL texts; they differ in the columns with one value for all rows
+_STATEMENTS_KEPT = 1_024  # maximum number of cached SQL texts
 
 
 C = TypeVar("C")
@@ -40,7 +40,7 @@ class Statements(ABC, Generic[C]):
         """Inserts rows. A row with the primary key of a stored row replaces it.
 
         Args:
-            connection: in a transaction.
+            connection: where to write. A transaction must be open.
             table: the table.
             rows: all columns in declared order; each key at most once.
         """
@@ -57,7 +57,7 @@ class Statements(ABC, Generic[C]):
         """Changes columns of stored rows. Rows that are not stored are skipped.
 
         Args:
-            connection: in a transaction.
+            connection: where to write. A transaction must be open.
             table: the table.
             key: names of the key columns.
             changed: names of the columns to change.
@@ -72,7 +72,7 @@ class Statements(ABC, Generic[C]):
         """Deletes rows by key.
 
         Args:
-            connection: in a transaction.
+            connection: where to write. A transaction must be open.
             table: the table.
             key: names of the key columns.
             keys: values of these columns, one tuple per row.
@@ -83,7 +83,7 @@ class Statements(ABC, Generic[C]):
         """Deletes the first rows of some owners, up to and including a position of each owner.
 
         Args:
-            connection: in a transaction.
+            connection: where to write. A transaction must be open.
             table: the table.
             owner: name of the column with the owner.
             position: name of the column with the position.
@@ -95,7 +95,7 @@ class Statements(ABC, Generic[C]):
         """Deletes all rows up to and including a position.
 
         Args:
-            connection: in a transaction.
+            connection: where to write. A transaction must be open.
             table: the table.
             position: name of the column with the position.
             upto: the last position to delete.

@@ -19,8 +19,8 @@ LEASE_MS = 1000
 
 
 class NotLeader(FailedPrecondition):
-    """Another process has taken over, or this one never led. Nothing was written. The caller must
-    stop leading.
+    """Another process has taken over, or this process never led. Nothing was written. The caller
+    must stop leading.
     """
 
     default_reason = Reason.NOT_LEADER
@@ -88,8 +88,8 @@ class Store(ABC):
             holder: names this process to people and to other processes, for instance "host:port
                 (pid 42)".
             above_epoch: an epoch that an executor reported; the new epoch is higher.
-            wait_s: how long to wait for a predecessor's lease to run out; None: one lease, so that
-                a restart after a crash succeeds; 0: try once, as a standby does repeatedly. Stores
+            wait_s: time to wait for the end of a predecessor's lease; None: one lease, so that a
+                restart after a crash succeeds; 0: try once, as a standby does repeatedly. Stores
                 whose leadership ends with the process (SQLite, memory) never wait.
             address: the address at which callers reach this process. Standbys report it to their
                 callers, unless it is empty.
@@ -148,7 +148,8 @@ class Store(ABC):
 
     @abstractmethod
     def leave_lost_history(self) -> None:
-        """Raises all counters above what a lost newer copy of this database may have used.
+        """Raises all counters above the values that a lost newer copy of this database may have
+        used.
 
         Call it after an older copy was restored; see `lost_history.py`. Needs leadership.
 
@@ -171,7 +172,7 @@ class Store(ABC):
         Args:
             job_id: the job.
             after_sequence: return only events with a higher sequence number.
-            limit: how many events at most.
+            limit: maximum number of events.
         """
 
     @abstractmethod
@@ -182,7 +183,7 @@ class Store(ABC):
 
         Args:
             from_sequence: the first sequence number to return; 0: return the newest events.
-            limit: how many events at most.
+            limit: maximum number of events.
             subject_id: only events that name this executor, job or allocation; empty: all.
         """
 

@@ -135,7 +135,7 @@ requests = _table(
     _text("cpu_policy", server_default=text("''")),
     _flag("restart_on_device_loss", server_default=false()),
 )
-# Deleting a job looks for its requests by job id.
+# The deletion of a job finds its requests by job id.
 Index(None, requests.c.job_id)
 
 gangs = _table(
@@ -148,7 +148,7 @@ gangs = _table(
     _number("arrival_number"),
     _number("waiting_since_time_ms"),
 )
-# Deleting a job looks for its gangs by job id.
+# The deletion of a job finds its gangs by job id.
 Index(None, gangs.c.job_id)
 
 # No foreign keys: a slot that the executor has not confirmed as freed outlives its job, and its
@@ -232,7 +232,7 @@ request_ranges = _table(
     _text("cpu_policy", server_default=text("''")),
     _flag("restart_on_device_loss", server_default=false()),
 )
-# Deleting a job looks for its ranges by job id.
+# The deletion of a job finds its ranges by job id.
 Index(None, request_ranges.c.job_id)
 
 # Decimal numbers are stored as text: the shortest form that Python reads back exactly (repr).

@@ -24,8 +24,8 @@ from resource_manager.engine.model.entities import Cordon, Ended, Resize
 
 T = TypeVar("T")
 
-_KNOWN_PROFILES = 65_536  # most texts, and most values, that one cache keeps
-_KNOWN_PARTS = 4_096  # most cached texts of data that several events share
+_KNOWN_PROFILES = 65_536  # maximum size of each cache of texts or values
+_KNOWN_PARTS = 4_096  # maximum size of the cache for data that events share
 
 _quoted = json.encoder.encode_basestring_ascii
 json_text = json.JSONEncoder(

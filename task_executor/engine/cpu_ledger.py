@@ -39,8 +39,8 @@ class HostCpus:
 
     slot_cpus: CpuSet  # cpus that count in the executor's total
     reserved: CpuSet = EMPTY  # cpus that the configuration reserves; not in the total
-    isolated: CpuSet = EMPTY  # cpus of both sets above without load balancing by the kernel
-    pools: tuple[tuple[PoolName, CpuSet], ...] = ()  # by NUMA node and package; empty: one pool
+    isolated: CpuSet = EMPTY  # cpus of both sets that the kernel does not load-balance
+    pools: tuple[tuple[PoolName, CpuSet], ...] = ()  # cpus by pool; empty: one pool
     memory_nodes: NodeSet = EMPTY  # NUMA nodes that memory can be bound to; empty: not known
     policy: HostPolicy = NO_SETTINGS  # settings from the configuration
 
@@ -82,7 +82,7 @@ class CpuLedger:
     conditions: CpuConditions = CpuConditions()
     version: int = 0
     _slots: dict[SlotKey, tuple[CpuAssignment, ...]] = field(default_factory=dict)
-    _pools: tuple[int, Pools] | None = None  # cache, with the version that it was computed for
+    _pools: tuple[int, Pools] | None = None  # cached pools, with their version
 
     @property
     def pools(self) -> Pools:

@@ -98,7 +98,7 @@ class Lending:
         """
         self._pools[key] = _Pool(quota, quota, kept, kept, borrows)
 
-    def says(self, key: PoolKey, wanted: int, kept: int, now: float) -> None:
+    def report(self, key: PoolKey, wanted: int, kept: int, now: float) -> None:
         """Updates a pool from its report.
 
         Args:
@@ -118,7 +118,7 @@ class Lending:
         """Handles that a pool stops reporting. It then has its quota, and must return borrowed
         memory."""
         pool = self._pools[key]
-        self.says(key, pool.quota, pool.kept, now)
+        self.report(key, pool.quota, pool.kept, now)
 
     def changed(self, room: int, quotas: Mapping[PoolKey, int], now: float) -> None:
         """Updates the quotas. Pools without a quota have ended and are removed.

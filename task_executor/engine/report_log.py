@@ -108,7 +108,7 @@ class ReportLog:
         return tuple(slot for slot, _ in self._ended.values())
 
     def acknowledge(self, report_number: int) -> bool:
-        """Records that the RM has received this report and all earlier ones.
+        """Records that the RM has received this report and all earlier reports.
 
         Returns:
             True if ended slots were removed. The caller should then save a new checkpoint.

@@ -64,7 +64,7 @@ class Helper:
         self.tasks = Tasks(self.loop, config, self.driver, self.send_event)
         self.slots = Slots(state, self.driver, self.tasks.shims_of)
         self.kubelet_files = KubeletFiles(config["kubelet_dir"], config["kubelet_config"])
-        self.is_limiting = False  # memory of devices
+        self.is_limiting = False  # True: limits of device memory are being set
         listener = listen(Path(config["socket_path"]), config["front_uid"], config["front_gid"])
         uids = {0, os.geteuid(), config["front_uid"]}
         self.server = FrameServer(self.loop, listener, uids, HELPER_VERBS, self.handle)
@@ -196,10 +196,10 @@ class Helper:
     def limit_device_memory(self, args: dict[str, Any]) -> Job:
         driver, probe = self.driver, args["probe"]
         orders = [(driver.slot(slot_name(each)), each["limits"]) for each in args["slots"]]
-        # Shims use no device, so a limit of theirs disturbs nothing.
+        # The group of shims is good for the probe, because shims use no device.
         orders += [(driver.shims(), probe), (driver.shims(), dict.fromkeys(probe, 0))]
         groups = [{"path": at.get("unified"), "limits": most} for at, most in orders]
-        # One at a time, so that an older order never ends after a newer one.
+        # Run one order at a time, so that an older order never ends after a newer order.
         while self.is_limiting:
             yield 0.02
         self.is_limiting = True
@@ -209,7 +209,7 @@ class Helper:
             self.is_limiting = False
         if answer is None:
             message = f"the device agent has failed, or has not answered within {_LIMIT_S:.0f} s"
-            raise Fault("INTERNAL", f"{message}; see the helper's log, and ask nvidia-smi")
+            raise Fault("INTERNAL", f"{message}; see the helper's log, and run nvidia-smi")
         return answer
 
     def kubelet(self, args: dict[str, Any]) -> dict[str, Any]:

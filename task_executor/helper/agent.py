@@ -1,6 +1,7 @@
-"""Executes agents: programs that may load a driver's library, or start a program that does.
+"""Runs agents: programs that may load a driver's library, or start a program that does so.
 
-Each is a process of its own, and not a fork: forks of the helper would inherit the library.
+Each agent is a separate process, not a fork. A library in the helper's memory would get into every
+fork.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from task_executor.helper.loop import Job
 from task_executor.helper.protocol import FRAME_BYTES_MAX
 
 _FOLDER = Path(__file__).resolve().parents[1]
-_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)  # by the helper
+_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)  # signals that the helper ignores
 
 
 def run_agent(name: str, order: dict[str, Any], answer_s: float) -> Job:
-    """A job that returns an agent's answer to an order; None if it does not answer in time."""
-    # Files in memory and no pipes: nothing blocks, however long order and answer are.
+    """A job that returns an agent's answer to an order, or None if the agent does not answer in
+    time.
+    """
+    # Use files in memory and not pipes, so that a long order or answer blocks nothing.
     files = [os.memfd_create("order"), os.memfd_create("answer")]
     try:
         os.pwrite(files[0], json.dumps(order).encode(), 0)

@@ -29,7 +29,7 @@ def close_all_but(keep: Collection[int]) -> None:
             try:
                 os.close(int(name))
             except OSError:
-                continue  # the descriptor of the listing itself
+                continue  # this descriptor belonged to the listing
 
 
 def run_in_fork(work: Callable[[], None]) -> int:

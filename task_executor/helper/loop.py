@@ -62,7 +62,7 @@ class Loop:
         self.running = True
         wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-        # Only with a handler is the wakeup fd written.
+        # Python writes to the wakeup fd only if the signal has a handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
         def woken(_events: int) -> None:

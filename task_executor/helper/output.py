@@ -1,7 +1,7 @@
-"""Collects the output of a task from its pipes, for one reader that must not miss any: the holder.
+"""Collects the output of a task from its pipes. One reader, the holder, receives all of it.
 
-While a holder holds, the shim does not read a pipe whose log is full of unacknowledged bytes, so
-the task waits, as it does in a shell pipeline. Without a holder, the task never waits.
+While there is a holder, the shim does not read a pipe whose log is full of unacknowledged bytes. So
+the task waits, as in a shell pipeline. Without a holder, the task never waits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from task_executor.helper.loop import Job, Loop
 from task_executor.helper.output_log import OutputLog
 from task_executor.helper.protocol import Fault
 
-HOLD_S = 65.0  # the front renews a hold every 5 s, so a holder that is gone holds for 60 to 65 s
-_DISK_S = 60.0  # the disk may be full for this long before held output is dropped
+HOLD_S = 65.0  # the front renews it every 5 s, so a hold ends 60 to 65 s after its holder
+_DISK_S = 60.0  # the disk may be full for this time before held output is dropped
 _DRAIN_S, _RETRY_S = 2.0, 0.5
 _CHUNK_BYTES = 1 << 16
 _PIPE_BYTES_MAX = 1 << 20  # the largest pipe that a task without privileges can make
@@ -38,7 +38,8 @@ class TaskOutput:
         directory: the directory of the task.
         limit: the maximum number of bytes to store of each stream.
         gid: the group that may read the logs.
-        holder: the id of the holder; None: none yet. It holds from the start of the task.
+        holder: the id of a holder that holds the output from the start of the task; None: no
+            holder.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class TaskOutput:
 
     @property
     def is_held(self) -> bool:
-        # With a limit of 0, no byte could ever be passed on.
+        # With a limit of 0, the holder could never receive a byte.
         return self._limit > 0 and time.monotonic() < self._held_until
 
     def collect(self, name: str, fd: int) -> None:
@@ -63,7 +64,8 @@ class TaskOutput:
         self._watch(stream)
 
     def hold(self, holder: str, stdout: int, stderr: int) -> dict[str, Any]:
-        """Renews the hold, and notes up to which positions the holder has received the output.
+        """Renews the hold, and records the positions up to which the holder has received the
+        output.
 
         Raises:
             Fault: ALREADY_EXISTS: another reader holds the output.
@@ -78,7 +80,7 @@ class TaskOutput:
         return {}
 
     def finish(self) -> Job:
-        """Reads what is left in the pipes after the end of the task.
+        """Reads the rest of the pipes after the end of the task.
 
         The time is limited, because without cgroups a process that has escaped can keep the pipes
         open. Held output may exceed the limit by the size of a pipe, so that the end of the task
@@ -145,7 +147,7 @@ class TaskOutput:
             self._loop.later(_RETRY_S, self._retry)
 
     def _retry(self) -> None:
-        """Reads again. The disk may have space, or the holder may not have renewed its hold."""
+        """Reads again. The disk may have space again, or the hold may have expired."""
         self._retries = False
         self._resume()
 

@@ -10,7 +10,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-_SEGMENTS = 16  # of a log: a removal costs at most this part of the limit
+_SEGMENTS = 16  # maximum number of segments; one removal drops at most 1/16 of the limit
 _SEGMENT_BYTES_MAX = 8 << 20
 _SEGMENTS_MAX = 1024
 
@@ -44,13 +44,14 @@ class _Segment:
 class OutputLog:
     """Stores one stream.
 
-    With `keep=True`, no byte is lost that is not acknowledged: the caller adds at most `room()`
+    With `keep=True`, no unacknowledged byte is lost. For this, the caller adds at most `room()`
     bytes, and then calls `flush` until it returns True. With `keep=False`, the log stores the first
-    half of the limit, and the last bytes in the other half. What lies between is dropped.
+    half of the limit, and the last bytes in the other half. The bytes between the two halves are
+    dropped.
 
-    An example with a limit of 160 bytes, so segments of 10, and 300 bytes of output without
-    acknowledgements: the log keeps 0 to 79 in eight segments, and 220 to 299 in the other eight.
-    `dropped` is 140.
+    Example: the limit is 160 bytes, so segments have 10 bytes, and there are 300 bytes of output
+    without acknowledgements. The log keeps bytes 0 to 79 in eight segments, and bytes 220 to 299 in
+    the other eight. `dropped` is 140.
 
     Args:
         directory: the directory of the task.
@@ -61,7 +62,7 @@ class OutputLog:
     Attributes:
         end: the number of bytes that were stored or dropped until now.
         acknowledged: the holder has received all bytes before this position.
-        dropped: the number of lost bytes, without acknowledged ones.
+        dropped: the number of lost bytes that were not acknowledged.
     """
 
     def __init__(self, directory: Path, stream: str, limit: int, gid: int) -> None:
@@ -73,10 +74,12 @@ class OutputLog:
         self.end = self.acknowledged = self.dropped = self._stored = 0
         self._unwritten = b""
         self._segments: list[_Segment] = []
-        self._begin_segment()  # so that a disk that is full now fails the start of the task
+        self._begin_segment()  # so that the start of the task fails if the disk is full
 
     def room(self, most: int) -> int:
-        """Returns how many bytes fit, at most `most`; removes acknowledged segments if needed."""
+        """Returns the number of bytes that fit, at most `most`. Removes acknowledged segments if
+        needed.
+        """
         while self._stored + most > self.limit and self._remove_acknowledged():
             pass
         return max(0, min(most, self.limit - self._stored))
@@ -92,7 +95,7 @@ class OutputLog:
         while view:
             beyond = len(view) - (self.limit - self._first_bytes)
             if not keep and self.end >= self._first_bytes and beyond > 0:
-                # These bytes would be displaced by the other bytes of the same chunk.
+                # Drop the bytes that the later bytes of the same chunk would displace.
                 self._drop(beyond)
                 view = view[beyond:]
             written = self._append(view, keep=keep)
@@ -105,18 +108,18 @@ class OutputLog:
             view = view[written:]
 
     def flush(self, *, keep: bool) -> bool:
-        """Writes bytes that the disk did not take; returns True if there are none any more."""
+        """Writes bytes that could not be written before. Returns True if no such bytes are left."""
         data, self._unwritten = self._unwritten, b""
         if data:
             self.add(data, keep=keep)
         return not self._unwritten
 
     def acknowledge(self, position: int) -> None:
-        """Notes that the holder has received all bytes before `position`."""
+        """Records that the holder has received all bytes before `position`."""
         self.acknowledged = max(self.acknowledged, min(position, self.end))
 
     def sync(self) -> None:
-        """Syncs what the holder has not received. A failure counts as a loss."""
+        """Syncs the bytes that the holder has not received. A failure counts as a loss."""
         try:
             for each in self._segments:
                 if each.end >= self.acknowledged:
@@ -131,7 +134,7 @@ class OutputLog:
             self.dropped = max(1, self.dropped)
 
     def _append(self, view: memoryview, *, keep: bool) -> int:
-        """Writes bytes to one segment; returns how many, 0 if there is no room for any."""
+        """Writes bytes to one segment. Returns the number of bytes; 0: there is no room."""
         try:
             segment = self._segments[-1] if self._segments else None
             if segment is None or segment.fd < 0:
@@ -170,7 +173,7 @@ class OutputLog:
                 self._remove(len(self._segments) - 1)
 
     def _remove_acknowledged(self) -> bool:
-        """Removes the oldest segment, if it is complete and the holder has all of it."""
+        """Removes the oldest segment if it is complete and the holder has received all of it."""
         oldest = self._segments[0] if self._segments else None
         if oldest is None or oldest.fd >= 0 or oldest.end > self.acknowledged:
             return False

@@ -16,20 +16,20 @@ _AGENT_S = 3_500.0  # the front waits a little longer
 def move(
     slots: Slots, driver: Driver, name: str, order: dict[str, Any], memory_bytes: int = 0
 ) -> Job:
-    """A job that moves all processes of a slot off their GPUs, or back. Repeatable.
+    """A job that moves all processes of a slot off their GPUs, or back. It can be repeated.
 
     Args:
         slots: all slots.
-        driver: of control groups.
+        driver: the cgroup driver.
         name: the slot.
         order: `park` and `device_map` of the agent's order.
-        memory_bytes: memory of GPUs that has to fit into the slot's memory in addition.
+        memory_bytes: memory of GPUs that must also fit into the slot's memory, in bytes.
 
     Returns:
-        The agent's answer: `processes`, how many were moved now.
+        The agent's answer: `processes` is the number of processes that this job moved.
 
     Raises:
-        Fault: BELOW_USE if the slot's memory is too small, else PARK_FAILED; some processes may
+        Fault: BELOW_USE if the slot's memory is too small, else PARK_FAILED. Some processes may
             have been moved.
     """
     yield from _make_room(slots, driver, name, memory_bytes)
@@ -55,8 +55,8 @@ def _make_room(slots: Slots, driver: Driver, name: str, memory_bytes: int) -> Jo
     except Fault as fault:
         used = fault.details["used"]
         message = (
-            f"the {memory_bytes} bytes that its tasks have on GPUs do not fit into its memory of"
-            f" {limits['memory_bytes']} bytes, of which {used} are in use; resize it first"
+            f"the {memory_bytes} bytes of its tasks on GPUs do not fit into its memory of"
+            f" {limits['memory_bytes']} bytes, of which {used} are in use; resize the slot first"
         )
         raise Fault("BELOW_USE", message, asked=memory_bytes, used=used) from None
     finally:

@@ -87,7 +87,7 @@ class Tasks:
             self.loop.run(self._adopt(directory))
 
     def _adopt(self, directory: Path) -> Job:
-        """Waits for the record of a shim that is starting.
+        """Waits for the record of a shim that is being started.
 
         A shim locks its directory until it ends. If the directory is not locked and has no record,
         no task was started in it.
@@ -270,7 +270,7 @@ class Tasks:
         while not task.exit:  # the shim uses the directory until it ends
             yield 0.002
         fault = fault_of(answer["error"] or task.exit["error"])
-        # Of a task that never ran, nothing is left. The same id can be submitted again.
+        # Nothing is left of a task that never ran, so the same id can be submitted again.
         yield from self.forget(task.id)
         raise fault
 
@@ -356,7 +356,7 @@ class Tasks:
         deadline = time.monotonic() + _ANSWER_S
         if task.exit:
             raise ended
-        # Stage 2: one request on a new connection. Nothing here may block, not even the connect.
+        # Stage 2: one request on a new connection. No step may block, not even the connect.
         request = bytearray(encode({"id": 0, "verb": verb, "args": args}))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as peer:
             try:

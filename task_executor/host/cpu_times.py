@@ -8,15 +8,15 @@ from typing import Final
 
 _BUSY: Final = (0, 1, 2, 5, 6, 7)
 """Columns that count as busy: user, nice, system, irq, softirq and steal. The first two include
-guests. Idle and iowait do not count.
+the time of guests. Idle and iowait do not count.
 """
 
 
 def busy_usec(root: Path = Path("/")) -> dict[int, int]:
     """Returns the busy time of each online cpu, in microseconds since boot.
 
-    The kernel counts in hundredths of a second, so intervals should be a second or longer. Empty if
-    the file cannot be read.
+    The kernel counts in hundredths of a second, so intervals should be a second or longer. The
+    result is empty if the file cannot be read.
     """
     usec_per_tick = 1_000_000 // os.sysconf("SC_CLK_TCK")
     try:

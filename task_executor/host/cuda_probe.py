@@ -1,8 +1,9 @@
-"""A program that tests one GPU: allocate memory, copy data to it, within it and back, compare.
+"""A program that tests one GPU: it copies data to the GPU's memory, within it and back, and
+compares.
 
-It uses the CUDA driver by ctypes and needs nothing but the standard library. It tests the first
-GPU that CUDA_VISIBLE_DEVICES names. Exit codes: 0 passed; 1 failed, with the reason on stderr; 3
-the test could not be made, because there is no CUDA driver here.
+It calls the CUDA driver with ctypes, and needs only the standard library. It tests the first GPU
+that CUDA_VISIBLE_DEVICES names. Exit codes: 0: the GPU passed; 1: it failed, with the reason on
+stderr; 3: no test was possible, because this host has no CUDA driver.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class CudaError(Exception):
 
 
 def main() -> int:
-    """Runs the test; returns the exit code."""
+    """Runs the test. Returns the exit code."""
     try:
         cuda = ctypes.CDLL(_LIBRARY)
     except OSError as error:

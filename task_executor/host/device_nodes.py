@@ -1,9 +1,10 @@
-"""Finds the device files of devices: what a slot may open, and what it must be kept from.
+"""Finds the device files of devices: the files that a slot may open, and the files that are closed
+to it.
 
-A file counts by its kind and numbers, not by its path. The majors of detected devices are closed as
-a whole, so that devices that appear later are closed as well; of configured devices, whose majors
-may have other users, only the files themselves. Files that all devices of a driver share are open
-to slots with any of them.
+Kind and numbers identify a file, not its path. All files with the major numbers of detected devices
+are closed, so that devices that appear later are closed, too. The major numbers of configured
+devices may have other users, so only the files of these devices are closed. Some files are common
+to all devices of a driver. Slots with at least one of the devices can open them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NVIDIA_MAJORS: Final = (
     "nvidia-nvlink",
     "nvidia-nvswitch",
 )
-"""Names in /proc/devices of drivers whose major numbers are dynamic."""
+"""Names, in /proc/devices, of drivers with dynamic major numbers."""
 _GPUS: Final = "proc/driver/nvidia/gpus"
 _CAPABILITIES: Final = "proc/driver/nvidia/capabilities"
 

@@ -201,18 +201,20 @@ class HelperClient:
     async def limit_device_memory(
         self, slots: Iterable[SlotMemory], probe: Mapping[str, int]
     ) -> tuple[list[dict[str, str]], dict[str, str]]:
-        """Limits the memory of devices for slots. Repeating is safe.
+        """Limits the device memory of slots. The call can be repeated safely.
 
         Args:
             slots: the limits.
-            probe: limits, in bytes, to set and remove again where nothing uses a device.
+            probe: limits, in bytes by device. The helper sets them for a control group that uses
+                no device, and then removes them, to find out whether limits can be set.
 
         Returns:
-            Why limits could not be set, by device: for each slot in order, and for the probe.
+            The reasons why limits could not be set, by device: first for each slot, in the
+            sequence of `slots`, then for the probe.
 
         Raises:
-            FinegrainError: nothing is known; a driver may hang, or the helper is of an earlier
-                version.
+            FinegrainError: it is unknown which limits are set. A driver may hang, or the helper
+                has an earlier version.
         """
         args = {"slots": [FRAMES.to_json(each) for each in slots], "probe": dict(probe)}
         try:
@@ -221,7 +223,7 @@ class HelperClient:
             if error.field != "verb":
                 raise
             raise HelperError(_EARLIER_VERSION) from None
-        # A probe is two orders: its limits are set, then removed.
+        # The last two answers are for the probe: its limits are first set, and then removed.
         *of_slots, failed, left = answer["problems"]
         return of_slots, left | failed
 

@@ -66,7 +66,7 @@ class SlotPlace:
 class SlotMemory:
     """The limits of one slot for memory of devices, in bytes; 0: no limit.
 
-    A device is the UUID of an NVIDIA GPU, or a region of the kernel's dmem controller.
+    A device is named by the UUID of an NVIDIA GPU, or by a region of the kernel's dmem controller.
     """
 
     allocation_id: str

@@ -1,7 +1,8 @@
-"""Names GPUs as those do who limit their memory: NVIDIA's driver, and the kernel's dmem controller.
+"""Finds the names under which the memory of GPUs can be limited.
 
-The driver of NVIDIA limits a GPU by its UUID, on every kernel. Other drivers register the memory of
-their GPUs with the kernel, which names a region by the PCI address: "drm/0000:03:00.0/vram0".
+NVIDIA's driver limits a GPU by its UUID, on every kernel. Other drivers register the memory of
+their GPUs with the kernel's dmem controller, which names a region by the PCI address:
+"drm/0000:03:00.0/vram0".
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ _MEMORY: Final = re.compile(r"vram\d*")
 
 
 def limited_as(host: HostDevices, root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the names by which the memory of GPUs can be limited, and why others have none.
+    """Returns the names under which the memory of GPUs can be limited, and the reasons for GPUs
+    without such a name.
 
     Args:
         host: the devices.
-        root: stands for "/" in tests.
+        root: replaces "/" in tests.
 
     Returns:
         Two mappings by UUID.
@@ -50,7 +52,7 @@ def limited_as(host: HostDevices, root: Path = Path("/")) -> tuple[dict[str, str
         elif regions is None:
             problems[each.uuid] = NO_CONTROLLER
         elif found:
-            problems[each.uuid] = f"it has several memories ({', '.join(found)}), limited apart"
+            problems[each.uuid] = f"its memories ({', '.join(found)}) have separate limits"
         else:
             problems[each.uuid] = "its kernel driver does not register its memory with dmem"
     return names, problems
@@ -65,8 +67,9 @@ def limit_problems(
 
     Args:
         host: the devices.
-        root: stands for "/" in tests.
-        driver_problem: returns why NVIDIA's driver cannot; None: its library is loaded.
+        root: replaces "/" in tests.
+        driver_problem: returns why NVIDIA's driver cannot limit memory; None: its library is loaded
+            to find out.
     """
     names, problems = limited_as(host, root)
     found = problems | dict.fromkeys(names, "")
@@ -97,7 +100,7 @@ def _regions(root: Path) -> list[str] | None:
 
 
 def _of_device(regions: Iterable[str], device: Device) -> list[str]:
-    """Returns the regions that are memory of a device; others are memory of the host."""
+    """Returns the regions that are memory of a device. Other regions are memory of the host."""
     prefix = f"drm/{device.pci_address}/"
     return [
         each

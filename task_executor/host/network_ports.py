@@ -40,7 +40,7 @@ def offered_ports(ports: range, file: Path = EPHEMERAL_FILE) -> list[int]:
     """Returns the ports of a range, without the ports that the kernel uses for outgoing
     connections.
 
-    Such a port cannot be offered, because a connection of another program may use it at any time.
+    Connections of other programs may use a port of the kernel at any time.
 
     Args:
         ports: the configured range.

@@ -1,8 +1,8 @@
 """Computes how much normal memory the NUMA nodes have, and which nodes slots use by default.
 
 Memory of nodes without CPUs is HBM, CXL, persistent or GPU memory. It is counted separately, and
-slots do not use it by default. The exception: it is the nearest memory for CPUs on a node without
-memory. Huge pages are not part of normal memory. `capacity.py` applies limits of control groups and
+slots do not use it by default, unless it is the nearest memory for CPUs on a node without memory.
+Huge pages are not part of normal memory. `capacity.py` applies limits of control groups and
 reserves.
 """
 
@@ -51,8 +51,9 @@ def node_memory(topology: HostTopology, warnings: list[str]) -> NodeMemory:
 def _machine_bytes(topology: HostTopology, default_ids: set[int]) -> int | None:
     """Returns the machine's total without huge pages and without nodes that are not default.
 
-    On old kernels, which count reserved pages in the nodes, it is below the sum of the nodes. It is
-    None if it is unknown, or if it contradicts the nodes so much that nothing would be left.
+    On old kernels, which count reserved pages in the nodes, the total is below the sum of the
+    nodes. The result is None if the total is unknown, or if it contradicts the nodes so much that
+    nothing would be left.
     """
     if topology.memory_total_bytes is None:
         return None

@@ -68,7 +68,7 @@ def hugepages_of(nodes: Iterable[NumaCapacity]) -> dict[str, int]:
 def with_counts(
     nodes: Iterable[NumaCapacity], counts: Mapping[int, Mapping[str, int]]
 ) -> tuple[NumaCapacity, ...]:
-    """Adds countable resources to nodes. They replace huge pages of the same name.
+    """Adds countable resources to nodes. They replace huge pages with the same name.
 
     Args:
         nodes: the nodes.

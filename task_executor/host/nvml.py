@@ -58,7 +58,7 @@ class NvmlSource(Protocol):
     def read(self) -> GpuInventory:
         """Returns the present GPUs.
 
-        It never raises. Each call reads again, as MIG layouts change.
+        It never raises. Each call reads again, because MIG layouts change.
         """
         ...
 
@@ -97,7 +97,7 @@ class PynvmlSource:
             return GpuInventory(absence_reason=f"NVML cannot be used: {words_of(error)}")
         try:
             return _Session(nvml).inventory()
-        except Exception as error:  # as above
+        except Exception as error:  # see above
             return GpuInventory(absence_reason=f"NVML failed: {words_of(error)}")
         finally:
             with contextlib.suppress(Exception):

@@ -15,11 +15,11 @@ from typing import Final, Literal
 
 Stream = Literal["stdout", "stderr"]
 
-_SETTLED_NS: Final = 1_000_000_000  # after this, a change of a directory has a new time stamp
+_SETTLED_NS: Final = 1_000_000_000  # after this time, a change of a directory gets a new time stamp
 
 
 class OutputReader:
-    """Reads one stream, from a position on.
+    """Reads one stream, beginning at a position.
 
     Args:
         task_dir: the task's directory.
@@ -34,7 +34,7 @@ class OutputReader:
         self.offset = offset
         self._directory = task_dir
         self._stream = stream
-        self._start = 0  # of the segment that contains `offset`, as far as it is known
+        self._start = 0  # start of the segment that contains `offset`, if it is known
         self._starts: list[int] = []
         self._listed_at_ns = -1  # time stamp of the directory when `_starts` was read
 
@@ -51,8 +51,8 @@ class OutputReader:
         while True:
             if data := self._read_segment(max_bytes):
                 return self._take(data, max_bytes)
-            # The segments are listed before the next attempt. So if this list has a later segment,
-            # the attempt sees all bytes of the earlier one.
+            # List the segments before the next attempt. So if the list has a later segment, the
+            # attempt sees all bytes of the earlier segment.
             starts = self._list()
             at = bisect_right(starts, self.offset)
             if at:
@@ -103,7 +103,9 @@ class OutputReader:
 
 
 def _start_of(name: str, stream: Stream) -> int | None:
-    """Returns the position at which the segment of this name starts; None: it is no segment."""
+    """Returns the position at which the segment with this name starts; None: the file is no
+    segment.
+    """
     first, _, rest = name.partition(".")
     if first != stream or not rest.endswith("log"):
         return None
@@ -114,7 +116,7 @@ def _start_of(name: str, stream: Stream) -> int | None:
 
 
 def read_output(task_dir: Path, stream: Stream, offset: int, max_bytes: int) -> bytes:
-    """Returns bytes of a stream, from a position on; see `OutputReader.read`."""
+    """Returns bytes of a stream, beginning at a position; see `OutputReader.read`."""
     reader = OutputReader(task_dir, stream, offset)
     parts: list[bytes] = []
     while max_bytes > 0 and (data := reader.read(max_bytes)[1]):

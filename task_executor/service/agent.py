@@ -33,7 +33,7 @@ from task_executor.service.slot_keeper import SlotKeeper
 COALESCE_S = 0.02  # pause before a report, so that one report covers several changes
 REPORT_INTERVAL_MS_DEFAULT = 2_000
 REPORT_INTERVAL_MS_MIN, REPORT_INTERVAL_MS_MAX = 50, 3_600_000
-CONFLICT_PAUSE_S = 10.0  # between attempts that need an operator's action
+CONFLICT_PAUSE_S = 10.0  # pause between attempts that need an operator's action
 
 NEEDS_OPERATOR = frozenset(
     {
@@ -71,7 +71,7 @@ class AgentState:
     registered: bool = False
     connected: bool = False
     registration_number: int = 0
-    contact_at: float = 0.0  # when the RM last answered, in seconds of `boot_seconds`
+    contact_at: float = 0.0  # time of the RM's last answer, by `boot_seconds`
     report_interval_ms: int = REPORT_INTERVAL_MS_DEFAULT
     reports_sent: int = 0
 

@@ -125,7 +125,7 @@ class CommandRunner:
             )
 
     async def close(self) -> None:
-        """Accepts no more commands, and waits for the one in progress."""
+        """Accepts no more commands, and waits for the command in progress."""
         self._closed = True
         await asyncio.gather(*self._running, return_exceptions=True)
 

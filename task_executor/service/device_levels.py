@@ -42,10 +42,10 @@ class DeviceEnforcement:
     Attributes:
         nodes: the files of the devices. A slot can open only the files of its own devices.
         watched: UUIDs of the GPUs on which the memory use of each slot is measured.
-        under_mps: the levels of GPUs that MPS daemons share out, by UUID and dimension.
+        under_mps: the levels of GPUs that slots share under MPS, by UUID and dimension.
         limited: UUIDs of the GPUs whose memory the kernel or the driver can limit for each slot.
-        obstacles: why that is not possible for other GPUs, by UUID.
-        unlimited: why it has failed for single slots, by slot and UUID.
+        obstacles: why the memory of other GPUs cannot be limited, by UUID.
+        unlimited: why the memory was not limited for single slots, by slot and UUID.
     """
 
     nodes: DeviceNodes = NO_NODES
@@ -100,7 +100,7 @@ class DeviceEnforcement:
             device = known.get((share.type, share.uuid))
             levels = dict.fromkeys(dimensions_of(share.type), NONE)
             if device is not None:
-                # Without a share of the memory there is nothing that could be limited.
+                # Without a share of the memory there is nothing to limit.
                 is_limited = share.uuid not in failed and bool(dict(share.amounts).get(GPU_MEMORY))
                 enforcing = usual if is_limited else replace(usual, limited=frozenset())
                 is_whole = share.amounts == device.capacity
@@ -113,7 +113,7 @@ class DeviceEnforcement:
         """Returns why the memory of GPUs is not limited for a slot, by UUID.
 
         Args:
-            key: the slot; None: for any.
+            key: the slot; None: all slots.
         """
         return {**self.obstacles, **(self.unlimited.get(key, {}) if key is not None else {})}
 

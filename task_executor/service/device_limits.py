@@ -1,11 +1,11 @@
-"""Has the memory of GPUs limited for each slot: the level "kernel" of a share.
+"""Limits the memory of GPUs for each slot: the level "kernel" of a share.
 
-The helper lets a short-lived process set the limits (`task_executor/device_agent.py`), because that
-needs root and a library of the driver. The kernel or the driver then refuses memory above the
-share. A limit belongs to the group of its slot and vanishes with it.
+For this, the helper runs a short process (`task_executor/device_agent.py`), because root and a
+library of the driver are needed. The kernel or the driver then refuses memory above the share. A
+limit belongs to the group of its slot and ends with it.
 
-What could not be limited has the next lower level, with the reason. It is tried again each time
-that all limits are set again: when front or helper have started, and about once a minute.
+If a limit cannot be set, the share has the next lower level, with the reason. All limits are set
+again when the front or the helper has started, and about once a minute.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from task_executor.host.helper_messages import SlotMemory
 from task_executor.host.memory_regions import limited_as
 from task_executor.service.slot_keeper import SlotKeeper
 
-NEEDS_V2: Final = "limits of GPU memory need cgroup v2, and the driver of cgroups here is {driver}"
+NEEDS_V2: Final = "limits of GPU memory need cgroup v2, but the cgroup driver here is {driver}"
 NEEDS_ROOT: Final = "limits of GPU memory need root: run the executor, or its helper, as root"
 _MIB: Final = 1 << 20
 
@@ -35,18 +35,18 @@ class DeviceLimits:
     """The limits of one executor.
 
     Args:
-        keeper: the slots. Its `enforcement` says what is limited.
-        root: stands for "/" in tests.
+        keeper: the slots. Its `enforcement` has the GPUs whose memory can be limited.
+        root: replaces "/" in tests.
     """
 
     def __init__(self, keeper: SlotKeeper, root: Path = Path("/")) -> None:
         self._keeper = keeper
         self._root = root
-        self._names: dict[str, str] = {}  # of GPUs, by UUID
+        self._names: dict[str, str] = {}  # names of GPUs for the helper, by UUID
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> bool:
-        """Finds out whose memory can be limited, and sets the limits of all slots again.
+        """Determines the GPUs whose memory can be limited, and sets the limits of all slots again.
 
         Returns:
             True if levels or reasons have changed.
@@ -54,7 +54,7 @@ class DeviceLimits:
         keeper = self._keeper
         async with self._lock:
             before, host = keeper.enforcement, keeper.table.devices.host
-            # Regions have other names after a GPU has moved to another address.
+            # The name of a region changes when its GPU moves to another address.
             self._names, obstacles = limited_as(host, self._root)
             if self._names:
                 obstacles |= await self._set_all()
@@ -71,7 +71,9 @@ class DeviceLimits:
         return before != keeper.enforcement
 
     async def set(self, specs: Iterable[SlotSpec]) -> None:
-        """Sets the limits of slots, before they get tasks or after their shares have changed."""
+        """Sets the limits of slots. The caller calls it before slots get tasks, and after their
+        shares change.
+        """
         async with self._lock:
             wanted = self._wanted(specs, self._keeper.enforcement.limited)
             if not wanted:
@@ -83,9 +85,11 @@ class DeviceLimits:
             self._note(wanted, problems)
 
     async def _set_all(self) -> dict[str, str]:
-        """Sets the limits of all slots; returns why GPUs cannot be limited, by UUID."""
+        """Sets the limits of all slots. Returns the reasons for GPUs that cannot be limited, by
+        UUID.
+        """
         helper, table = self._keeper.helper, self._keeper.table
-        # A resize sets the limits of its slot when it has ended, or is tried again.
+        # Leave out slots with a resize in progress, because the resize sets their limits itself.
         slots = [s for s in table if s.state is CarveState.ALLOCATED and s.becoming is None]
         probe = {
             self._names[each.uuid]: _whole_mib(each.capacity)
@@ -121,7 +125,7 @@ class DeviceLimits:
         return found
 
     def _note(self, wanted: Iterable[SlotMemory], problems: Iterable[Mapping[str, str]]) -> None:
-        """Takes in which limits of slots could not be set."""
+        """Records the limits of slots that could not be set."""
         uuids = {name: uuid for uuid, name in self._names.items()}
         unlimited = dict(self._keeper.enforcement.unlimited)
         for slot, failed in zip(wanted, problems, strict=True):
@@ -140,7 +144,7 @@ class DeviceLimits:
 
 
 def _whole_mib(amounts: Pairs) -> int:
-    """Returns bytes of memory. Drivers may count in larger units: rounded down, they are read back
-    as they were written.
+    """Returns bytes of memory, rounded down to MiB. Drivers may count in larger units than bytes.
+    With this rounding, the driver returns the limit that was written.
     """
     return dict(amounts).get(GPU_MEMORY, 0) // _MIB * _MIB

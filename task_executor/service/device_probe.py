@@ -90,20 +90,20 @@ class DeviceProbe:
             state = await helper.inspect()
             found = next((each for each in state.tasks if each.task_id == task_id), None)
             if found is not None and found.exit is not None:
-                said = read_output(found.directory, "stderr", 0, OUTPUT_LIMIT_BYTES)
-                return found.exit, printable(said.decode(errors="replace").strip())
+                output = read_output(found.directory, "stderr", 0, OUTPUT_LIMIT_BYTES)
+                return found.exit, printable(output.decode(errors="replace").strip())
             await asyncio.sleep(_POLL_S)
         return None, ""
 
     def _judge(self, device: Device, result: tuple[ExitRecord | None, str]) -> str:
-        record, said = result
+        record, output = result
         if record is None or record.timed_out:
             return f"the test did not end within {TIMEOUT_MS // 1000} s"
         if record.exit_code == cuda_probe.PASSED:
             log.info("device_probed", device=device.name)
             return ""
         if record.exit_code == cuda_probe.FAILED:
-            return said[-_TEXT_LENGTH_MAX:] or "the test failed"
+            return output[-_TEXT_LENGTH_MAX:] or "the test failed"
         # The program did not run to its end: for example, there is no driver, the task's user has
         # no Python interpreter, or the program was killed. This says nothing about the device.
         log.warning(
@@ -111,7 +111,7 @@ class DeviceProbe:
             device=device.name,
             exit_code=record.exit_code,
             signal=record.signal,
-            error=said,
+            error=output,
         )
         return ""
 

@@ -151,7 +151,7 @@ class DeviceWatch:
 
     @property
     def measurement(self) -> tuple[int, tuple[DeviceUsage, ...]]:
-        """Number of the last reading, and what it says about GPUs whose memory is `measured`."""
+        """Number of the last reading, and the use of GPUs whose memory is `measured`."""
         return self._checked, tuple(each for each in self.usages if each.uuid in self.measured)
 
     @property

@@ -49,7 +49,7 @@ def slot_removed(key: SlotKey) -> FinegrainError:
 
 
 def not_moved(wanted: SlotSpec, error: Exception) -> FinegrainError:
-    """Returns BELOW_USE or PARK_FAILED: the slot is parked, or not, as before."""
+    """Returns BELOW_USE or PARK_FAILED. The slot stays parked or unparked."""
     kept = error if isinstance(error, FinegrainError) else None
     reason = Reason.PARK_FAILED
     if kept is not None and kept.reason is Reason.BELOW_USE:
@@ -66,8 +66,8 @@ def still_moving(wanted: SlotSpec, trouble: str) -> FinegrainError:
     """Returns IN_PROGRESS.
 
     Args:
-        wanted: what the slot is becoming.
-        trouble: what has failed so far; empty: nothing.
+        wanted: the new size of the slot.
+        trouble: the failures until now, as text; empty: none.
     """
     doing = "parked" if wanted.is_parked else "unparked"
     return FailedPrecondition(

@@ -69,10 +69,10 @@ from task_executor.service.task_runner import TaskRunner
 from task_executor.service.usage import Meter
 
 PROTOCOL_VERSION = "1.1"  # 1.1: tasks of job graphs
-LAG_PROBE_S = 0.5  # how often the delay of the event loop is measured
+LAG_PROBE_S = 0.5  # pause between two measurements of the event loop's delay
 SQUEEZE_CPUSET = "cpuset"
 LAST_REPORT_S = 3.0  # maximum time for the last report of a planned stop
-STOP_MARGIN_S = 10.0  # a stop waits for freed slots this much longer than the grace period
+STOP_MARGIN_S = 10.0  # time that a stop waits for freed slots after the grace period
 
 log = get_logger(__name__)
 

@@ -214,7 +214,7 @@ def _counts(options: TaskExecutorOptions) -> dict[str, int]:
         name = key.partition(ON_NODE)[0]
         if name == PORTS:
             raise InvalidArgument(
-                f"extended.{key}", amount, "no ports here: task_ports is the range of them"
+                f"extended.{key}", amount, "no ports here: task_ports sets their range"
             )
         found[name] = found.get(name, 0) + _not_negative(f"extended.{key}", amount)
     return found

@@ -2,8 +2,8 @@
 
 This happens at the start, and whenever the front may have missed events. The helper knows which
 slots and tasks exist on the host. The checkpoint knows which slots and tasks belong to this
-executor. Known slots and tasks are adopted, unknown ones are destroyed, missing ones are reported
-as broken, and interrupted resizes are completed.
+executor. Known slots and tasks are adopted, and unknown slots and tasks are destroyed. Missing
+slots and tasks are reported as broken. Interrupted resizes are completed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.task_runner import TaskRunner
 from task_executor.service.task_table import Task
 
-SWEEP_S = 5.0  # between periodic checks
+SWEEP_S = 5.0  # pause between periodic checks
 SWEEPS_PER_RESYNC = 12  # every twelfth sweep writes the cpus of all slots again
-DESTROY_S_MAX = 5.0  # a start waits this long for unknown slots to be destroyed
+DESTROY_S_MAX = 5.0  # maximum time that a start waits for unknown slots to be destroyed
 
 log = get_logger(__name__)
 

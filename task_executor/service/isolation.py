@@ -186,12 +186,12 @@ def _notes_on_limits(
     devices: HostDevices,
     enforcement: DeviceEnforcement,
 ) -> list[str]:
-    """Returns a sentence for each reason why the memory of GPUs is not limited, and on what escapes
-    the limit.
+    """Returns a sentence for each reason why the memory of GPUs is not limited, and for memory that
+    the limit does not count.
     """
     known = {each.uuid: each for each in devices.devices}
     reasons = enforcement.not_limited(slot.key if slot is not None else None)
-    # The level of a whole GPU is that of its closed files.
+    # The level of a whole GPU follows from its closed device files.
     at_kernel = {each.uuid for each in levels if dict(each.levels).get(GPU_MEMORY) == KERNEL}
     mine = {each.uuid for each in levels} if slot is not None else known.keys()
     names: dict[str, list[str]] = {}

@@ -41,7 +41,7 @@ from finegrain.v1.resource_manager_pb2 import (
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
 
 CALL_S_MAX = 5.0
-LEAVE_FROZEN_AFTER_S = 4.0  # with several RMs: leave an RM that does not answer for this long
+LEAVE_FROZEN_AFTER_S = 4.0  # with several RMs: leave an RM that does not answer for this time
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 5.0
 
 

@@ -44,7 +44,8 @@ def spec_from_proto(
         pids_max_default: the limit of processes, if the order names no limit.
 
     Raises:
-        InvalidArgument: a field is invalid; the error has its name, its value and what is allowed.
+        InvalidArgument: a field is invalid. The error has its name, its value and the allowed
+            values.
     """
     slot, where = message.slot, f"{field}.slot"
     profile = _profile_from_proto(slot, where)
@@ -107,7 +108,8 @@ def change_from_proto(
         then the new assignment, or None if the slot keeps its assignment.
 
     Raises:
-        InvalidArgument: a field is invalid; the error has its name, its value and what is allowed.
+        InvalidArgument: a field is invalid. The error has its name, its value and the allowed
+            values.
     """
     key = SlotKey(
         check_id("allocation_id", message.allocation_id),

@@ -378,7 +378,7 @@ class ExecutorMetrics:
             self.cpus.labels(use).set(len(cpus))
 
     def _count_tasks(self, keeper: SlotKeeper) -> None:
-        """Adds to the counters what the task table has counted since the last scrape."""
+        """Adds the counts of the task table since the last scrape to the counters."""
         tasks = keeper.tasks
         for outcome, count in tasks.outcomes.items():
             self.tasks_ended.labels(outcome).inc(count - self._counted.get(outcome, 0))

@@ -280,7 +280,7 @@ class Operators:
         self.refresh_task(task)
 
     def over_quota(self, key: SlotKey) -> bool:
-        """True if a pool in the slot has reported more use than it may have."""
+        """True if a pool in the slot has reported more use than its limit."""
         return any(
             self._used.get((task.task_id, each.operator_id), 0) > each.limit_bytes
             for task in self._tasks.of_slot(key)
@@ -289,32 +289,32 @@ class Operators:
 
     # -- memory that is lent -----------------------------------------------------------------
 
-    def says(
+    def pool_reported(
         self, task: Task, operator_id: str, used_bytes: int, wanted_bytes: int, kept_bytes: int
     ) -> None:
-        """Takes in what a pool that lends and borrows uses and wants.
+        """Stores the report of a pool that lends and borrows.
 
         Args:
             task: the task of the pool.
-            operator_id: its operator.
-            used_bytes: what it uses.
-            wanted_bytes: what it wants to use.
-            kept_bytes: the limit that it keeps to.
+            operator_id: the operator of the pool.
+            used_bytes: the memory that the pool uses.
+            wanted_bytes: the memory that the pool wants to use.
+            kept_bytes: the limit that the pool obeys.
         """
         self._used[task.task_id, operator_id] = used_bytes
         claim = self._memory.claims(task.key).get(operator_id)
         if claim is None or claim.task_id != task.task_id:
-            self.refresh_task(task)  # it has no quota of its own that it could lend
+            self.refresh_task(task)  # the task has no quota that it could lend
             return
         lending = self._lending.setdefault(task.key, Lending(REVOKE_S))
         pool = PoolKey(task.task_id, operator_id)
         if pool not in lending:
             quota = self._memory.quota(claim.fraction, self._managed_bytes(task.key))
-            # A task with a memory limit of its own has room for its quotas only.
+            # A task with a separate memory limit has room only for its quotas.
             borrows = not task.memory_limit_bytes
             lending.join(pool, quota.memory_bytes, kept_bytes, borrows=borrows)
             self._settle_lending(task.key)
-        lending.says(pool, wanted_bytes, kept_bytes, self._clock())
+        lending.report(pool, wanted_bytes, kept_bytes, self._clock())
         self._changed(task.key)
 
     def _settle_lending(self, key: SlotKey) -> None:
@@ -328,11 +328,11 @@ class Operators:
             if (pool := PoolKey(claim.task_id, name)) in lending:
                 quotas[pool] = quota_bytes
             else:
-                room -= quota_bytes  # it is its operator's alone
+                room -= quota_bytes  # this operator does not lend
         lending.changed(room, quotas, self._clock())
 
     def limit(self, task: Task, operator_id: str, default: int) -> int:
-        """Returns what a pool may use now; `default` if it neither lends nor borrows."""
+        """Returns the present limit of a pool; `default` if the pool neither lends nor borrows."""
         lending, pool = self._lending.get(task.key), PoolKey(task.task_id, operator_id)
         return lending.limit(pool) if lending is not None and pool in lending else default
 
@@ -341,9 +341,10 @@ class Operators:
         return lending.revoked(pool) if lending is not None and pool in lending else 0
 
     def next_deadline(self, key: SlotKey) -> float | None:
-        """Returns when a pool of the slot is overdue, by the clock; None: it has nothing to give.
+        """Returns the time at which the next pool of the slot is overdue; None: no pool must give
+        memory back.
 
-        Until then it must have given back what it borrowed.
+        Until then, the pool must have given back the borrowed memory.
         """
         lending = self._lending.get(key)
         return lending.next_deadline() if lending is not None else None
@@ -397,7 +398,7 @@ def quotas_json(task: Task, operators: Operators) -> dict[str, Any]:
     found = []
     for each in task.operators:
         entry = {name: getattr(each, name) for name in names}
-        # A pool that lends or borrows keeps to its last limit until it is known here again.
+        # A pool that lends or borrows obeys its last limit until this front knows the pool again.
         if (limit := operators.limit(task, each.operator_id, -1)) >= 0:
             entry["limit_bytes"] = limit
         found.append(entry)

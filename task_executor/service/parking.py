@@ -1,13 +1,15 @@
-"""Parks slots, and unparks them: their processes leave the GPUs and come back.
+"""Parks and unparks slots: their processes leave the GPUs and return.
 
-A resize whose new size has parked devices parks the slot, and one away from there unparks it. It is
-saved before it begins, like every resize. But it can take minutes, so it goes on in the background
-while other commands are executed; the caller asks for its outcome.
+A resize to a size with parked devices parks the slot, and a resize from such a size unparks it.
+Like every resize, it is saved before it begins. But it can take minutes, so it runs in the
+background while other commands are executed. The caller reads its outcome later.
 
 Parking: the helper moves the processes off the GPUs, then the device files are closed, and then the
-helper looks again, because a process may have forked. The capacity is given back only when the
-driver reports no memory of the slot on the GPUs. Unparking: the files are opened, and the processes
-move back. After a failure everything is undone. Until that has succeeded, both sizes stay booked.
+helper checks again, because a process may have forked. The capacity becomes free only when the
+driver reports no memory of the slot on the GPUs.
+
+Unparking: the files are opened, and the processes move back. After a failure, all steps are undone.
+Until the undo has succeeded, both sizes stay booked.
 """
 
 from __future__ import annotations
@@ -28,21 +30,23 @@ from finegrain.values.usage import DeviceUsage
 from task_executor.engine.slots import CarveState, Slot, SlotKey
 from task_executor.parking_agent import PROGRAM
 from task_executor.service.failures import not_moved, still_moving
-from task_executor.service.resizing import finish_resize
+from task_executor.service.resizing import finish_resize, keep_size
 from task_executor.service.slot_keeper import SlotKeeper
 
 Measurement = tuple[int, Iterable[DeviceUsage]]
-"""Number of a reading of GPUs, and what it says about those whose memory is measured by slot."""
+"""Number of a reading of GPUs, and the use of the GPUs whose memory is measured by slot."""
 
 GONE_S: Final = 15.0
-"""How long the driver may still report memory of a slot that has left its GPUs."""
+"""Time for which the driver may still report memory of a slot that has left its GPUs."""
 
 FIRST_READING_S: Final = 10.0
-"""How long parking waits for the first reading of GPUs; without it, whole shares count as used."""
+"""Time for which parking waits for the first reading of GPUs. Without a reading, whole shares count
+as used.
+"""
 
 _LOOK_EVERY_S: Final = 0.2
 _UNDO_S: Final = (1.0, 5.0, 30.0)
-"""Pauses before an undo that failed is repeated; the last one repeats."""
+"""Pauses before a failed undo is repeated. The last pause is used for all further attempts."""
 
 log = get_logger(__name__)
 
@@ -51,8 +55,8 @@ log = get_logger(__name__)
 class _Move:
     """A slot that is being parked or unparked."""
 
-    number: int  # of the resize
-    trouble: str = ""  # what has failed so far
+    number: int  # number of the resize
+    trouble: str = ""  # the failures until now, as text
 
 
 class Parking:
@@ -60,27 +64,29 @@ class Parking:
 
     Args:
         keeper: the slots.
-        measurement: returns the number of the last reading of GPUs, and what slots use of those
-            whose memory is measured by slot.
+        measurement: returns the number of the last reading of GPUs, and the use of the GPUs whose
+            memory is measured by slot.
     """
 
     def __init__(self, keeper: SlotKeeper, measurement: Callable[[], Measurement]) -> None:
         self._keeper = keeper
         self._measurement = measurement
         self._moves: dict[SlotKey, _Move] = {}
-        self._failures: dict[SlotKey, tuple[int, FinegrainError]] = {}  # with the resize's number
+        self._failures: dict[
+            SlotKey, tuple[int, FinegrainError]
+        ] = {}  # by slot, with resize number
 
     def begin(self, slot: Slot) -> FinegrainError:
-        """Begins to park or unpark a slot; returns IN_PROGRESS.
+        """Begins to park or unpark a slot. Returns IN_PROGRESS.
 
         Args:
-            slot: the slot; what it is becoming is saved.
+            slot: the slot. Its new size (`becoming`) must be saved already.
 
         Raises:
-            ValueError: it is becoming nothing.
+            ValueError: the slot has no resize in progress.
         """
         if slot.becoming is None:
-            raise ValueError(f"slot {slot.key} is becoming nothing")
+            raise ValueError(f"slot {slot.key} has no resize in progress")
         move = self._moves.get(slot.key)
         if move is None:
             move = self._moves[slot.key] = _Move(slot.becoming.resize_number)
@@ -89,8 +95,8 @@ class Parking:
         return still_moving(slot.becoming, move.trouble)
 
     def outcome(self, key: SlotKey, number: int) -> FinegrainError | None:
-        """Returns IN_PROGRESS, or once why it has failed, for a resize that parks or unparks a
-        slot; None: nothing is known of it.
+        """Returns the state of a resize that parks or unparks a slot: IN_PROGRESS while it runs,
+        and its failure, but only once. None: no such resize runs or has failed.
         """
         move = self._moves.get(key)
         slot = self._keeper.table.get(key)
@@ -117,14 +123,16 @@ class Parking:
             if outcome.error is None:
                 kind = "slot_parked" if wanted.is_parked else "slot_unparked"
                 log.info(kind, allocation_id=key.allocation_id, resize_number=wanted.resize_number)
-            # Whether the new limits are set may not be known: the next comparison repeats it all.
+            # If the helper was not reached, it is unknown whether the new limits are set. Then the
+            # next comparison repeats the resize. After any other failure, both sizes are still
+            # booked.
             elif outcome.error.reason is not Reason.UNREACHABLE:
                 await self._undo(slot, outcome.error)
         finally:
             del self._moves[key]
 
     def _slot(self, key: SlotKey) -> Slot | None:
-        """Returns a slot that can be moved; None: it is being freed, or gone."""
+        """Returns a slot that can be moved; None: it is being freed, or does not exist."""
         slot = self._keeper.table.get(key)
         return slot if slot is not None and slot.state is CarveState.ALLOCATED else None
 
@@ -152,7 +160,7 @@ class Parking:
             return
         await self._keeper.prepare_devices([wanted])
         await self._open(slot, wanted.assignment.devices)
-        await self._keeper.limit_devices([wanted])  # they may be other GPUs than before
+        await self._keeper.limit_devices([wanted])  # the slot may have got other GPUs
         old = [each.uuid for each in slot.spec.assignment.parked_devices]
         new = [each.uuid for each in wanted.assignment.devices if each.type == GPU]
         pairs = zip(old, new, strict=False) if set(old) != set(new) else ()
@@ -160,7 +168,7 @@ class Parking:
         await self._keeper.helper.unpark_slot(*slot.key, device_map=device_map)
 
     async def _undo(self, slot: Slot, error: Exception) -> None:
-        """Brings a slot back to where it was, however long that takes, and records the failure."""
+        """Restores the previous state of a slot, without a time limit, and records the failure."""
         wanted, keeper = slot.becoming, self._keeper
         if wanted is None:
             return
@@ -179,21 +187,17 @@ class Parking:
                     await self._open(slot, has)
                 break
             except (FinegrainError, OSError) as again:
-                trouble = f"{failure.message}; it could not be undone yet: {again}"
+                trouble = f"{failure.message}; the undo has failed until now: {again}"
                 self._moves[slot.key].trouble = trouble
                 log.error("slot_not_restored", allocation_id=wanted.allocation_id, error=str(again))
             await asyncio.sleep(_UNDO_S[min(attempt, len(_UNDO_S) - 1)])
-        now = keeper.table.get(slot.key)
-        if now is not None and now.becoming == wanted:
-            keeper.table.resize_failed(slot.key)
         self._failures[slot.key] = (wanted.resize_number, failure)
-        keeper.on_resize(0.0, failure)
-        await keeper.save_or_log()
+        await keep_size(keeper, slot.key, wanted, failure)
 
     # -- device files and measured use -----------------------------------------------------------
 
     async def _open(self, slot: Slot, shares: Iterable[DeviceShare]) -> None:
-        """Lets a slot open the files of these devices, and of no others."""
+        """Lets a slot open only the files of these devices."""
         keeper = self._keeper
         async with keeper.cpu_bindings.lock:
             now = self._slot(slot.key)
@@ -205,15 +209,15 @@ class Parking:
             keeper.cpu_bindings.applied(slot.key, binding)
 
     async def _wait_measured(self) -> None:
-        """Waits for the first reading of GPUs, after a start."""
+        """Waits for the first reading of GPUs after a start."""
         for _ in range(int(FIRST_READING_S / _LOOK_EVERY_S)):
             if self._measurement()[0] or self._keeper.table.devices.host.fake:
                 return
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _memory_needed(self, slot: Slot, gpus: Collection[str]) -> int:
-        """Returns how much memory of the host the contents of a slot's GPUs need: what it uses of
-        them, or its share where that is not measured.
+        """Returns the memory of the host that the contents of a slot's GPUs need. This is the
+        measured use, or the share on GPUs without a measurement.
         """
         measured = self._used(slot.key, gpus)
         shares = slot.spec.assignment.devices if slot.spec.assignment is not None else ()
@@ -226,7 +230,9 @@ class Parking:
         )
 
     def _used(self, key: SlotKey, gpus: Collection[str]) -> dict[str, int]:
-        """Returns the measured memory of a slot on these GPUs, for those that are measured."""
+        """Returns the measured memory of a slot on these GPUs. GPUs without a measurement are left
+        out.
+        """
         _, usages = self._measurement()
         return {
             usage.uuid: sum(
@@ -242,19 +248,20 @@ class Parking:
         """Waits until the driver reports no memory of a slot on GPUs, if these are measured.
 
         Raises:
-            FailedPrecondition: PARK_FAILED; it still does.
+            FailedPrecondition: PARK_FAILED. The driver still reports memory.
         """
         number, _ = self._measurement()
         now = asyncio.get_running_loop().time
         end = now() + GONE_S
         while used := self._used(key, gpus):
-            # The reading after the present one may have begun before the processes had left.
+            # The next reading may have begun before the processes left, so wait for the one after
+            # it.
             if self._measurement()[0] > number + 1 and not any(used.values()):
                 return
             if now() > end:
                 raise FailedPrecondition(
-                    f"its processes have left its GPUs, and {GONE_S:.0f} s later the driver still"
-                    f" reports {format_bytes(sum(used.values()))} of them there",
+                    f"its processes have left its GPUs, but {GONE_S:.0f} s later the driver still"
+                    f" reports {format_bytes(sum(used.values()))} of their memory there",
                     reason=Reason.PARK_FAILED,
                 )
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -270,7 +277,8 @@ def parking_problem(host: HostDevices, mode: str) -> str:
 
 
 def with_parking(host: HostDevices, mode: str) -> HostDevices:
-    """Returns the devices of a host, with how slots on them can be parked.
+    """Returns the devices of a host. The field `parking` of each GPU that slots can leave is set to
+    `mode`.
 
     Args:
         host: the devices.

@@ -139,7 +139,7 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
     # If an earlier attempt may have changed the limits on the host, the attempt below must still be
     # made, because only then the limits are known.
     if (refused := await _limit_tasks(keeper, key)) and not again:
-        return await _keep_size(keeper, key, wanted, refused)
+        return await keep_size(keeper, key, wanted, size_kept(wanted, refused))
     async with keeper.cpu_bindings.lock:
         try:
             binding, found = await _apply(keeper, slot.spec, wanted, again=again)
@@ -154,8 +154,8 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
             return Outcome(key, error=slot_removed(key))
         failure = found if isinstance(found, FinegrainError) else None
         if isinstance(found, IsolationReport):
-            # The growth is booked, so ports can only be missing if other programs use them. The
-            # slot then has fewer, and reports which.
+            # The growth is booked, so ports can be missing only if other programs use them. The
+            # slot then has fewer ports, and reports their numbers.
             keeper.give_ports(wanted)
             outcome = Outcome(
                 key,
@@ -163,8 +163,13 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
             )
         else:
             outcome = Outcome(key, error=failure)
-            keeper.table.resize_failed(key)
+            # The processes of a slot that was parked or unparked have moved already. Both sizes
+            # stay booked until `Parking` has brought them back.
+            if not now.is_moving:
+                keeper.table.resize_failed(key)
         keeper.cpu_bindings.applied(key, binding)
+    if failure is not None and now.is_moving:
+        return outcome
     keeper.operators.size_changed(key)
     if refused := await _limit_tasks(keeper, key):
         log.error("task_limit_not_set", allocation_id=key.allocation_id, error=str(refused))
@@ -191,10 +196,20 @@ async def _limit_tasks(keeper: SlotKeeper, key: SlotKey) -> FinegrainError | Non
     return None
 
 
-async def _keep_size(
-    keeper: SlotKeeper, key: SlotKey, wanted: SlotSpec, refused: FinegrainError
+async def keep_size(
+    keeper: SlotKeeper, key: SlotKey, wanted: SlotSpec, error: FinegrainError
 ) -> Outcome:
-    """Ends a resize without effect, because a task uses more memory than its new limit."""
+    """Ends a resize without effect: the limits on the host are those of the old size.
+
+    Args:
+        keeper: the slots.
+        key: the slot.
+        wanted: the size that it does not get.
+        error: why.
+
+    Returns:
+        The outcome, with this error; or with ALLOCATION_UNKNOWN, if the slot was removed.
+    """
     slot = keeper.table.get(key)
     if slot is None or slot.becoming != wanted:
         return Outcome(key, error=slot_removed(key))
@@ -202,7 +217,6 @@ async def _keep_size(
     keeper.operators.size_changed(key)
     if left := await _limit_tasks(keeper, key):
         log.error("task_limit_not_set", allocation_id=key.allocation_id, error=str(left))
-    error = size_kept(wanted, refused)
     keeper.on_resize(0.0, error)
     await keeper.save_or_log()
     _log_result(wanted, error)

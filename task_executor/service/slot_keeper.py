@@ -63,17 +63,19 @@ class Identity:
 
 
 async def _prepare_nothing(_specs: Iterable[SlotSpec]) -> None:
-    """Does nothing: nothing must be ready for a slot."""
+    """Does nothing. The default of `prepare_devices` and `limit_devices`."""
 
 
 class SlotMover(Protocol):
     """Parks and unparks slots; see `task_executor.service.parking`."""
 
     def begin(self, slot: Slot) -> FinegrainError:
-        """Begins to park or unpark a slot; returns IN_PROGRESS."""
+        """Begins to park or unpark a slot. Returns IN_PROGRESS."""
 
     def outcome(self, key: SlotKey, number: int) -> FinegrainError | None:
-        """Returns what is known of a resize that parks or unparks a slot."""
+        """Returns the state of a resize that parks or unparks a slot: an error, or None if none is
+        known.
+        """
 
 
 class _NoMover:
@@ -91,7 +93,7 @@ async def _no_wait(_key: SlotKey) -> None:
 
 
 class SlotKeeper:
-    """All state that must survive a restart, and the only writer of it.
+    """All state that must survive a restart. Only this class writes it.
 
     Args:
         identity: the ids of this executor.
@@ -143,7 +145,7 @@ class SlotKeeper:
         self.own_slots: set[SlotKey] = set()  # slots of device tests and daemons; not in the table
         # Called before slots are carved. It starts the daemons that their shares of devices need.
         self.prepare_devices: Callable[[Sequence[SlotSpec]], Awaitable[None]] = _prepare_nothing
-        # Has the memory of devices limited for slots that exist on the host.
+        # Limits the memory of devices for slots that exist on the host.
         self.limit_devices: Callable[[Iterable[SlotSpec]], Awaitable[None]] = _prepare_nothing
         self.mover: SlotMover = _NoMover()
         self.resize_lock = asyncio.Lock()  # held while a slot is being resized
@@ -202,7 +204,9 @@ class SlotKeeper:
         await self._saver.save()
 
     async def save_or_log(self) -> None:
-        """Saves the state, but only logs errors. For changes on the host that cannot be undone."""
+        """Saves the state, but only logs errors. Used after changes on the host that cannot be
+        undone.
+        """
         try:
             await self._saver.save()
         except OSError as error:
@@ -280,7 +284,9 @@ class SlotKeeper:
         return found if spec is None else replace(found, ports=self.ports.of(spec.key))
 
     def unmet_levels(self, spec: SlotSpec, isolation: Isolation) -> str:
-        """Returns which levels that a slot requires it does not have, and why; "": none."""
+        """Returns the required levels that a slot does not have, with the reasons; "": it has all
+        levels.
+        """
         return unmet_levels(spec.profile, isolation, self.enforcement.not_limited(spec.key))
 
     def restate_isolation(self, report: IsolationReport) -> None:
@@ -309,7 +315,7 @@ class SlotKeeper:
         outcomes = [self._refuse_while_cleaning(outcome) for outcome in self.table.allocate(specs)]
         new = list({o.key: o.slot for o in outcomes if o.must_carve and o.slot}.values())
         enforced: list[Slot] = []
-        # The lock is held from reading the cpu ledger until the helper has confirmed (see
+        # Hold the lock until the helper has confirmed the cpus that were read from the ledger (see
         # `CpuBindings`).
         async with self.cpu_bindings.lock:
             failed = await self._clear_cpus(new)

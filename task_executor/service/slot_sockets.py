@@ -323,7 +323,7 @@ class SlotSockets:
                 if verb == "ReportUse":
                     self.operators.used(task, args["operator_id"], args["used_bytes"])
                 else:
-                    self.operators.says(task, *args.values())
+                    self.operators.pool_reported(task, *args.values())
                 self._given_back.set()
                 return {}
             case _:

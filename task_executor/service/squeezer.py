@@ -1,8 +1,7 @@
 """Confines best-effort slots to fewer cpus while other slots use much CPU.
 
-Once a second, `Squeezer` measures how busy the cpus are and how much CPU time each slot uses.
-From these numbers, `task_executor.engine.squeeze` computes how many cpus, and which ones, the
-best-effort slots may use.
+Once a second, `Squeezer` measures how busy the cpus are and how much CPU time each slot uses. From
+these numbers, `task_executor.engine.squeeze` computes the cpus that the best-effort slots may use.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ class TaskRunner:
             uid=user.uid,
             gid=user.gid,
             stdin=submission.stdin,
-            # The operator's limit holds: output fills the disk of the host.
+            # The limit of the operator takes precedence, because output fills the disk of the host.
             log_limit_bytes=min(
                 submission.output_limit_bytes or self._options.output_limit_bytes,
                 self._options.output_limit_bytes,
@@ -552,7 +552,7 @@ async def _no_socket(_task: Task, _uid: int) -> Path | None:
 def _check_not_parked(slot: Slot) -> None:
     """Raises FailedPrecondition if the slot has given up its GPUs, or is being parked or unparked.
 
-    Its GPUs may be others' already, and a process that starts now would not be parked.
+    Other slots may have its GPUs already, and a process that starts now would not be parked.
     """
     if slot.spec.is_parked or slot.is_moving:
         name = slot.spec.allocation_id

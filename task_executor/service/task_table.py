@@ -59,7 +59,7 @@ class Task:
     exit: ExitRecord | None = None
     slot_removed_at: float | None = None  # in event loop time
     watchers: int = 0
-    peak_gpu_memory_bytes: int = 0  # of its slot while it ran, since this front has started
+    peak_gpu_memory_bytes: int = 0  # peak of its slot while the task ran, since this front started
     operators: tuple[OperatorStatus, ...] = ()
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # set when no longer STARTING
     _wakers: set[asyncio.Event] = field(default_factory=set)
@@ -162,7 +162,7 @@ class TaskTable:
         return task
 
     def measured(self, usages: Iterable[DeviceUsage]) -> None:
-        """Notes the memory of GPUs that slots use now, for the tasks that run in them."""
+        """Records the memory of GPUs that slots use now, for the tasks that run in them."""
         used: dict[SlotKey, int] = {}
         for usage in usages:
             for each in usage.slots:

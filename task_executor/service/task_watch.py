@@ -21,13 +21,15 @@ from task_executor.service.task_table import Task
 CHUNK_BYTES = 64 * 1024
 POLL_S_MIN, POLL_S_MAX = 0.01, 0.25
 KEEPALIVE_S = 10.0
-RENEWAL_S = 5.0  # between two renewals of a hold
-FIRST_HOLD_S = 1.0  # the stream starts after this at the latest, even if the helper does not answer
+RENEWAL_S = 5.0  # time between two renewals of a hold
+FIRST_HOLD_S = 1.0  # the stream starts after this time even if the helper does not answer
 
 STDOUT, STDERR = 1, 2  # numbers of the protocol
 
 Hold = Callable[[int, int], Awaitable[None]]
-"""Makes the watcher the holder, or renews its hold; called with its positions in both streams."""
+"""Makes the watcher the holder, or renews its hold. The arguments are its positions in both
+streams.
+"""
 
 log = get_logger(__name__)
 
@@ -63,7 +65,7 @@ async def watch_task(
 
     Args:
         task: the task.
-        request: the offsets from which the output is sent, or that no output is requested.
+        request: the offsets from which the output is sent, or the flag that no output is requested.
 
     Raises:
         InvalidArgument: an offset is outside the allowed range.
@@ -78,7 +80,7 @@ async def watch_task(
         while True:
             # This clears the event before reading, so that a later change starts another iteration.
             changed.clear()
-            # Read before the output, because an ended task writes no more.
+            # Read this before the output: if the task has ended now, no more output can follow.
             is_last_read = task.has_ended
             if task.state is not sent_state and not is_last_read:
                 sent_state = task.state

@@ -184,6 +184,27 @@ def test_levers_need_an_operator(small: Small, nightly: Nightly) -> None:
     assert len(small.cli.items("slots")) == 1
 
 
+def test_the_permission_is_checked_before_the_question(small: Small, nightly: Nightly) -> None:
+    weak = ("--token-file", str(small.cluster.user_token_file))
+    for command in (
+        ("drain", small.names[0], "--deadline", "10m"),
+        ("release", nightly.slot_id),
+        ("terminate", nightly.job.job_id),
+        ("forget", small.names[0]),
+        ("groups", "delete", "no-such-group"),
+    ):
+        outcome = small.cli(*command, *weak)
+        assert outcome.code == 8
+        assert "[CLUSTER_TOKEN_NEEDED]" in outcome.stderr
+        assert "will be" not in outcome.stderr
+        # An operator without a terminal learns that --yes is missing.
+        outcome = small.cli(*command)
+        assert outcome.code == 2
+        assert "will be" in outcome.stderr
+    assert len(small.cli.items("slots")) == 1
+    assert not small.cli.items("executors", small.names[0])[0]["draining"]
+
+
 def test_an_error_as_json(small: Small) -> None:
     outcome = small.cli("drain", "no-such-host", "-o", "json")
     assert outcome.code == 3

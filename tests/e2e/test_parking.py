@@ -57,8 +57,10 @@ class Cluster:
 
     def shown(self, slot_id: str) -> str:
         """The state of a slot in the table."""
-        lines = [line for line in self.cli("slots").text.splitlines() if slot_id in line]
-        return lines[0].split()[2]
+        lines = [
+            line for line in self.cli("slots", "-o", "wide").text.splitlines() if slot_id in line
+        ]
+        return lines[0].split()[3]
 
     def restart_all(self) -> None:
         """Kills the resource manager and the front of the executor, and starts them again."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from finegrain.errors import FinegrainError, InvalidArgument, Reason
+from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, Reason
+from finegrain_cli.common import hint_for
 from finegrain_cli.device_options import DeviceOptions
 from finegrain_cli.option_errors import name_options
+from resource_manager.engine.lifecycle.waiting import TO_WAIT
 
 
 @pytest.mark.parametrize(
@@ -81,3 +83,29 @@ def test_options_of_devices_are_named_as_typed(options: DeviceOptions, told: str
     with pytest.raises(InvalidArgument) as raised:
         options.amounts()
     assert raised.value.message.replace('"', "'").replace("''", "'") == told
+
+
+REFUSED = (
+    "no executor could host 64 cpu, 256Mi memory, even when empty (cpu: requested 64, largest "
+    "executor 2)"
+)
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ({"cpu": "64"}, "request less; `finegrain executors` lists"),
+        ({"numa": "Restricted"}, "request less, or leave out --numa; `finegrain"),
+        ({"qos": "LSR", "label": ["a=b"]}, "request less, or leave out --qos or --label; "),
+        ({"allow_pending": False}, "request less; --allow-pending waits for another executor; "),
+    ],
+    ids=str,
+)
+def test_a_refusal_has_hints_about_typed_options_alone(typed: dict[str, object], hint: str) -> None:
+    error = FailedPrecondition(f"{REFUSED}{TO_WAIT}", reason=Reason.INFEASIBLE_NEVER)
+
+    name_options(error, typed)
+
+    assert error.message == REFUSED
+    assert hint_for(error, typed).startswith(hint)
+    assert "providers" not in hint_for(error, typed)

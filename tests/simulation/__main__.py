@@ -16,7 +16,16 @@ from random import Random
 from tests.simulation.faults import FAULTS
 from tests.simulation.job_master import EARLY
 from tests.simulation.shrink import shrink
-from tests.simulation.world import ALL_WISHES, WITH_CPUS, WITH_DEVICES, Failed, Plan, Result, World
+from tests.simulation.world import (
+    ALL_WISHES,
+    WITH_CPUS,
+    WITH_DEVICE_STORM,
+    WITH_DEVICES,
+    Failed,
+    Plan,
+    Result,
+    World,
+)
 
 SEEDS_FOR_ALL_KINDS = 50
 
@@ -56,7 +65,9 @@ def main() -> int:
 
 
 def _wishes(seed: int) -> frozenset[str]:
-    wishes = (ALL_WISHES, WITH_CPUS, ALL_WISHES, WITH_DEVICES)[seed % 4]
+    profiles = (ALL_WISHES, WITH_CPUS, ALL_WISHES, WITH_DEVICES)
+    # Every second seed with devices has a storm of them.
+    wishes = WITH_DEVICE_STORM if seed % 8 == 7 else profiles[seed % 4]
     early = Random(f"{seed}/wishes").random() < EARLY_SHARE
     return wishes | {EARLY} if early else wishes
 

@@ -7,6 +7,7 @@ of devices of either side.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,12 +16,15 @@ from typing import TYPE_CHECKING
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.devices.condition import DeviceHealth
 from finegrain.devices.device import Device, DeviceShare, HostDevices
+from finegrain.devices.parking import has_gpus
 from finegrain.errors import Reason
+from finegrain.resources import fits
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import Resize, Slot
 from resource_manager.engine.state import State
-from task_executor.engine.slots import SlotSpec
+from task_executor.engine.slots import Slot as ExecutorSlot
+from task_executor.engine.slots import SlotKey, SlotSpec
 
 if TYPE_CHECKING:
     from tests.simulation.executor import Executor
@@ -37,17 +41,24 @@ class DeviceChecks:
         given: number of slots with devices.
         ended: number of slots that ended because a device failed.
         cordoned: UUIDs of devices whose cordon was acknowledged.
+        uncordons: how often an operator has uncordoned a device, by UUID.
     """
 
     given: int = 0
     ended: int = 0
     cordoned: set[str] = field(default_factory=set)
+    uncordons: Counter[str] = field(default_factory=Counter)
     _hardware: dict[str, Device] = field(default_factory=dict)  # by UUID
     _seen: set[Key] = field(default_factory=set)
 
     def adds(self, host: HostDevices) -> None:
         """A host with these devices exists."""
         self._hardware |= {each.uuid: each for each in host.devices}
+
+    def uncordon(self, uuid: str) -> None:
+        """An operator is about to uncordon a device."""
+        self.cordoned.discard(uuid)
+        self.uncordons[uuid] += 1
 
     def restored(self) -> None:
         """A backup replaced the database: a later cordon is rightly forgotten."""
@@ -171,12 +182,54 @@ class DeviceChecks:
             yield f"slots have devices {used} on {executor.name}, the books say {ledger}"
         if ledger is None:
             return
+        for key, slot in host.slots.items():
+            yield from _parked(state, executor, slot, executor.table.get(SlotKey(*key)))
         mine = {(each.type, each.uuid) for each in executor.hardware.devices}
         announced = {(each.type, each.uuid) for each in ledger.layout.devices}
         if mine != announced:
             yield f"{executor.name} has devices {mine}, the books say {announced}"
         if ledger.unusable:
             yield f"devices of {executor.name} get no work, and all are fine: {ledger.unusable}"
+
+
+def _parked(
+    state: State, executor: Executor, slot: Slot, listed: ExecutorSlot | None
+) -> Iterator[str]:
+    """Checks that all parties agree on whether a slot is parked, and that one that wants its GPUs
+    back, and could have them, has them.
+    """
+    name = f"slot {slot.allocation_id} of {executor.name}"
+    if listed is None or slot.assignment is None or listed.spec.assignment is None:
+        return
+    ones, others = slot.assignment, listed.spec.assignment
+    if (ones.devices, ones.parked_devices) != (others.devices, others.parked_devices):
+        yield f"{name} has {others}, and by the books {ones}"
+    request = state.requests.served_by(slot)
+    if request is None or request.spec.profile is None or request.state is not RequestState.GRANTED:
+        return
+    wanted = has_gpus(request.spec.profile.devices) and not has_gpus(slot.profile.devices)
+    if wanted != slot.is_parked:
+        yield f"{name} has {slot.profile}, and gave up {ones.parked_devices}"
+    if slot.wanted is None and slot.is_parked:
+        yield f"{name} stays parked, and an operator has unparked it"
+    host = state.hosts[executor.executor_id]
+    if slot.wanted is None or not slot.is_parked or host.reserved is not None:
+        return
+    growth = {
+        name: more
+        for name, amount in host.booking_of(slot.wanted.profile).items()
+        if (more := amount - slot.booked.get(name, 0)) > 0
+    }
+    used = executor.table.devices.used()
+    capacity = {(each.type, each.uuid): dict(each.capacity) for each in executor.hardware.devices}
+    keys = [(share.type, share.uuid) for share in ones.parked_devices]
+    is_free = all(
+        used.get(key, {}).get(name, 0) + amount <= capacity[key].get(name, 0)
+        for key, share in zip(keys, ones.parked_devices, strict=True)
+        for name, amount in share.amounts
+    )
+    if is_free and fits(growth, host.free()):
+        yield f"{name} waits for its GPUs {keys}, which are free"
 
 
 def _both(one: CpuAssignment | None, size: Resize | SlotSpec | None) -> tuple[DeviceShare, ...]:

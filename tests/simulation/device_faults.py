@@ -11,11 +11,17 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from finegrain.devices.condition import DeviceCondition, DeviceHealth, ForeignUse
-from resource_manager.engine.model.events import DeviceCordoned, DeviceUncordoned
+from finegrain.devices.parking import has_gpus, without_gpus
+from finegrain.devices.request import DeviceRequest
+from finegrain.values.states import RequestState, SlotState
+from resource_manager.engine.model.entities import Slot
+from resource_manager.engine.model.events import DeviceCordoned, DeviceUncordoned, ResizeRequested
+from resource_manager.engine.state import State
 from tests.simulation.device_machines import renumbered
 
 if TYPE_CHECKING:
     from tests.simulation.executor import Executor
+    from tests.simulation.manager import Manager
     from tests.simulation.world import World
 
 AWAY_MS = (600, 2_500, 6_000)
@@ -117,12 +123,14 @@ def operator_cordons_a_device(world: World, rng: Random) -> bool:
         return False
     name, uuid = executor.executor_id, rng.choice(executor.hardware.devices).uuid
     world.log(f"operator cordons {uuid}")
-    restores = world.checks.restores
+    checks = world.checks
+    before = checks.restores, checks.devices.uncordons[uuid]
 
     def answered(answer: object) -> None:
-        # Any answer but an error says that the cordon is durable.
-        if not isinstance(answer, Exception) and restores == world.checks.restores:
-            world.checks.devices.cordoned.add(uuid)
+        # Any answer but an error says that the cordon is durable. It may have ended by then.
+        now = checks.restores, checks.devices.uncordons[uuid]
+        if not isinstance(answer, Exception) and now == before:
+            checks.devices.cordoned.add(uuid)
 
     leader.submit(lambda at: DeviceCordoned(at, name, uuid, "tried out"), answered)
     return True
@@ -136,9 +144,81 @@ def operator_uncordons_a_device(world: World, rng: Random) -> bool:
         return False
     name, uuid = rng.choice(cordons)
     world.log(f"operator uncordons {uuid}")
-    world.checks.devices.cordoned.discard(uuid)
+    world.checks.devices.uncordon(uuid)
     leader.submit(lambda at: DeviceUncordoned(at, name, uuid))
     return True
+
+
+def operator_parks_a_slot(world: World, rng: Random) -> bool:
+    """Lets a slot give up its GPUs."""
+    leader = world.leader()
+    slots = [] if leader is None else [s for s in _granted(leader.state) if _has_gpus(s)]
+    if leader is None or not slots:
+        return False
+    slot = rng.choice(slots)
+    devices = without_gpus(_requested(leader.state, slot))
+    world.log(f"operator parks {slot.allocation_id}/{slot.generation}")
+    _give_devices(leader, slot, devices, wait=rng.random() < 0.5)
+    return True
+
+
+def operator_unparks_a_slot(world: World, rng: Random) -> bool:
+    """Lets a parked slot, or one that is being parked, have GPUs again."""
+    leader = world.leader()
+    slots = [] if leader is None else _parked(leader.state)
+    if leader is None or not slots:
+        return False
+    slot = rng.choice(slots)
+    world.log(f"operator unparks {slot.allocation_id}/{slot.generation}")
+    _give_devices(leader, slot, _requested(leader.state, slot), wait=rng.random() < 0.5)
+    return True
+
+
+def unpark_all(world: World) -> None:
+    """Lets every parked slot have GPUs again."""
+    leader = world.leader()
+    for slot in _parked(leader.state) if leader is not None else ():
+        _give_devices(leader, slot, _requested(leader.state, slot), wait=True)  # type: ignore[union-attr, arg-type]
+
+
+def _granted(state: State) -> list[Slot]:
+    return [
+        slot
+        for slot in state.slots.values()
+        if slot.state is SlotState.ALLOCATED
+        and (request := state.requests.served_by(slot)) is not None
+        and request.state is RequestState.GRANTED
+    ]
+
+
+def _has_gpus(slot: Slot) -> bool:
+    return has_gpus((slot.wanted or slot.ordered or slot).profile.devices)
+
+
+def _requested(state: State, slot: Slot) -> tuple[DeviceRequest, ...]:
+    request = state.requests[slot.allocation_id]
+    return request.spec.profile.devices if request.spec.profile is not None else ()
+
+
+def _parked(state: State) -> list[Slot]:
+    return [
+        slot
+        for slot in _granted(state)
+        if has_gpus(_requested(state, slot)) and not _has_gpus(slot)
+    ]
+
+
+def _give_devices(
+    leader: Manager, slot: Slot, devices: tuple[DeviceRequest, ...], *, wait: bool
+) -> None:
+    name, generation = slot.allocation_id, slot.generation
+    last = slot.wanted or slot.ordered or slot
+    profile, limit_milli = replace(last.profile, devices=devices), last.cpu_limit_milli
+    leader.submit(
+        lambda at: ResizeRequested(
+            at, None, name, generation, 0, profile, limit_milli, wait, park=True
+        )
+    )
 
 
 def heal_devices(world: World) -> None:
@@ -155,7 +235,7 @@ def uncordon_all(world: World) -> None:
     """Uncordons every device."""
     leader = world.leader()
     for name, uuid in _cordons(world) if leader is not None else ():
-        world.checks.devices.cordoned.discard(uuid)
+        world.checks.devices.uncordon(uuid)
         leader.submit(lambda at, name=name, uuid=uuid: DeviceUncordoned(at, name, uuid))  # type: ignore[misc,union-attr]
 
 

@@ -17,6 +17,7 @@ from finegrain.devices.device import (
     VirtualFunction,
 )
 from finegrain.devices.names import device_requests
+from finegrain.devices.parking import ANY_GPU, SAME_GPU
 from finegrain.devices.request import DeviceRequest
 from finegrain.resources import DEVICE_PREFIX, GIB, MIB, Amounts, ResourceProfile, total_of_devices
 from resource_manager.engine.model.entities import RequestSpec
@@ -88,6 +89,17 @@ def some_devices(rng: Random, name: str, nodes: int) -> HostDevices:
 def _with_functions(nic: Device) -> Device:
     functions = tuple(VirtualFunction(f"{nic.uuid}-vf{at}") for at in range(2))
     return replace(nic, functions=functions)
+
+
+def with_parking(rng: Random, host: HostDevices) -> HostDevices:
+    """Returns the devices, with how slots on their GPUs can be parked."""
+    mode = rng.choice((SAME_GPU, ANY_GPU))
+    return replace(
+        host,
+        devices=tuple(
+            replace(each, parking=mode) if each.type == GPU else each for each in host.devices
+        ),
+    )
 
 
 def renumbered(rng: Random, host: HostDevices) -> HostDevices:

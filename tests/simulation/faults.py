@@ -21,7 +21,9 @@ from tests.simulation.device_faults import (
     device_fails_at_work,
     devices_vanish,
     operator_cordons_a_device,
+    operator_parks_a_slot,
     operator_uncordons_a_device,
+    operator_unparks_a_slot,
 )
 from tests.simulation.elastic_faults import (
     executor_comes_by_hand,
@@ -237,6 +239,8 @@ FAULTS: dict[str, tuple[int, Fault]] = {
     "device fails at work": (5, device_fails_at_work),
     "operator cordons a device": (5, operator_cordons_a_device),
     "operator uncordons a device": (3, operator_uncordons_a_device),
+    "operator parks a slot": (1, operator_parks_a_slot),
+    "operator unparks a slot": (1, operator_unparks_a_slot),
     "job ends": (2, job_ends),
     "job master dies": (2, job_master_dies),
 }
@@ -258,3 +262,18 @@ OF_DEVICES = frozenset(
     }
 )
 """Kinds that need hosts with devices."""
+
+OF_PARKING = frozenset({"operator parks a slot", "operator unparks a slot"})
+"""Kinds that need hosts on which slots can be parked."""
+
+IN_DEVICE_STORM: dict[str, int] = {
+    "devices vanish": 1,
+    "device breaks": 1,
+    "device fails at work": 8,
+    "operator cordons a device": 2,
+    "operator uncordons a device": 3,
+    "operator parks a slot": 8,
+    "operator unparks a slot": 5,
+}
+"""Kinds that a storm of devices adds to the others, with their weights. Most leave executors
+running, so that slots have their devices for a while."""

@@ -22,7 +22,7 @@ from task_executor.engine.slots import CarveState, Slot, SlotKey
 from task_executor.service.encoding import state_to_proto
 from task_executor.service.messages import spec_from_proto
 from tests.simulation.network import Reply, Unreached
-from tests.simulation.resizing_host import ResizingHost
+from tests.simulation.parking_host import ParkingHost
 
 FREE_WAIT_MS = 1_000
 OFFER_MS = 3_000
@@ -30,7 +30,7 @@ OFFER_MS = 3_000
 Command = SendAllocate | SendFree | SendResize
 
 
-class CommandedHost(ResizingHost):
+class CommandedHost(ParkingHost):
     """A host that executes commands while it is up."""
 
     registered = False

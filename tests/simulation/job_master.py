@@ -72,8 +72,13 @@ RESIZES = "resizes"
 RANGES = "ranges"
 CPUS = "cpus"  # slots with cpu policies, on hosts with a known topology
 DEVICES = "devices"  # slots with GPUs and NICs, on hosts with a known topology
+DEVICE_STORM = "device storm"  # devices fail often, and operators park slots
 FAIR_SHARES = "fair shares"  # several groups with limits, and reuse of slots
 EARLY = "early requests"  # for what no executor could host, from before the first executor
+
+RELEASES = 0.35
+RELEASES_IN_STORM = 0.06
+"""How often a job master releases slots. In a storm of devices they are to live for a while."""
 
 RANGE_COUNTS = (1, 2, 3, 5, 8, 20)
 RANGES_WAITING_MAX = 60  # another range is requested only while fewer members wait
@@ -194,11 +199,12 @@ class JobMaster(Follower):
             return
         what = self.rng.random()
         held = self._held()
+        releases = RELEASES_IN_STORM if DEVICE_STORM in self.wishes else RELEASES
         if what < 0.35 and len(held) < 4 * self.batch_max:
             self._request(tuple(self._spec() for _ in range(self.rng.randint(1, self.batch_max))))
-        elif what < 0.7 and held:
+        elif what < 0.35 + releases and held:
             self._release(self.rng.sample(held, self.rng.randint(1, min(4, len(held)))))
-        elif what < 0.8:
+        elif 0.7 <= what < 0.8:
             self._cancel()
 
     def _request(
@@ -249,7 +255,9 @@ class JobMaster(Follower):
         self._request((spec,))
 
     def _with_cpus(self, spec: RequestSpec) -> RequestSpec:
-        spec = with_cpus(self.cpu_rng, spec) if CPUS in self.wishes else spec
+        # In a storm of devices, devices alone decide where slots fit.
+        if CPUS in self.wishes and DEVICE_STORM not in self.wishes:
+            spec = with_cpus(self.cpu_rng, spec)
         return with_devices(self.device_rng, spec) if DEVICES in self.wishes else spec
 
     def _release(self, held: list[tuple[str, int]]) -> None:

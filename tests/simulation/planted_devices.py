@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 
 from finegrain.cpu_assignment import CpuAssignment
+from finegrain.devices.condition import DeviceCondition
 from finegrain.devices.device import DeviceShare
+from finegrain.errors import FinegrainError
 from resource_manager.engine import restoring
+from resource_manager.engine.cpus import resizing
 from resource_manager.engine.cpus.ledger import CpuLedger
+from resource_manager.engine.devices import parking
 from resource_manager.engine.devices.ledger import DeviceLedger
-from resource_manager.engine.executors import (
-    device_cordons,
-)
+from resource_manager.engine.executors import device_cordons
 from resource_manager.engine.executors.cpu_states import adopt_settings
+from resource_manager.engine.executors.device_states import DeviceReporter
 from resource_manager.engine.hosts import cpu_allocator
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import NOTHING_SET, Cordon, HostSetting, Slot
@@ -25,6 +28,8 @@ from task_executor.engine import device_ledger as executor_side
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import Slot as ExecutorSlot
 from task_executor.engine.slots import SlotKey
+from tests.simulation.parking_host import ParkingHost
+from tests.simulation.resizing_host import Resized
 
 Patch = pytest.MonkeyPatch
 
@@ -167,6 +172,102 @@ def conditions_of_devices_are_ignored(patch: Patch) -> None:
     patch.setattr(CpuLedger, "set_unusable_devices", set_unusable)
 
 
+def work_that_a_device_has_lost_goes_on(patch: Patch) -> None:
+    """No slot is ended when a device fails."""
+    patch.setattr(DeviceReporter, "_end_lost_work", lambda _reporter, _host: None)
+
+
+def slot_that_is_confirmed_on_a_failed_device_goes_on(patch: Patch) -> None:
+    """Only those are ended who were confirmed when the device failed."""
+
+    def report(reporter: DeviceReporter, host: Host, before: tuple[DeviceCondition, ...]) -> None:
+        if host.executor.device_conditions != before:
+            reporter._report_changes(host, before)
+            reporter._end_lost_work(host)
+
+    patch.setattr(DeviceReporter, "report", report)
+
+
+def every_slot_of_a_lost_device_is_ended(patch: Patch) -> None:
+    """Also those that did not ask for it."""
+    real = DeviceReporter._end_lost_work
+
+    def end_lost_work(reporter: DeviceReporter, host: Host) -> None:
+        requests = [reporter.requests.served_by(slot) for slot in host.slots.values()]
+        asked = {each.allocation_id: each.spec for each in requests if each is not None}
+        for each in requests:
+            if each is not None:
+                each.spec = replace(each.spec, restart_on_device_loss=True)
+        real(reporter, host)
+        for each in requests:
+            if each is not None:
+                each.spec = asked[each.allocation_id]
+
+    patch.setattr(DeviceReporter, "_end_lost_work", end_lost_work)
+
+
+def gpus_of_a_slot_that_parks_are_given_at_once(patch: Patch) -> None:
+    """They are promised to others while its processes still leave them."""
+    real = resizing.together
+
+    def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
+        both = real(before, after)
+        parks = bool(after.parked_devices) and not before.parked_devices
+        return replace(both, devices=after.devices) if parks else both
+
+    patch.setattr(cpu_allocator, "together", together)
+
+
+def slot_is_parked_before_its_processes_have_left(patch: Patch) -> None:
+    """An executor confirms a parked slot as soon as it is asked."""
+
+    def enforce_size(host: ParkingHost, key: SlotKey, then: Resized) -> None:
+        slot = host.table.get(key)
+        wanted = slot.becoming if slot is not None else None
+        if wanted is None or not wanted.is_parked or key in host._moves:
+            return real(host, key, then)
+        host.table.resized(key)
+        host._change()
+        host.after(500, lambda: host.on_host.update({key: wanted} if key in host.on_host else {}))
+        return then(None)
+
+    real = ParkingHost._enforce_size
+    patch.setattr(ParkingHost, "_enforce_size", enforce_size)
+
+
+def slot_comes_back_to_a_gpu_that_others_have(patch: Patch) -> None:
+    """What became of its GPUs meanwhile is not looked at."""
+    patch.setattr(parking, "_obstacle", lambda _share, _ledger: None)
+
+
+def parked_gpus_are_forgotten_at_a_start(patch: Patch) -> None:
+    """A new manager does not know what a parked slot had."""
+    real = restoring._restore_slot
+
+    def restore_slot(state: State, slot: Slot) -> None:
+        if slot.assignment is not None:
+            slot.assignment = replace(slot.assignment, parked_devices=())
+        real(state, slot)
+
+    patch.setattr(restoring, "_restore_slot", restore_slot)
+
+
+def capacity_is_free_before_the_processes_are_back(patch: Patch) -> None:
+    """An executor that could not finish an unpark sells the GPUs, and brings the processes back
+    later.
+    """
+    real = ParkingHost._undo
+
+    def undo(host: ParkingHost, slot: ExecutorSlot, error: FinegrainError) -> None:
+        now = host.table.get(slot.key)
+        if now is not None and now.becoming is not None and not now.becoming.is_parked:
+            host.table.resize_failed(slot.key)
+            host.checks.host(host)
+        real(host, slot, error)
+
+    patch.setattr(ParkingHost, "_undo", undo)
+
+
 DEVICES_MISHANDLED: tuple[Callable[[Patch], None], ...] = (
     devices_of_slots_are_forgotten_at_a_start,
     executor_forgets_devices_of_slots_when_it_starts,
@@ -180,3 +281,15 @@ DEVICES_MISHANDLED: tuple[Callable[[Patch], None], ...] = (
     slots_of_one_decision_get_the_same_device,
     devices_are_free_before_the_processes_are_gone,
 )
+
+DEVICES_IN_A_STORM: tuple[Callable[[Patch], None], ...] = (
+    slot_that_is_confirmed_on_a_failed_device_goes_on,
+    every_slot_of_a_lost_device_is_ended,
+    gpus_of_a_slot_that_parks_are_given_at_once,
+    slot_comes_back_to_a_gpu_that_others_have,
+    parked_gpus_are_forgotten_at_a_start,
+    capacity_is_free_before_the_processes_are_back,
+    work_that_a_device_has_lost_goes_on,
+    slot_is_parked_before_its_processes_have_left,
+)
+"""Bugs in what follows the failure of a device, and in parking."""

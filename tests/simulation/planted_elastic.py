@@ -81,7 +81,7 @@ def next_change_replaces_one_whose_outcome_is_unknown(patch: Patch) -> None:
 
     def go_on(moves: ResizeMoves, slot: Slot) -> None:
         if slot.wanted is not None and slot.ordered is not None:
-            moves.hosts.of(slot).set_size(slot, slot.profile, None)
+            moves.hosts.of(slot).set_size(slot, slot.profile, slot.assignment, None)
         real(moves, slot)
 
     patch.setattr(ResizeMoves, "advance", go_on)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import QosClass
-from finegrain.devices.device import DeviceShare
+from finegrain.devices.device import DeviceShare, shares_together
 from finegrain.errors import Reason
 from finegrain.resources import (
     ResourceProfile,
@@ -220,7 +220,11 @@ def in_use(executor: SlotHost, key: SlotKey) -> dict[str, int]:
     slot, spec = executor.table.get(key), executor.on_host[key]
     real = executor.table.booking_of(spec)
     used = real if slot is None else larger_of(real, executor.table.booked_by(slot))
-    shares = spec.assignment.devices if spec.assignment is not None else ()
+    sizes = [spec] if slot is None else [spec, slot.spec, slot.becoming or slot.spec]
+    shares: tuple[DeviceShare, ...] = ()
+    for each in sizes:
+        its = each.assignment.devices if each.assignment is not None else ()
+        shares = shares_together(shares, its)
     return _without(used, (each for each in shares if each.uuid in executor.absent))
 
 

@@ -145,6 +145,8 @@ class ResizingHost(SlotHost):
             return then(NotFound("it went meanwhile"))
         if failure is None:
             self.table.resized(key)
+        elif slot.is_moving:
+            return then(failure)  # its processes must move back first
         else:
             self.table.resize_failed(key)
         self.checks.host(self)

@@ -53,6 +53,7 @@ class Troubles:
     offer_declined: float = 0.0
     resized: float = 0.0  # of a host, between two starts
     use: float = 0.0  # largest share of its memory that a slot may be found to use
+    move_fails: float = 0.0  # of a slot that is parked or unparked, and of each attempt to undo it
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.planted import RULES
 from tests.simulation.planted_cpus import CPUS_MISHANDLED
-from tests.simulation.planted_devices import DEVICES_MISHANDLED
+from tests.simulation.planted_devices import DEVICES_IN_A_STORM, DEVICES_MISHANDLED
 from tests.simulation.planted_elastic import ELASTIC
 from tests.simulation.planted_fair import FAIR
 from tests.simulation.planted_faults import FAULTS_MISHANDLED
@@ -18,6 +18,7 @@ from tests.simulation.world import (
     ALL_WISHES,
     WISHES,
     WITH_CPUS,
+    WITH_DEVICE_STORM,
     WITH_DEVICES,
     WITH_EARLY,
     Failed,
@@ -25,11 +26,21 @@ from tests.simulation.world import (
     World,
 )
 
-KINDS = (RULES, FAULTS_MISHANDLED, ELASTIC, FAIR, CPUS_MISHANDLED, DEVICES_MISHANDLED, REJECTIONS)
+KINDS = (
+    RULES,
+    FAULTS_MISHANDLED,
+    ELASTIC,
+    FAIR,
+    CPUS_MISHANDLED,
+    DEVICES_MISHANDLED,
+    DEVICES_IN_A_STORM,
+    REJECTIONS,
+)
 WISHES_OF = {
     FAIR: ALL_WISHES,
     CPUS_MISHANDLED: WITH_CPUS,
     DEVICES_MISHANDLED: WITH_DEVICES,
+    DEVICES_IN_A_STORM: WITH_DEVICE_STORM,
     REJECTIONS: WITH_EARLY,
 }
 PLANTED = [plant for kind in KINDS for plant in kind]
@@ -97,6 +108,9 @@ FOUND_BY = {
     "virtual_functions_are_given_twice": 10,
     "vanished_device_keeps_nothing": 10,
     "slots_of_one_decision_get_the_same_device": 1,
+    "work_that_a_device_has_lost_goes_on": 1,
+    "slot_that_is_confirmed_on_a_failed_device_goes_on": 32,
+    "capacity_is_free_before_the_processes_are_back": 6,
     "infeasible_requests_wait_for_ever": 11,
     "executors_count_as_known_at_once": 11,
     "infeasible_requests_are_rejected_with_the_first_executor": 11,
@@ -140,4 +154,4 @@ def test_a_planted_bug_is_found(
 
 
 def test_enough_is_planted() -> None:
-    assert len({plant.__name__ for plant in PLANTED}) >= 81
+    assert len({plant.__name__ for plant in PLANTED}) >= 89

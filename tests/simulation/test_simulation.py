@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation import faults, some_settings
-from tests.simulation.faults import FAULTS, OF_CPUS, OF_DEVICES
+from tests.simulation.faults import FAULTS, OF_CPUS, OF_DEVICES, OF_PARKING
 from tests.simulation.job_master import GANGS
 from tests.simulation.planted import requests_are_durable_only_when_placed
 from tests.simulation.shrink import shrink
@@ -24,6 +24,7 @@ from tests.simulation.world import (
     ALL_WISHES,
     WISHES,
     WITH_CPUS,
+    WITH_DEVICE_STORM,
     WITH_DEVICES,
     WITH_EARLY,
     Failed,
@@ -37,6 +38,7 @@ QUICK = (5, 20)
 RANGE_SEEDS = range(100, 102)
 CPU_SEEDS = (1, 11)
 DEVICE_SEEDS = (1, 3)
+STORM_SEEDS = (33, 39)
 EARLY_SEEDS = (9, 11)
 REST = [seed for seed in SEEDS if seed not in QUICK]
 PARTS = 4
@@ -80,6 +82,19 @@ def test_devices_hold_through_the_same() -> None:
     assert given >= 50
 
 
+def test_devices_that_fail_and_slots_that_are_parked_hold_through_the_same() -> None:
+    did = Counter[str]()
+    for seed in STORM_SEEDS:
+        world = World(Plan(seed, wishes=WITH_DEVICE_STORM, demands_work=False))
+        struck = world.run().faults
+        assert struck.keys() >= OF_PARKING
+        did += world.checks.did
+        did["ended"] += world.checks.devices.ended
+    assert did["moves"] >= 6
+    assert did["moves undone"] >= 1
+    assert did["ended"] >= 1
+
+
 @pytest.mark.full
 def test_what_no_executor_could_host_is_rejected_in_time_through_the_same() -> None:
     late = 0
@@ -92,11 +107,14 @@ def test_what_no_executor_could_host_is_rejected_in_time_through_the_same() -> N
 
 def test_every_kind_of_fault_is_planned_for_some_seed() -> None:
     planned = {kind for seed in SEEDS for kind in World(Plan(seed)).planned_kinds()}
-    assert planned == FAULTS.keys() - OF_CPUS - OF_DEVICES
+    assert planned == FAULTS.keys() - OF_CPUS - OF_DEVICES - OF_PARKING
     with_cpus = [World(Plan(seed, wishes=WITH_CPUS)) for seed in SEEDS]
     assert {kind for world in with_cpus for kind in world.planned_kinds()} >= OF_CPUS
     with_devices = [World(Plan(seed, wishes=WITH_DEVICES)) for seed in SEEDS]
-    assert {kind for world in with_devices for kind in world.planned_kinds()} == FAULTS.keys()
+    planned = {kind for world in with_devices for kind in world.planned_kinds()}
+    assert planned == FAULTS.keys() - OF_PARKING
+    stormy = [World(Plan(seed, wishes=WITH_DEVICE_STORM)) for seed in SEEDS]
+    assert {kind for world in stormy for kind in world.planned_kinds()} >= OF_DEVICES | OF_PARKING
 
 
 @pytest.mark.full

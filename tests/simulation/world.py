@@ -28,15 +28,23 @@ from tests.simulation.checks import MANY_HOSTS, Checks
 from tests.simulation.cloud import STORMY, Cloud, CloudTroubles, some_shapes
 from tests.simulation.cpu_machines import some_machine
 from tests.simulation.database import LEASE_MS, Database
-from tests.simulation.device_faults import heal_devices, uncordon_all
-from tests.simulation.device_machines import some_devices, total_with
+from tests.simulation.device_faults import heal_devices, uncordon_all, unpark_all
+from tests.simulation.device_machines import some_devices, total_with, with_parking
 from tests.simulation.executor import Executor
-from tests.simulation.faults import FAULTS, OF_CPUS, OF_DEVICES, OF_PROVIDERS
+from tests.simulation.faults import (
+    FAULTS,
+    IN_DEVICE_STORM,
+    OF_CPUS,
+    OF_DEVICES,
+    OF_PARKING,
+    OF_PROVIDERS,
+)
 from tests.simulation.follower import WATCH_MS
 from tests.simulation.group_operator import GroupOperator
 from tests.simulation.healed import check_empty, check_healed
 from tests.simulation.job_master import (
     CPUS,
+    DEVICE_STORM,
     DEVICES,
     EARLY,
     FAIR_SHARES,
@@ -64,6 +72,7 @@ WISHES = frozenset({GANGS, RESIZES, PROVIDERS})
 ALL_WISHES = WISHES | {RANGES, FAIR_SHARES}
 WITH_CPUS = ALL_WISHES | {CPUS}
 WITH_DEVICES = WITH_CPUS | {DEVICES}
+WITH_DEVICE_STORM = frozenset({RESIZES, CPUS, DEVICES, DEVICE_STORM})
 WITH_EARLY = WISHES | {EARLY}
 
 LEAST = {"grants": 6, "ends": 6, "faults": 5, "batches": 300}
@@ -205,6 +214,8 @@ class World:
             if DEVICES in self.plan.wishes:
                 nodes = len(machine.machine.node_memory)
                 devices = some_devices(self.chance(f"{name}/devices"), name, nodes)
+                if DEVICE_STORM in self.plan.wishes:
+                    devices = with_parking(self.chance(f"{name}/parking"), devices)
                 plan = replace(plan, total=total_with(total, devices), devices=devices)
                 self.checks.devices.adds(devices)
         self.add_executor(name, plan)
@@ -271,6 +282,7 @@ class World:
         self.troubles.offer_declined = rng.choice((0.0, 0.5))
         self.troubles.resized = rng.choice((0.0, 0.3))
         self.troubles.use = rng.choice((0.0, 0.8))
+        self.troubles.move_fails = self.chance("moves").choice((0.0, 0.5))
         if self.cloud:
             self.cloud.troubles = rng.choice((CloudTroubles(), STORMY, STORMY))
         self._plan_faults()
@@ -290,6 +302,7 @@ class World:
         self.network.undialled.clear()
         self.database.slow_until_ms = self.database.down_until_ms = 0
         self.troubles.carve_fails = self.troubles.offer_declined = self.troubles.use = 0.0
+        self.troubles.move_fails = 0.0
         for manager in self.managers:
             manager.cut_off = False
             manager.next_commit = ""
@@ -312,6 +325,7 @@ class World:
                     lambda at, name=name: HostPolicySet(at, name, HostPolicy(), OF_ONE_HOST)  # type: ignore[misc]
                 )
         uncordon_all(self)
+        unpark_all(self)
         # A host with a new identity is accepted only when the former one is lost.
         self.loop.run_until(begun_ms + HEAL_MS + self.settings.lost_timeout_ms)
         self._let_orders_end()
@@ -418,16 +432,25 @@ class World:
 
     def _planned_faults(self) -> Iterator[tuple[int, str, int]]:
         """Yields time, kind and number of each fault."""
-        plan, rng = self.plan, self.chance("faults")
+        wishes = self.plan.wishes
         kinds = [kind for kind in FAULTS if self.cloud is not None or kind not in OF_PROVIDERS]
-        if CPUS not in plan.wishes:
+        if CPUS not in wishes:
             kinds = [kind for kind in kinds if kind not in OF_CPUS]
-        if DEVICES not in plan.wishes:
+        if DEVICES not in wishes:
             kinds = [kind for kind in kinds if kind not in OF_DEVICES]
-        weights = [FAULTS[kind][0] for kind in kinds]
-        at_ms = number = 0
-        while (at_ms := at_ms + rng.randint(100, 1_600) * self.calm) < plan.stormy_ms - 1_000:
-            kind = rng.choices(kinds, weights)[0]
+        weights = {kind: FAULTS[kind][0] for kind in kinds if kind not in OF_PARKING}
+        yield from self._some_faults("faults", weights, 1_600, calm=self.calm)
+        if DEVICE_STORM in wishes:
+            yield from self._some_faults("device storm", IN_DEVICE_STORM, 900, first=10_000)
+
+    def _some_faults(
+        self, source: str, weights: dict[str, int], pause_ms: int, *, calm: int = 1, first: int = 1
+    ) -> Iterator[tuple[int, str, int]]:
+        plan, rng = self.plan, self.chance(source)
+        kinds = list(weights)
+        at_ms, number = 0, first - 1
+        while (at_ms := at_ms + rng.randint(100, pause_ms) * calm) < plan.stormy_ms - 1_000:
+            kind = rng.choices(kinds, list(weights.values()))[0]
             number += 1
             if kind not in plan.without and number not in plan.without_numbers:
                 yield at_ms, kind, number

@@ -386,6 +386,11 @@ PROVIDERS = Providers(
 )
 
 
+def matches(full: str) -> Callable[[str], bool]:
+    """Returns a function that tests whether an id begins or ends with a text."""
+    return lambda text: full.startswith(text) or full.endswith(text)
+
+
 @dataclass
 class FakeCluster:
     """Returns scripted answers, and records the calls that change something in `done`."""
@@ -453,11 +458,20 @@ class FakeCluster:
             for each in self.request_list
             if each.state in wanted
             and job_id in ("", each.job_id)
-            and any(each.allocation_id.startswith(some) for some in allocation_ids or ("",))
+            and (not allocation_ids or any(map(matches(each.allocation_id), allocation_ids)))
         ]
 
-    def jobs(self, *, include_ended: bool = False) -> list[types.JobStatus]:
-        return [JOB]
+    def jobs(
+        self, *, include_ended: bool = False, matching: Sequence[str] = ()
+    ) -> list[types.JobStatus]:
+        return [
+            each
+            for each in (JOB,)
+            if not matching
+            or each.name in matching
+            or each.job_id.startswith(tuple(matching))
+            or each.job_id.endswith(tuple(matching))
+        ]
 
     def events(
         self, *, subject_id: str = "", newest: int = 100, follow: bool = False

@@ -107,7 +107,7 @@ def test_a_limit_that_the_driver_keeps_otherwise(agent: Agent) -> None:
     assert agent.obeys({"GPU-a": 2 * GIB}) == [{}]
     agent.plays("ignores_limits 0\n")
     [failed] = agent.obeys({"GPU-a": GIB})
-    words = f"a limit of {GIB} bytes was set, and the driver has {2 * GIB}"
+    words = f"a limit of {GIB} bytes was set, but the driver reports {2 * GIB}"
     assert failed == {"GPU-a": words}
 
 
@@ -178,7 +178,7 @@ def test_a_group_without_the_controller_gets_no_file(tmp_path: Path) -> None:
 def test_a_file_that_keeps_something_else(tmp_path: Path) -> None:
     (tmp_path / "dmem.max").symlink_to("/dev/null")  # accepts all, and reads as empty
     failed = obeys(tmp_path, {REGION: GIB})
-    words = f"{tmp_path}/dmem.max: wrote {REGION} {GIB}, and it reads None"
+    words = f"{tmp_path}/dmem.max: wrote {REGION} {GIB}, but read back None"
     assert failed == {REGION: words}
     (tmp_path / "dmem.max").unlink()
     (tmp_path / "dmem.max").mkdir()

@@ -132,6 +132,22 @@ class Operations:
             lambda cluster, timeout_s: cluster.ForgetExecutor(message, timeout=timeout_s)
         )
 
+    async def check_operator(self) -> None:
+        """Checks that this client may change the cluster. Changes nothing.
+
+        Raises:
+            PermissionDenied: the caller is not an operator.
+        """
+        # The server checks the caller before the fields of a request.
+        try:
+            await self._connection.call_cluster(
+                lambda cluster, timeout_s: cluster.ReleaseAllocations(
+                    pb.ReleaseAllocationsRequest(), timeout=timeout_s
+                )
+            )
+        except InvalidArgument:
+            return
+
     async def release(
         self, allocation_ids: Sequence[str], *, grace_s: float | None = None
     ) -> list[ItemOutcome]:

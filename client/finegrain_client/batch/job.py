@@ -67,7 +67,7 @@ class BatchJob:
             state_file: path of the state file; None: a new file in the default folder (see
                 `default_folder`).
             results_dir: folder for the output, as `<index>.stdout` and `<index>.stderr`; None: only
-                the last 1,000 bytes of each are kept, in the state file.
+                the last 1,000 bytes of each stream are kept, in the state file.
             lease_s: lease of the batch's job, 1 s to 1 day.
 
         Raises:
@@ -189,7 +189,7 @@ class BatchJob:
         state = await asyncio.to_thread(self._open)
         self._spec = state.spec
         try:
-            # Done before the runner reads the state: it must count these threads as not run.
+            # This comes before the runner reads the state, so that these threads run again.
             if retry_failed:
                 await asyncio.to_thread(state.forget_failures)
             self._runner = Runner(

@@ -21,7 +21,7 @@ RETRY_DELAY_S = 0.05
 
 
 def lock_path(path: Path) -> Path:
-    """Returns the path of the lock file, which also contains its owner."""
+    """Returns the path of the lock file, which also names the owner of the lock."""
     return path.with_name(path.name + ".lock")
 
 

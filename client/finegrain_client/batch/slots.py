@@ -122,7 +122,7 @@ class BatchSlots:
         for member, request in known.requests.items():
             slot = request.slot
             if slot is None or slot.has_ended:
-                waiting.append((member, 1))  # it was lost
+                waiting.append((member, 1))  # its slot was lost
                 continue
             self._slots[slot.allocation_id] = slot
             key = slot.allocation_id, slot.generation
@@ -178,7 +178,7 @@ class BatchSlots:
             await retry_until_answered(lambda: self._job.release(slots), "releasing slots")
 
     async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
-        """Returns whether each slot may be reused for its member; the others are released."""
+        """Returns whether each slot may be reused for its member; all other slots are released."""
         # A slot may have been lost in the meantime: it counts as not reusable, and the call must
         # not name it.
         there = {key: slot for key, _ in pairs if (slot := self.slot(key)) is not None}

@@ -31,8 +31,8 @@ class BatchStatus(Value):
 
     `runner_pid` and `runner_host` identify the runner. They are 0 and "" if there is none, and 0
     and "?" if a runner has just started and not written its name yet. With a runner, `progress` is
-    at most about a second old. Without one, it is what the last runner left, and no thread counts
-    as running.
+    at most about a second old. Without a runner, it is the last progress that was saved, and no
+    thread counts as running.
     """
 
     state_file: str

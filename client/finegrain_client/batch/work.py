@@ -107,7 +107,7 @@ class Attempt:
             return self._refused(error)
         except GONE as error:
             return AttemptOutcome(Ending.LOST, message=error.message, reason=error.reason)
-        except FinegrainError as error:  # refused on any executor
+        except FinegrainError as error:  # any other executor would refuse it, too
             result = unknown_result(self.thread, error.message, reason=error.reason)
             return AttemptOutcome(Ending.REFUSED, result, error.message, error.reason)
 

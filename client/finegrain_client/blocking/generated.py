@@ -249,11 +249,12 @@ class Slot(ContextHandle[AsyncSlot]):
             output: "capture": the result contains the output; "stream": the caller reads
                 `Task.output`; a function: it is called with every `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
-                executor's own limit; 0: the executor's limit. Of more output, it keeps
+                executor's own limit; 0: the executor's limit. If there is more output, it keeps
                 the first and the last part.
             hold_output: whether the task waits when the output that `output` has not processed
-                reaches this limit, so that no output is lost. It needs a function as `output`. If
-                this process has no connection to the executor for 60 s, output is dropped again.
+                reaches `output_limit_bytes`, so that no output is lost. It needs a function as
+                `output`. If this process has no connection to the executor for 60 s, output is
+                dropped again.
             task_id: identity of the task; empty: the client generates one.
             cancel_on_interrupt: whether interrupting this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.
@@ -998,19 +999,25 @@ class Cluster(LoopOwner[AsyncCluster]):
         Args:
             job_id: return only requests of this job; empty: of all jobs.
             states: return only requests in these states; empty: requests that have not ended.
-            allocation_ids: return only these ids, or ids with these prefixes (at least 4
-                characters).
+            allocation_ids: return only these ids. Any other text of at least 4 characters stands
+                for the ids that end with it, or, if there are none, for those that begin with it.
 
         Raises:
-            InvalidArgument: a state does not exist, or a prefix of an id is too short.
+            InvalidArgument: a state does not exist, or a part of an id is too short.
         """
         return self.loop.run(
             self.inner.requests(job_id=job_id, states=states, allocation_ids=allocation_ids)
         )
 
-    def jobs(self, *, include_ended: bool = False) -> list[JobStatus]:
-        """Returns jobs in order of arrival."""
-        return self.loop.run(self.inner.jobs(include_ended=include_ended))
+    def jobs(self, *, include_ended: bool = False, matching: Sequence[str] = ()) -> list[JobStatus]:
+        """Returns jobs in order of arrival.
+
+        Args:
+            include_ended: if true, also returns jobs that have ended.
+            matching: return only jobs with one of these names, or with an id that begins or ends
+                with one of these texts (at least 4 characters); empty: all.
+        """
+        return self.loop.run(self.inner.jobs(include_ended=include_ended, matching=matching))
 
     def events(
         self,
@@ -1133,6 +1140,14 @@ class Cluster(LoopOwner[AsyncCluster]):
             FailedPrecondition: EXECUTOR_NOT_LOST: only lost executors can be forgotten.
         """
         self.loop.run(self.inner.forget(executor_id))
+
+    def check_operator(self) -> None:
+        """Checks that this client may change the cluster. Changes nothing.
+
+        Raises:
+            PermissionDenied: the caller is not an operator.
+        """
+        self.loop.run(self.inner.check_operator())
 
     def release(
         self, allocation_ids: Sequence[str], *, grace_s: float | None = None

@@ -51,7 +51,7 @@ class BatchJob(Handle[AsyncBatchJob]):
             state_file: path of the state file; None: a new file in the default folder (see
                 `default_folder`).
             results_dir: folder for the output, as `<index>.stdout` and `<index>.stderr`; None: only
-                the last 1,000 bytes of each are kept, in the state file.
+                the last 1,000 bytes of each stream are kept, in the state file.
             lease_s: lease of the batch's job, 1 s to 1 day.
 
         Raises:

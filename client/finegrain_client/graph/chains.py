@@ -16,7 +16,7 @@ from finegrain_client.graph.values import EdgeSpec, Exchange, GraphSpec, Operato
 class Obstacle(StrEnum):
     """Why the two operators of an edge are not chained.
 
-    If several obstacles apply, the edge has the first in the order below.
+    If several obstacles apply, the edge has the first of them in the order below.
     """
 
     BLOCKING = "blocking"  # the operators do not run at the same time
@@ -44,7 +44,7 @@ class Chains:
 
 
 def program_of(graph: GraphSpec, operator: OperatorSpec) -> tuple[str, ...]:
-    """Returns the operator's program, or else the job's; empty if neither has one."""
+    """Returns the operator's program, or else the program of the job; empty: there is none."""
     return tuple(operator.program or graph.options.program)
 
 

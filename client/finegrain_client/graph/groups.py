@@ -31,7 +31,7 @@ def assign_groups(graph: GraphSpec, regions: Regions) -> dict[str, str]:
         if _RESERVED.fullmatch(chosen):
             raise GraphError(
                 f"slot_sharing_group of operator {operator.name} is {chosen!r}; names such as"
-                " region-1 are those of default groups; choose another name",
+                " region-1 are reserved for default groups; choose another name",
                 operators=[operator.name],
             )
         default = DEFAULT_GROUP if same else f"region-{regions.region_of[operator.name] + 1}"

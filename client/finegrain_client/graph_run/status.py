@@ -123,7 +123,8 @@ def read_job_status(state_file: str | os.PathLike[str]) -> GraphJobStatus:
         ConfigurationError: it is not the state file of a job, or has another version.
     """
     path = Path(state_file)
-    # Read before the file: if the runner ends in between, the file has its last events.
+    # This comes before the file is read. If the runner ends after this, the file has its last
+    # events.
     runner = runner_of(path)
     with reading(path) as connection:
         meta, events = read_meta(connection), read_events(connection)
@@ -148,7 +149,8 @@ def read_job_status(state_file: str | os.PathLike[str]) -> GraphJobStatus:
         job_id=meta.get("job_id", ""),
         spec=spec,
         create_time=datetime.fromtimestamp(float(meta["create_time"]), UTC),
-        # Never negative: with a negative pid, `kill` would end a process group or all processes.
+        # The pid is never negative, because `kill` with a negative pid ends a whole process group,
+        # or every process.
         runner_pid=max(0, int(runner.get("pid", 0))) if runner is not None else 0,
         runner_host=str(runner.get("host", "?")) if runner is not None else "",
         state=state.outcome,

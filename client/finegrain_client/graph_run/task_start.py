@@ -271,7 +271,8 @@ def memory_limit(chain: ChainPlan, profile: SlotProfile, slot_bytes: int) -> int
     """
     if profile.is_default:
         return int(chain.memory_share * slot_bytes) // MEMORY_GRAIN_BYTES * MEMORY_GRAIN_BYTES
-    # Rounded up like the memory of slots, so that a task never has less than its resources.
+    # The limit is rounded up like the memory of slots, so that a task never has less than its
+    # resources.
     wanted = int(chain.memory_share * profile.memory_bytes)
     return min(-(-wanted // MEMORY_GRAIN_BYTES) * MEMORY_GRAIN_BYTES, slot_bytes)
 

@@ -24,8 +24,9 @@ class GangSpec:
     """Slots that are granted together, or not at all.
 
     Attributes:
-        members: one `SlotSpec` with a `count`, or several; 1 to 1,000 slots in total. All must have
-            the same `restart_on_loss` and `restart_on_device_loss`, and no `target_address`.
+        members: one `SlotSpec` with a `count`, or several; 1 to 1,000 slots in total. All
+            specs must have the same `restart_on_loss` and `restart_on_device_loss`, and no
+            `target_address`.
         placement: where the members go: ANYWHERE, SAME_EXECUTOR, SAME_LABEL (executors whose
             `label` has the same value) or SPREAD (each member on a different executor).
         label: name of the label; only with SAME_LABEL.

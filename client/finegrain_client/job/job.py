@@ -337,7 +337,7 @@ class Job:
             return  # it has ended already
 
     async def _leave(self) -> None:
-        # Read before `close`, which sets an error itself.
+        # This comes before `close`, which sets an error itself.
         ended = self._watch.error is not None
         if self.detached:
             # A detached job keeps its slots and tasks. The client is about to lose its handles, so

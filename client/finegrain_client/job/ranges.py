@@ -101,7 +101,7 @@ class RequestRange:
     def slots(self) -> GrantedSlots:
         """Iterates over the current slots, then over each new one; see `GrantedSlots`."""
         slots = GrantedSlots(self, self._listeners.discard)
-        # Registered before the current slots are queued, so that none is missed in between.
+        # The iterator is registered before the current slots are queued, so no slot is missed.
         if not self.has_ended:
             self._listeners.add(slots)
         for request in self.requests.values():

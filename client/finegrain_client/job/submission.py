@@ -102,12 +102,12 @@ class Submission:
         for piece in many:
             gang = read(Gang, piece.gang) if piece.gang is not None else None
             requests += [self._request(each, gang) for each in piece.requests]
-        # Added before the calls: the watch stream may report a request before the call returns.
+        # The handles are added before the calls: the watch stream may be faster than an answer.
         self._watch.requests.update({each.allocation_id: each for each in requests})
         tried: list[Batch] = []
         try:
             for batch in batches(many):
-                # Added before the call: even if the call fails, the batch may have been accepted.
+                # This comes before the call: a batch may be accepted even if the call fails.
                 tried.append(batch)
                 await self._send(batch)
         except BaseException as error:
@@ -130,7 +130,7 @@ class Submission:
         A rejection is in `RequestRange.rejection`.
         """
         (template,) = replace(spec, count=1, allocation_id=range_id).messages()
-        # Added before the call: the watch stream may report members before the call returns.
+        # The range is added before the call: the watch stream may be faster than the answer.
         known = self._watch.ranges.by_id.setdefault(range_id, RequestRange(self._context, template))
         known.rejection = None
         members = first, first + spec.count

@@ -216,7 +216,7 @@ class JobWatch:
             self._dispatch_difference(snapshot.sequence, status)
         if not snapshot.more:
             await self._end_unseen(snapshot.sequence)
-        # Set last: `keep_alive` must not acknowledge a snapshot that is not applied yet.
+        # This comes last: `keep_alive` must not acknowledge a snapshot that is not applied yet.
         self.sequence = snapshot.sequence
         self._parts_received += 1
         if not snapshot.more:

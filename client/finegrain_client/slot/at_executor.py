@@ -183,7 +183,7 @@ class SlotAtExecutor:
 
     @internal
     async def after_break(self, failures: int) -> None:
-        """Returns if another try makes sense; finds the executor's new address if needed.
+        """Checks that another try makes sense; finds the executor's new address if needed.
 
         Raises:
             SlotLost: the slot is lost, or it was released and too many tries have failed.

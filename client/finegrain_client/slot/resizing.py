@@ -158,7 +158,7 @@ async def parking_change(connection: Connection, allocation_id: str, *, park: bo
     request = await request_of(connection, allocation_id)
     devices = request.profile.devices if request is not None and request.profile else ()
     if request is not None and not has_gpus(devices):
-        raise InvalidArgument("slot", allocation_id, "a slot with GPUs, and it has none")
+        raise InvalidArgument("slot", allocation_id, "a slot with GPUs; this one has none")
     return SizeChange(device_requests=without_gpus(devices) if park else devices)
 
 

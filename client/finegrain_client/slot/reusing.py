@@ -1,6 +1,6 @@
 """Reuses finished slots for further requests of their job.
 
-The resource manager decides which slots may be reused, and releases the others.
+The resource manager decides which slots may be reused, and releases all other slots.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class SlotSize:
             each.update(status, reason, message)
 
     def reset(self, status: SlotStatus) -> None:
-        """Applies the resource manager's current status, even if it is older than the known one.
+        """Applies the resource manager's current status, even if it is older than the known status.
 
         It can be older after the resource manager was restored from older state.
         """

@@ -101,11 +101,12 @@ class Slot(SlotAtExecutor):
             output: "capture": the result contains the output; "stream": the caller reads
                 `Task.output`; a function (plain or async): it is called with every `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
-                executor's own limit; 0: the executor's limit. Of more output, it keeps
+                executor's own limit; 0: the executor's limit. If there is more output, it keeps
                 the first and the last part.
             hold_output: whether the task waits when the output that `output` has not processed
-                reaches this limit, so that no output is lost. It needs a function as `output`. If
-                this process has no connection to the executor for 60 s, output is dropped again.
+                reaches `output_limit_bytes`, so that no output is lost. It needs a function as
+                `output`. If this process has no connection to the executor for 60 s, output is
+                dropped again.
             task_id: identity of the task; empty: the client generates one.
             cancel_on_interrupt: whether cancelling this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.
@@ -155,7 +156,7 @@ class Slot(SlotAtExecutor):
         await self._context.connection.call_manager(
             lambda manager, timeout_s: manager.ReleaseSlots(message, timeout=timeout_s)
         )
-        # Marked only after the call has succeeded: until then the slot still exists.
+        # This comes after the call, because the slot exists until the call has succeeded.
         self.mark_released()
 
     async def reuse_for(self, request: Reusable | str, grace_s: float | None = None) -> bool:

@@ -36,7 +36,8 @@ from finegrain_client.types.status import OutputChunk, TaskResult, TaskStatus
 
 OutputFunction = Callable[[OutputChunk], Awaitable[None] | None]
 OutputMode = Literal["capture", "stream"] | OutputFunction
-ACKNOWLEDGE_S, ACKNOWLEDGE_RETRY_S = 0.02, 1.0  # between acknowledgements; after a failed one
+ACKNOWLEDGE_S = 0.02  # pause after each acknowledgement of output
+ACKNOWLEDGE_RETRY_S = 1.0  # pause after an acknowledgement that failed
 
 StdinSource = bytes | AsyncIterable[bytes] | Literal["pipe"] | None
 
@@ -83,7 +84,8 @@ class TaskOptions:
     def holder_of(self, task_id: str) -> str:
         """Returns the id of the output's holder; empty: none.
 
-        It is the task id. So a process that takes the task over by submitting it again holds, too.
+        The holder's id is the task id. So another process that submits the same task again is the
+        same holder.
         """
         return task_id if self.hold_output else ""
 
@@ -290,7 +292,8 @@ class Task:
                 returned = self._options.output(chunk)
                 if inspect.isawaitable(returned):
                     await returned
-                # Kept apart, because the reader moves past a chunk before it is processed.
+                # These differ from the reader's offsets, because the reader moves past a chunk
+                # before `output` has processed it.
                 self._processed_offsets = (self._reader.offsets.stdout, self._reader.offsets.stderr)
                 self._processed.set()
             else:

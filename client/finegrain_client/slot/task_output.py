@@ -23,7 +23,7 @@ class Offsets:
 
     stdout: int = 0
     stderr: int = 0
-    missing: int = 0  # bytes of both that this reader did not get
+    missing: int = 0  # bytes of both streams that this reader did not get
 
     def reach_the_end(self, result: TaskResult) -> bool:
         """True if the last byte of both streams was read."""

@@ -138,7 +138,7 @@ class Reader:
 
     @property
     def pairs(self) -> Sequence[tuple[type, type]]:
-        """All pairs compiled so far, including nested ones."""
+        """All pairs that were compiled until now, including pairs of nested values."""
         return tuple(self._compiled)
 
     def _compile(self, kind: type, message: type[Message]) -> Callable[..., Any]:

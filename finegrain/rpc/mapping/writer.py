@@ -68,7 +68,7 @@ class Writing:
             ("registration.default_profile"), or to an `As` or `FromValue` that computes the field.
         parts: paths of nested values whose attributes are fields of the message, too. An attribute
             of the value itself takes precedence over one of a part.
-        given: fields that the caller passes by name; absent ones are not set.
+        given: fields that the caller passes by name. Fields that it does not pass are not set.
         kept: paths of attributes that are not written.
         unset: fields without an attribute.
     """
@@ -132,7 +132,7 @@ class Writer:
 
     @property
     def pairs(self) -> Sequence[tuple[type, type]]:
-        """All pairs compiled so far, including nested ones."""
+        """All pairs that were compiled until now, including pairs of nested values."""
         return tuple(self._compiled)
 
     def _compile(self, kind: type, message: type[Message]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ the lists:
 
 The smallest kind of group that is large enough is tried first: nodes, then packages, then the whole
 host. The strategy orders the groups of one kind: LeastAllocated begins with the group with the most
-free cpus, MostAllocated with the group with the fewest.
+free cpus. MostAllocated begins with the group with the fewest free cpus.
 
 Example: one package with two NUMA nodes of four cores with two threads each. Node 0 has cpus 0-3
 and 8-11, node 1 has 4-7 and 12-15; cpu n and cpu n + 8 share a core. Cpus 0, 1 and 8 are taken, so
@@ -29,8 +29,8 @@ There are two differences from Koordinator. An exclusive policy falls back from 
 cores may have different numbers of threads, so a number such as "cpus per node" is the number of
 the largest node and not the average. On regular hosts, the largest node equals the average.
 
-The caller must pass only cpus that all required policies allow, because this module refuses
-nothing.
+The caller must pass only cpus that all required policies allow, because this module does not check
+them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Pass(NamedTuple):
 
 
 class Accumulator:
-    """Takes cpus for one slot, and keeps track of the free cpus and of how many are still needed.
+    """Takes cpus for one slot, and counts the free cpus and the cpus that are still needed.
 
     `core_claimed` and `node_claimed` are cpus of other slots with an exclusive policy: slots that
     claim their cores, and slots that claim their NUMA nodes.

@@ -1,11 +1,11 @@
 """Assigns cpus, NUMA nodes, shared pools and devices of one host to one slot.
 
-Before this, policies are resolved (`resolve.py`) and the candidate cpus are known (`pinning.py`).
-This module tries masks (sets of nodes) that the NUMA policy admits, the best first, and stops at
-the first mask that works.
+Before this module is called, policies are resolved (`resolve.py`), and the candidate cpus are known
+(`pinning.py`). This module tries masks (sets of nodes) that the NUMA policy admits, the best first,
+and stops at the first mask that works.
 
-Example: a slot would need one NUMA node of the empty host. Now neither of the two nodes has enough
-alone, but both together have.
+Example: a slot would need one NUMA node of the empty host. Now neither node alone has enough, but
+both nodes together have enough.
 
     SingleNUMANode, Restricted (required)    refused: NUMA_UNALIGNED
     the same, only preferred                 on both nodes, with a note
@@ -83,7 +83,7 @@ class Case:
         return replace(found, devices=devices)
 
     def _devices_on(self, nodes: Sequence[int] | None) -> tuple[DeviceShare, ...] | HostRefusal:
-        """Chooses devices that are attached to these nodes (positions); None: to any nodes."""
+        """Chooses devices that are attached to the nodes at these positions; None: any nodes."""
         if not self._request.devices:
             return ()
         known = self._ledger.layout.nodes
@@ -113,8 +113,8 @@ class Case:
         return sorted({position[node] for node in found if node is not None and node in position})
 
     def _bursting(self, notes: tuple[str, ...]) -> CpuAssignment | HostRefusal:
-        """Binds the slot to the shared pool of one node: the smallest pool that suits the slot's
-        cpu limit.
+        """Binds the slot to the shared pool of one node: the smallest pool that is large enough for
+        the slot's cpu limit.
         """
         ledger, resolved = self._ledger, self._resolved
         suited = self._burst_nodes()
@@ -216,8 +216,8 @@ class Case:
                 found = self._on_one_of(policy, needs, masks, smallest or size, notes)
             if found is not None:
                 break
-        # A mask is no hint if one of its nodes has nothing left of a dimension. All nodes together
-        # may still be enough, and BestEffort admits them.
+        # A mask is no hint if one of its nodes has nothing left of a dimension. But all nodes
+        # together may still be enough, and BestEffort admits them.
         if found is None and policy is NumaPolicy.BEST_EFFORT:
             found = self.assigned_on(needs, needs.nodes, notes)
         if found is None:
@@ -322,7 +322,7 @@ class Case:
         pools = sorted({pool for at in nodes for pool in ledger.pools(at)})
         return CpuAssignment(
             resolved.qos,
-            # `notes` explains why the preferred bind policy is not in force
+            # `notes` explains why the preferred bind policy does not apply.
             bind=BindPolicy.NONE if notes else resolved.bind,
             numa=bound,
             memory_nodes=memory,

@@ -13,10 +13,10 @@ host one node could give this, so masks of one node are preferred.
     0b10   yes         625 (3 of 8)    125          375
     0b11   no          500             562          531
 
-The score is the part that remains free with the slot, in thousandths. The merge takes mask 0b01:
-preferred masks come first, then masks with fewer nodes, then nodes that are close to each other,
-and only then the score decides. If the slot needed 4 cpus and 6 GiB, only mask 0b11 would be a
-hint, and it would not be preferred: BestEffort would take it, but Restricted and SingleNUMANode
+The score is the part that remains free after the slot is placed, in thousandths. The merge takes
+mask 0b01. Preferred masks come first, then masks with fewer nodes, then nodes that are close to
+each other. Only then the score decides. If the slot needed 4 cpus and 6 GiB, only mask 0b11 would
+be a hint, but not a preferred hint. BestEffort would take it, but Restricted and SingleNUMANode
 would refuse the slot.
 """
 
@@ -45,7 +45,7 @@ SCORE_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Quantities:
-    """The amounts that a slot needs of NUMA nodes, and the amounts that each node could give.
+    """The amounts that a slot needs, and the amounts that each NUMA node could give.
 
     Attributes:
         layout: the host.
@@ -82,7 +82,7 @@ class Quantities:
 
     def lacking(self, nodes: Sequence[int]) -> str | None:
         """Returns the first dimension of which these nodes together have too little; None: they
-        have enough of each.
+        have enough of every dimension.
         """
         for dimension, need in self.need.items():
             if sum(has for _, has in self.of(dimension, nodes)) < need:
@@ -90,8 +90,8 @@ class Quantities:
         return None
 
     def score(self, nodes: Sequence[int]) -> int:
-        """Returns how well these nodes meet the strategy with the slot on them, from 0 to
-        `SCORE_MAX`.
+        """Returns how well the state of these nodes meets the strategy after the slot is placed
+        there, from 0 to `SCORE_MAX`.
 
         The score is a mean over the dimensions: of the free part (LeastAllocated,
         DistributeEvenly), or of the taken part (MostAllocated). If only some cpus meet the
@@ -212,7 +212,8 @@ def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[
 
 
 def fewest_nodes(needs: Quantities, works: Callable[[Sequence[int]], bool]) -> int | None:
-    """Returns the size of the smallest mask that is a hint for every dimension; None: no mask is.
+    """Returns the size of the smallest mask that is a hint for every dimension; None: there is no
+    such mask.
 
     Args:
         needs: the amounts that the slot needs.
@@ -235,8 +236,8 @@ def masks_by_size(
     layout: CpuLayout, nodes: tuple[int, ...]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Returns the masks to try by size, the smallest size first. Masks of one size are in
-    lexicographic order. Up to `NODES_ENUMERATED_MAX` nodes, these are all subsets; for more nodes,
-    a selection.
+    lexicographic order. If there are at most `NODES_ENUMERATED_MAX` nodes, these are all subsets.
+    With more nodes, only some subsets are returned.
     """
     if len(nodes) <= NODES_ENUMERATED_MAX:
         return tuple(

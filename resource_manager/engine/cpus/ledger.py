@@ -1,5 +1,5 @@
-"""The ledger of the cpus and NUMA nodes of one host: their capacity, and which parts of it slots
-have.
+"""The ledger of the cpus and NUMA nodes of one host: their capacity, and the parts of it that slots
+hold.
 
 It contains no placement policy. A change costs a few operations on integers, independent of the
 size of the host. Numbers that depend on all slots are computed at most once per `version`. Amounts
@@ -36,8 +36,8 @@ class PinRoom:
 
 
 class CpuLedger:
-    """The cpus and NUMA nodes of one host, and which of them slots hold. A set of cpus is an
-    integer whose bit n stands for cpu n.
+    """The cpus and NUMA nodes of one host, and the parts of them that slots hold. A set of cpus is
+    an integer whose bit n stands for cpu n.
 
     Attributes:
         layout: cores and nodes, without offline cpus.
@@ -150,7 +150,7 @@ class CpuLedger:
         )
 
     def set_policy(self, policy: EffectivePolicy) -> None:
-        """Changes the settings. Slots keep what they hold."""
+        """Changes the settings. Slots keep their cpus."""
         if policy != self.policy:
             self.policy = policy
             self._settings_changed()
@@ -163,7 +163,8 @@ class CpuLedger:
         kubelet: CpuSet = EMPTY,
         kubelet_memory: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """Sets the cpus and memory that slots cannot have at present. Slots keep what they have.
+        """Sets the cpus and memory that slots cannot have at present. Slots keep their cpus and
+        memory.
 
         Args:
             offline: cpus that do not run.
@@ -180,7 +181,7 @@ class CpuLedger:
     def set_unusable_devices(
         self, unusable: Mapping[DeviceKey, str], foreign: frozenset[DeviceKey]
     ) -> None:
-        """Sets which devices get no new slots, and why. Slots keep what they hold.
+        """Sets which devices get no new slots, and why. Slots keep their devices.
 
         Args:
             unusable: the devices that get no new slots, with the reasons.
@@ -433,14 +434,15 @@ class CpuLedger:
         self.devices.tolerate()
 
     def problems(self) -> list[str]:
-        """Returns a sentence for each inconsistency: cpus that two slots hold, nodes whose slots
-        hold more than the tolerated amounts, and counters that do not match the holdings.
+        """Returns a sentence for each inconsistency. Inconsistent are cpus that two slots hold,
+        nodes whose slots hold more than the tolerated amounts, and counters that do not match the
+        holdings.
         """
         found = [
             f"cpus {CpuSet.from_bits(twice)} belong to slot {key} and to another slot"
             for key, twice in self._assigned_twice()
         ]
-        # If a host becomes smaller, its slots keep what they have. This is not an inconsistency.
+        # If a host becomes smaller, its slots keep their capacity. This is not an inconsistency.
         for node, name in sorted(self.overcommitted() - self._overdrawn):
             numa_node = self.layout.nodes[node].id
             used, has = self.used(node, name), self._present(node, name)

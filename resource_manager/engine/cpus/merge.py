@@ -17,7 +17,7 @@ Example: a host with two nodes has these hints.
     0b11   not preferred, score 500   not preferred, score 300
 
 Mask 0b01 is no candidate, because memory has no hint for it. The result is 0b10 (score 975), which
-both resources prefer. The next best is 0b11: BestEffort admits it, but Restricted and
+both resources prefer. The next best mask is 0b11: BestEffort admits it, but Restricted and
 SingleNUMANode do not, because it is not preferred.
 """
 
@@ -40,7 +40,7 @@ class Hint(NamedTuple):
 
 
 Provider: TypeAlias = Mapping[str, Sequence[Hint] | None]
-"""Hints by resource. None: any nodes can serve the resource; empty: no nodes can."""
+"""Hints by resource. None: any nodes can serve the resource; empty: no nodes can serve it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class _Resource(NamedTuple):
     anywhere: _Choice | None  # the choice for any nodes; None: each hint names nodes
 
     def choice_for(self, mask: int | None) -> _Choice | None:
-        """Returns the better of two choices: the one for this mask and the one for any nodes. None:
-        the mask cannot serve the resource.
+        """Returns the better of two choices: the choice for this mask, and the choice for any
+        nodes. None: the mask cannot serve the resource.
         """
         found = None if mask is None else self.masks.get(mask)
         if found is None or self.anywhere is None:
@@ -91,7 +91,7 @@ def merge(
             SingleNUMANode admits such masks only if they have one node.
         providers: the hints of each provider, by resource.
         remoteness: returns how far the nodes of a mask are from each other, such as the sum of
-            their distances. Only masks of equal size are compared by it.
+            their distances. The merge compares only masks of equal size by this number.
     """
     return merge_ranked(policy, providers, remoteness=remoteness)[0]
 
@@ -105,8 +105,7 @@ def merge_ranked(
     """Returns all admitted masks, the best first.
 
     The first result equals the result of `merge`. Each further result equals the result of `merge`
-    without the masks before it. Callers need the further results if the first mask turns out not to
-    work.
+    without the masks before it. Callers need the further results if the first mask does not work.
 
     Args:
         policy: see `merge`.
@@ -114,7 +113,7 @@ def merge_ranked(
         remoteness: see `merge`.
 
     Returns:
-        At least one result. Only the first one may be a refusal.
+        At least one result. Only the first result may be a refusal.
     """
     # Such a policy binds no slot to nodes, so hints do not matter.
     if not policy.aligns:
@@ -142,7 +141,7 @@ def merge_ranked(
 
 def _ranked(resources: list[_Resource], remoteness: Callable[[int], int]) -> list[Merged]:
     """Returns the candidates, the best first. "Any nodes" (None) counts as a mask with more nodes
-    than all others.
+    than all other masks.
     """
     found: list[tuple[tuple[bool, int, int, int, int], Merged]] = []
     for mask in _candidates(resources):
@@ -183,7 +182,7 @@ def _candidates(resources: list[_Resource]) -> Iterable[int | None]:
     """Returns the masks for which all resources may have hints.
 
     A mask must be among the masks of each resource that has hints only for particular masks. So if
-    there are such resources, the masks of one of them are returned, the one with the fewest masks.
+    there are such resources, the masks of the resource with the fewest masks are returned.
     Otherwise all masks are returned, and None for any nodes.
     """
     demanding = [resource.masks for resource in resources if resource.anywhere is None]
@@ -197,7 +196,7 @@ def _resource(hints: Sequence[Hint]) -> _Resource:
     anywhere: _Choice | None = None
     for mask, preferred, score in hints:
         choice = _Choice(score, score if preferred else None)
-        # A hint for any nodes does not describe a mask, so it adds nothing to the score of masks.
+        # A hint for any nodes describes no mask, so it does not change the score of masks.
         if mask is None:
             choice = _Choice(0, 0 if preferred else None)
             anywhere = choice if anywhere is None else _better(anywhere, choice)

@@ -49,7 +49,8 @@ def node_capacities(
         layout: the host.
         cpus: the cpus that shared pools may promise to slots.
         best_effort: the cpus of the best-effort pool, and the total amount of cpu that slots can
-            get there. The amount is divided among the nodes in proportion to these cpus.
+            get there. The amount is divided among the nodes in proportion to their numbers of such
+            cpus.
         memory_taken: bytes that slots cannot have, by position of the node.
     """
     pool, best_effort_milli = best_effort
@@ -96,7 +97,7 @@ def split(
         amount: the amount to split.
         available: position and available amount of each node. (The upstream code uses the rank in
             this list instead of the position, which is a bug.)
-        unit: if all amounts are multiples of this unit, all parts are, too.
+        unit: if all amounts are multiples of this unit, all parts are also multiples of it.
 
     Source: `tryBestToDistributeEvenly` of Koordinator's nodenumaresource.
     """

@@ -1,5 +1,6 @@
 """Takes cpus for a slot by the algorithms of the kubelet's static policy (pkg/kubelet/cm/cpumanager
-of Kubernetes 1.33 and later): packed, or distributed evenly over as few NUMA nodes as possible.
+of Kubernetes 1.33 and later). The cpus are packed, or distributed evenly over as few NUMA nodes as
+possible.
 
 Packed (`takeByTopologyNUMAPacked`): groups of cpus that are partly in use become full first. The
 kubelet's options to spread over cores and to align with last-level caches are here, too.
@@ -31,7 +32,7 @@ from resource_manager.engine.cpus.layout import CpuLayout
 def take_packed(
     layout: CpuLayout, free: int, need: int, *, spread: bool = False, align_caches: bool = False
 ) -> int | None:
-    """Takes `need` free cpus, and returns them; None if fewer are free.
+    """Takes `need` free cpus, and returns them; None if fewer cpus are free.
 
     The function first takes NUMA nodes and packages that are completely free and not larger than
     the need. Then it takes whole cores, then single threads. Among groups of one kind, the group
@@ -40,7 +41,7 @@ def take_packed(
     Args:
         layout: the host.
         free: the cpus to choose from.
-        need: number of cpus; below 1 none are taken.
+        need: number of cpus; no cpus are taken if it is below 1.
         spread: True: takes single threads in the order of their numbers instead of whole cores. The
             threads of one core usually have numbers that are far apart, so the slot gets several
             cores.
@@ -67,7 +68,7 @@ class NodeShare(NamedTuple):
 
     node: int  # the node's cpus, as bits
     even: int  # the part that every node gives
-    more: int  # its part of the remainder: one group or nothing, taken after the rest
+    more: int  # its part of the remainder: one group or no cpus, taken after `even`
 
 
 def take_share(layout: CpuLayout, free: int, share: NodeShare) -> int:

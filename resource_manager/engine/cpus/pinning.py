@@ -35,13 +35,13 @@ _BLOCKERS: Final = {
     ShortOf.UNSHARED_CORES: CpuBlocker.EXCLUSIVE_UNMET,
     ShortOf.UNSHARED_NODES: CpuBlocker.EXCLUSIVE_UNMET,
     # `resolve` has checked that some whole cores have this number of threads, but the free whole
-    # cores do not.
+    # cores do not have it.
     ShortOf.ALIGNMENT: CpuBlocker.WHOLE_CORES_NOT_ENOUGH,
 }
 
 
 def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | HostRefusal:
-    """Returns the cpus that a slot can choose from, or a refusal if there are too few.
+    """Returns the cpus from which a slot can choose, or a refusal if there are too few cpus.
 
     With any choice of these cpus, slots in shared pools keep the cpus that they were promised. Cpus
     that a required policy excludes are left out.
@@ -51,8 +51,8 @@ def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | HostRefusal:
     )
     if isinstance(found, Short):
         return shortage(found, resolved)
-    # The order matters: cpus that are promised on single nodes are removed first. Which cpus are
-    # the last of a pool depends on them.
+    # The order matters: cpus that are promised on single nodes are removed first. The step for the
+    # last cpus of a pool depends on the result.
     left = _without_promised_cpus(ledger, resolved, found)
     if left.bit_count() < resolved.count:
         return _promised_to_pools(resolved, left)
@@ -245,8 +245,8 @@ def _without_promised_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> 
 
 
 def _least_needed(layout: CpuLayout, resolved: Resolved, cpus: int, count: int) -> int:
-    """Returns `count` or more cpus that the slot can best do without. Single threads come first, so
-    that cores stay whole, then the highest cpus. If the slot takes only whole cores, whole cores
+    """Returns `count` or more cpus that are least useful for the slot. Single threads come first,
+    so that cores stay whole, then the highest cpus. If the slot takes only whole cores, whole cores
     are returned.
     """
     whole = layout.whole(cpus)
@@ -269,7 +269,7 @@ def _promised_to_pools(resolved: Resolved, left: int) -> HostRefusal:
 
 
 def _without_last_pool_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int | HostRefusal:
-    """Removes cpus so that each pool with slots keeps at least one cpu. Refuses if too few are
+    """Removes cpus so that each pool with slots keeps at least one cpu. Refuses if too few cpus are
     left.
     """
     pools = [(ledger.shared_count, ledger.shared_cpus, CpuBlocker.SHARED_POOL_EMPTY, QosClass.LS)]
@@ -283,8 +283,8 @@ def _without_last_pool_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) ->
             )
         )
     for slots, pool, blocker, qos in pools:
-        # Nothing to do in three cases: the pool has no slots, it has cpus that this slot cannot
-        # take, or this slot needs fewer cpus than the pool has.
+        # No cpus are removed in three cases: the pool has no slots, it has cpus that this slot
+        # cannot take, or this slot needs fewer cpus than the pool has.
         if not slots or pool & ~cpus or resolved.count < pool.bit_count():
             continue
         cpus &= ~_least_needed(ledger.layout, resolved, pool, 1)

@@ -18,9 +18,9 @@ class CpuRequest:
     """The cpus, NUMA nodes and devices that one slot needs on a host."""
 
     policy: CpuPolicy
-    # the amounts that it books, sorted; memory parts are added up
+    # the amounts that the slot books, sorted; memory parts are added up
     amounts: tuple[tuple[str, int], ...]
-    cpu_limit_milli: int = 0  # the cpu that it may use; 0: no more than it books
+    cpu_limit_milli: int = 0  # the cpu that the slot may use; 0: no more than it books
     devices: tuple[DeviceRequest, ...] = ()
     among: int | None = None  # bits of the GPUs that whole GPUs must come from; None: any
 
@@ -69,7 +69,7 @@ class CpuBlocker(HostBlocker):
     EXCLUSIVE_UNMET = "EXCLUSIVE_UNMET"  # other slots claim the same cores or nodes
     SHARED_POOL_EMPTY = "SHARED_POOL_EMPTY"  # the pool has, or would have, no cpu for its slots
     BEST_EFFORT_POOL_EMPTY = "BEST_EFFORT_POOL_EMPTY"  # the same for the best-effort pool
-    BURST_POOL_TOO_SMALL = "BURST_POOL_TOO_SMALL"  # no NUMA node's shared pool suits the cpu limit
+    BURST_POOL_TOO_SMALL = "BURST_POOL_TOO_SMALL"  # no NUMA node's shared pool is large enough
     NUMA_UNALIGNED = "NUMA_UNALIGNED"  # the slot needs more NUMA nodes than the policy admits
     # all nodes together have too little cpu that is not promised to slots in pools
     NUMA_NOT_ENOUGH_CPU = "NUMA_NOT_ENOUGH_CPU"

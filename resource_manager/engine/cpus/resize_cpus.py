@@ -48,7 +48,7 @@ def grow(
         current: the cpus that the slot has now.
         available: the cpus to choose from; `current` need not be among them.
         claims: cpus that other slots with an exclusive policy claim.
-        request: the policies, and the number of cpus after the resize, including current ones.
+        request: the policies, and the number of cpus after the resize, including the current cpus.
         same_nodes: True if the slot is bound to its NUMA nodes, so that new cpus must come from
             these nodes.
 
@@ -97,11 +97,12 @@ def grow(
 def shrink(
     layout: CpuLayout, current: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> Taken | Short:
-    """Chooses `request.need` of the current cpus. The slot gives back the others.
+    """Chooses `request.need` of the current cpus. The slot gives back the other cpus.
 
     The slot gives back whole cores first, then single threads. Under SpreadByPCPUs it first gives
-    back second threads of cores. It gives back cpus on the NUMA node where it has the fewest, so
-    that it uses fewer nodes in the end; with `DistributeEvenly`, on the node where it has the most.
+    back second threads of cores. It gives back cpus on the NUMA node where it has the fewest cpus,
+    so that it uses fewer nodes in the end. With `DistributeEvenly`, it gives back cpus on the node
+    where it has the most cpus.
 
     Args:
         layout: the host.

@@ -77,7 +77,7 @@ def fits_alone(
     ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
 ) -> HostRefusal | None:
     """Returns why a slot could not have the requested size even if it were the only slot on the
-    host; None: it could.
+    host; None: it could have the size.
 
     Args:
         ledger: the cpu ledger of the slot's host.
@@ -102,7 +102,7 @@ def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
         here = most.setdefault(node, {})
         for name, amount in amounts:
             here[name] = max(amount, here.get(name, 0))
-    # If one of the two has an exclusive policy, other slots must respect it.
+    # If one of the two assignments has an exclusive policy, other slots must respect it.
     claims = before if before.exclusive is not ExclusivePolicy.NONE else after
     return replace(
         after,
@@ -299,8 +299,8 @@ _BLOCKERS_FOR_NEW_SLOTS = (CpuBlocker.BIND_POLICY_CONFLICT, CpuBlocker.NUMA_POLI
 
 
 def _without_lost(ledger: CpuLedger, current: int, surplus: int) -> int:
-    """Gives back up to `surplus` cpus that the slot can no longer use: first offline cpus, then
-    cpus that are now reserved or belong to a kubelet, then the other cpus of the same cores.
+    """Gives back up to `surplus` cpus that the slot can no longer use. Offline cpus come first,
+    then cpus that are now reserved or belong to a kubelet, then the other cpus of the same cores.
     """
     there = ledger.layout.cpus
     lost = current & ~ledger.pinnable

@@ -5,7 +5,8 @@
 - If request and host require different policies, the slot is refused on this host.
 - A policy that is only preferred is dropped if it conflicts, and the slot gets a note.
 
-Only the QoS class decides whether a slot has dedicated cpus. The settings of a host never do.
+Only the QoS class decides whether a slot has dedicated cpus. The settings of a host never decide
+this.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _KNOWN = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The policies that apply to one slot on one host. None of them is Default."""
+    """The policies that apply to one slot on one host. No policy is Default."""
 
     qos: QosClass
     count: int  # number of dedicated cpus; 0: the slot runs in a shared pool

@@ -41,7 +41,7 @@ NO_DEVICES_KNOWN = HostRefusal(
 
 
 def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> HostRefusal:
-    """Returns the refusal for the case that no nodes that the policy admits have enough of all
+    """Returns the refusal if none of the node sets that the policy admits has enough of all
     amounts.
 
     Args:
@@ -73,7 +73,7 @@ def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> Ho
 
 
 def not_enough(needs: Quantities, lacking: str) -> HostRefusal:
-    """Returns the refusal for the case that all nodes together have too little of a dimension."""
+    """Returns the refusal if all nodes together have too little of a dimension."""
     blocker = {
         CPU_MILLI: CpuBlocker.NUMA_NOT_ENOUGH_CPU,
         BEST_EFFORT_CPU_MILLI: CpuBlocker.NUMA_NOT_ENOUGH_CPU,
@@ -95,8 +95,7 @@ def not_enough(needs: Quantities, lacking: str) -> HostRefusal:
 
 
 def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -> HostRefusal:
-    """Returns the refusal for the case that no node's shared pool is large enough for the slot's
-    cpu limit.
+    """Returns the refusal if no node's shared pool is large enough for the slot's cpu limit.
 
     Args:
         ledger: the cpu ledger of the host.

@@ -101,7 +101,7 @@ def take(
     Returns:
         Exactly `request.need` cpus, or the resource of which there is too little.
     """
-    # A slot without cpus has its exclusive level as well.
+    # A slot that needs no cpus has an exclusive level, too.
     if request.need < 1:
         return Taken(0, reached(layout, 0, claims, request.exclusive))
     free = suitable(layout, available, claims, request)
@@ -251,8 +251,8 @@ def _of_one_kind(
         if cpus is not None:
             level = reached(layout, cpus, claims, request.exclusive)
             merit = (_LEVELS.index(level), holds(layout, cpus, request.bind))
-            # Only a strictly better result replaces an earlier one, so on a tie the earlier kind is
-            # taken.
+            # Only a strictly better result replaces an earlier result, so on a tie the earlier kind
+            # is taken.
             if best is None or merit > best[0]:
                 best = merit, cpus
     return None if best is None else best[1]
@@ -304,12 +304,13 @@ def _keeps_required(layout: CpuLayout, cpus: int, request: CpuDemand) -> bool:
 def _evenly(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Takes even shares from as few nodes as possible, or else packs. Cpus that meet the preferred
-    policies are tried first. None: no even shares exist, and the bind policy is SpreadByPCPUs.
+    """Takes even shares from as few nodes as possible, or else packs the cpus. Cpus that meet the
+    preferred policies are tried first. None: no even shares exist, and the bind policy is
+    SpreadByPCPUs.
     """
     group = layout.per_core if request.whole_cores else 1
     offered_sets = list(offers(layout, free, claims, request))
-    # The sets grow, and the last one has all free cpus.
+    # The sets grow, and the last set has all free cpus.
     for offered in offered_sets:
         even = _widest(layout, offered) if request.whole_cores else offered
         shares = even_shares(layout, even, request.need, group)

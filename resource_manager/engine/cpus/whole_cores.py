@@ -35,7 +35,7 @@ def adds_up(layout: CpuLayout, cpus: int, need: int) -> bool:
 
 
 def whole_widths(cores: Iterable[int], cpus: int) -> Counter[int]:
-    """Returns the number of cores by width, of the cores with all their threads in `cpus`."""
+    """Returns how many cores of each width have all their threads in `cpus`."""
     return Counter(core.bit_count() for core in cores if not core & ~cpus)
 
 

@@ -51,7 +51,7 @@ def device_score(
     weights: Mapping[str, int] = EQUAL_WEIGHTS,
 ) -> int:
     """Returns how well a device suits a slot, from 0 to 100; higher is better. The score depends on
-    how full the device is with the slot. Source: `resourceAllocationScorer` of Koordinator's
+    how full the device would be with the slot. Source: `resourceAllocationScorer` of Koordinator's
     deviceshare.
 
     Args:
@@ -119,14 +119,16 @@ def choose_devices(
     given: dict[str, Given] = {}
     # Types to which other requests refer come first.
     for request in sorted(requests, key=lambda each: (bool(each.near), each.type)):
-        found = _Choice(
+        choice = _Choice(
             ledger,
             request,
             nodes=nodes,
             preference=preference,
             near=given.get(request.near, []),
             among=among,
-        ).devices()
+        )
+        beside = [each for each in requests if each.near_required and each.near == request.type]
+        found = choice.devices_beside(beside) if beside else choice.devices()
         if isinstance(found, HostRefusal):
             return found
         given[request.type] = found
@@ -166,17 +168,41 @@ class _Choice:
         self._layout = ledger.layout
         self._request = request
         self._preference = preference
+        self._nodes = nodes
         devices = self._layout.devices
         self._allowed = [
             at
             for at in self._layout.accepted(request)
             if nodes is None or devices[at].numa_node is None or devices[at].numa_node in nodes
         ]
+        # The only PCIe groups that devices may come from; None: any.
+        self._within: set[str] | None = None
         if among is not None and request.type == GPU and not request.is_shared:
             self._allowed = [at for at in self._allowed if among >> at & 1]
         # PCIe groups of the devices near which the new devices should be, in the order of these
         # devices.
         self._groups = list(dict.fromkeys(devices[at].pcie_group for at, _ in near))
+
+    def devices_beside(self, others: Iterable[DeviceRequest]) -> Given | HostRefusal:
+        """Returns the devices that the slot gets, if devices of other types must be near to them.
+
+        It takes them from PCIe groups where all other types have a free device. If these groups
+        have too few, it takes any, and the choice of the others then says what is missing.
+        """
+        self._within = set.intersection(
+            *({self._layout.devices[at].pcie_group for at in self._free(each)} for each in others)
+        )
+        found = self.devices()
+        if not isinstance(found, HostRefusal):
+            return found
+        self._within = None
+        return self.devices()
+
+    def _free(self, request: DeviceRequest) -> list[int]:
+        """Returns the devices that a request for another type could get."""
+        other = _Choice(self._ledger, request, nodes=self._nodes)
+        suited = other.suited()
+        return [at for at, _ in other.with_functions(suited, len(suited))]
 
     def devices(self) -> Given | HostRefusal:
         """Returns the devices that the slot gets."""
@@ -193,7 +219,7 @@ class _Choice:
             most = max(most, len(self._groups))
         if request.near_required:
             want = max(want, len(self._groups))
-        chosen = self._with_functions(self._by_nearness(suited), most)
+        chosen = self.with_functions(self._by_nearness(suited), most)
         if len(chosen) < want:
             return self._short(suited)
         if request.near_required:
@@ -204,7 +230,7 @@ class _Choice:
 
     def _all(self) -> Given | HostRefusal:
         """Returns all devices that meet the conditions, if each device has enough free capacity."""
-        chosen = self._with_functions(self._allowed, len(self._allowed))
+        chosen = self.with_functions(self._allowed, len(self._allowed))
         short = len(chosen) < len(self._allowed) or not chosen
         if short or not all(self._suits(at) for at in self._allowed):
             return self._short(self.suited())
@@ -212,7 +238,12 @@ class _Choice:
 
     def suited(self) -> list[int]:
         """Returns the positions of the devices with enough free capacity."""
-        return [at for at in self._allowed if self._suits(at)]
+        devices, within = self._layout.devices, self._within
+        return [
+            at
+            for at in self._allowed
+            if (within is None or devices[at].pcie_group in within) and self._suits(at)
+        ]
 
     def _suits(self, position: int) -> bool:
         # A dimension that the device lacks counts as 0.
@@ -237,7 +268,7 @@ class _Choice:
         return [(at, ()) for at in chosen] if chosen else self._out_of_scope(suited)
 
     def _scopes(self, suited: Iterable[int]) -> tuple[int, ...]:
-        """Returns sets of GPUs, in order of id. All GPUs of the slot must come from one of them."""
+        """Returns sets of GPUs, in order of id. All GPUs of the slot must come from one set."""
         scope = self._request.scope
         if not scope:
             return (bits_of(suited),)
@@ -336,7 +367,7 @@ class _Choice:
             and devices[at].numa_node == mine.numa_node
         )
 
-    def _with_functions(self, positions: Iterable[int], most: int) -> Given:
+    def with_functions(self, positions: Iterable[int], most: int) -> Given:
         """Returns the first `most` devices. If the request needs virtual functions, each device
         comes with a free function, and devices without a free function are skipped.
         """

@@ -30,8 +30,8 @@ pairs.
 """
 
 SETS_COMPARED_MAX: Final = 2_000
-"""If at most this many sets of GPUs are possible, all of them are compared. Otherwise one set is
-built for each GPU: it starts with this GPU, and the best connected GPU is added repeatedly.
+"""If at most this many sets of GPUs are possible, all sets are compared. Otherwise one set is built
+for each GPU: it starts with this GPU, and the best connected GPU is added repeatedly.
 """
 
 _LANE: Final = 1_000  # one NVLink counts more than any path without NVLink

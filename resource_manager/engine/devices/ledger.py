@@ -55,7 +55,7 @@ class DeviceLedger:
     def set_unusable(
         self, unusable: Mapping[DeviceKey, str], foreign: frozenset[DeviceKey] = frozenset()
     ) -> bool:
-        """Sets which devices get no new slots. Slots keep what they have.
+        """Sets which devices get no new slots. Slots keep their devices.
 
         Args:
             unusable: the devices that get no new slots, with the reasons.

@@ -69,7 +69,7 @@ def _regained(
 
 
 def _obstacle(share: DeviceShare, ledger: DeviceLedger) -> HostRefusal | None:
-    """Returns why a slot cannot have its share of a GPU again; None: it can."""
+    """Returns why a slot cannot have its share of a GPU again; None: the slot can have it."""
     at = ledger.layout.position.get((share.type, share.uuid))
     if at is None:
         return HostRefusal(

@@ -132,7 +132,7 @@ def _covered(amounts: Mapping[str, int], has: Mapping[str, int]) -> int:
 
 def _scarcest(amounts: Mapping[str, int], has: Mapping[str, int]) -> str:
     """Returns the dimension of which a device has the smallest part of the requested amount; empty:
-    it has enough of each dimension.
+    the device has enough of each dimension.
     """
     short = [name for name, amount in amounts.items() if has.get(name, 0) < amount]
     return min(short, key=lambda name: has.get(name, 0) * 1_000_000 // amounts[name], default="")
@@ -150,7 +150,7 @@ def _requested(request: DeviceRequest) -> str:
 
 def _levels(layout: DeviceLayout, request: DeviceRequest) -> str:
     """Describes how other devices of the host enforce the dimensions for which the request requires
-    a level of enforcement; empty if it requires none.
+    a level of enforcement; empty if it requires no level.
     """
     if not request.isolation:
         return ""

@@ -48,7 +48,7 @@ def gpus_together(
         slots: the device requests of each slot.
 
     Returns:
-        The sets. None instead of the list if there is nothing to choose together: fewer than two
+        The sets. None instead of the list if the GPUs cannot be chosen together: fewer than two
         slots need whole GPUs, the slots accept different GPUs, or too few GPUs are free.
     """
     wholes = {
@@ -81,8 +81,9 @@ def gpus_together(
 def best_groups(layout: DeviceLayout, free: int, counts: tuple[int, ...]) -> Groups:
     """Returns disjoint sets of GPUs, one for each count.
 
-    The criteria are, in this order: the union of the sets is as well connected as possible, each
-    set is as well connected as possible, and the remaining GPUs contain the best connected sets.
+    There are three criteria, the most important first. The union of the sets must be as well
+    connected as possible. Each set must be as well connected as possible. The remaining GPUs must
+    contain the best connected sets.
 
     Args:
         layout: the device layout of the host.

@@ -47,7 +47,8 @@ def adopt_cpu_state(state: State, host: Host, seen: CpuState | None) -> None:
             executor has no settings.
     """
     seen = seen or NO_CPU_STATE
-    # Even if the state is the same, slots that lacked cpus may have ended.
+    # The check is made even if the state is the same, because slots that lacked cpus may have
+    # ended.
     if seen == host.executor.cpu_state and not host.lost_cpus:
         return  # most reports end here
     host.executor.cpu_state = seen
@@ -83,8 +84,8 @@ def settle_host(state: State, host: Host) -> None:
     state.rejection_clock.restart(state.journal.now_ms)
     for refusal in host.refusals.values():
         if refusal.state_seen is not None:
-            refusal.active = False  # the refusal was made with other cpus
-    # Even if no amount has grown, other cpus may suit queued requests.
+            refusal.active = False  # the refusal was for the old set of cpus
+    # Even if no amount has grown, the new cpus may be suitable for queued requests.
     state.hosts.indexes.log_growth(host, state.queue)
 
 

@@ -3,8 +3,8 @@ processes that belong to no slot.
 
 A device that is not healthy, or that other processes use, gets no new slots, but its slots are not
 ended. Each change is written to the cluster's history, and each job that has a slot on the device
-gets an event. If the work of a slot cannot continue and its request has `restart_on_device_loss`,
-the slot is ended, and the request returns to its old place in the queue.
+gets an event. If the work of a slot cannot continue, the slot may be ended. This is done if its
+request has `restart_on_device_loss`. The request then returns to its old place in the queue.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _slots_on(host: Host, key: DeviceKey) -> Iterator[Slot]:
 
 
 def _name(host: Host, key: DeviceKey) -> str:
-    """Returns the name of a device ("host-a/gpu3"); its UUID if it is not announced."""
+    """Returns the name of a device ("host-a/gpu3"), or its UUID if the device is not announced."""
     layout = host.cpus.devices.layout if host.cpus is not None else None
     if layout is None or key not in layout.position:
         return f"{host.host_id}/{key[1]}"

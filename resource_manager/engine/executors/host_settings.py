@@ -71,7 +71,7 @@ class HostPolicyView:
 
     set: HostPolicy  # settings that operators made at runtime
     effective: EffectivePolicy
-    number: int  # version of `set`; 0: nothing was ever set
+    number: int  # version of `set`; 0: no setting was ever made
     # version of `set` that the executor had applied when it sent its last report
     followed_number: int
 
@@ -116,7 +116,7 @@ def policy_of(
     host = hosts.get(executor_id)
     if host is not None:
         return host.present.policy
-    # For the cluster itself, its settings must not count as a host's own settings as well.
+    # For the cluster itself, the settings of the cluster must not also count as settings of a host.
     own = NOTHING_SET if executor_id == CLUSTER else policy_for(host_settings, executor_id)
     return unannounced(own, policy_for(host_settings, CLUSTER))
 

@@ -1,4 +1,4 @@
-"""Handles executors that register and report, but to which the resource manager cannot connect.
+"""Handles executors that register and report, although the resource manager cannot connect to them.
 
 The cause may be a wrong address, a firewall or a certificate. Without this module, commands to such
 an executor would stay in flight indefinitely, and requests placed there would never be granted.
@@ -88,7 +88,7 @@ def unreachable_registered(
         changed: true if the cause may have been removed, so that the probe is made at once.
     """
     reach = host.reach
-    # Earlier failures no longer count, so the pauses start short again.
+    # Earlier failures no longer count, so the first pause is short again.
     if changed:
         reach.failures = 0
     _plan_probe(
@@ -154,7 +154,7 @@ def command_arrived(host: Host) -> None:
 def frees_for_report(host: Host) -> tuple[SlotKey, ...]:
     """Returns the slots that an unreachable executor must free, for the answer to its report.
 
-    Commands do not reach the executor, but answers to its own reports do.
+    Commands do not reach the executor, but answers to its reports reach it.
     """
     if not host.reach.unreachable:
         return ()
@@ -168,5 +168,5 @@ def _plan_probe(timers: Timers, host: Host, at_ms: int) -> None:
 
 
 def _pause_ms(settings: EngineSettings, reach: Reach) -> int:
-    # Minus 1, because `failures` includes the current one, and the first pause is the shortest.
+    # Minus 1, because `failures` includes the current failure, and the first pause is the shortest.
     return backoff_ms(max(0, reach.failures - 1), settings.probe_min_ms, settings.probe_max_ms)

@@ -26,7 +26,7 @@ def remember_refusal(state: State, host: Host, slot: Slot) -> None:
     Args:
         state: the state.
         host: the host that refused.
-        slot: the slot that the host could not carve, or that broke there.
+        slot: the slot that the host could not carve, or that failed on the host.
     """
     request = state.requests.named(slot.allocation_id)
     if request is None:

@@ -37,8 +37,9 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
     """Registers a new executor, or starts a new session with a known executor.
 
     All commands in flight become void. The report in the registration is complete and current:
-    slots in it exist, all other slots do not. So a registration is rejected if a later registration
-    or report arrived before it. Otherwise the registration would delete slots that exist.
+    slots in it exist, and no other slots exist. So a registration is rejected if a later
+    registration or report arrived before it. Otherwise the registration would delete slots that
+    exist.
 
     Raises:
         AlreadyExists: another instance has this id and is not lost.
@@ -74,7 +75,8 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
         elif slot.ordered is not None:
             state.resizes.resume(slot)
     state.changes.executor(host.executor)
-    # Stored, so that the next leader also recognizes a late copy of this registration.
+    # The number is stored, so that the next leader also recognizes a late copy of this
+    # registration.
     state.changes.counter(REGISTERED_WITH + host.host_id, event.report.report_number)
     state.journal.cluster_event(
         "executor_returned" if was_lost else "executor_registered",
@@ -122,8 +124,8 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     """Creates the host of a new executor, or resets a known executor's host for a new session."""
     new = host is None
     if host is None:
-        # Higher than the numbers of all deleted executors, because this executor may have been
-        # deleted before.
+        # The number must be higher than the numbers of all deleted executors, because this executor
+        # may have been deleted before.
         number = state.numbers.forgotten_registration + 1
         executor = Executor(registration, number, first_seen_time_ms=state.journal.at.time_ms)
         executor_id = registration.executor_id
@@ -166,7 +168,8 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     if any(refusal.active for refusal in host.refusals.values()):
         state.hosts.indexes.log_growth(host, state.queue)
     host.start_conversation()
-    # Saved first, because `adopt_registration` changes bookings if the memory pools have changed.
+    # The bookings are saved first, because `adopt_registration` changes them if the memory pools
+    # have changed.
     booked = [(slot, slot.booked) for slot in host.slots.values()]
     kind = host.cpu_kind
     if not new:  # a new host was created from this registration
@@ -178,7 +181,7 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     state.usage.total_changed(host)
     # The new capacity may make requests feasible, so their rejection clock starts again.
     state.rejection_clock.restart(state.journal.now_ms)
-    # After `total_changed`, because the cost of a slot is its share of the new totals.
+    # This comes after `total_changed`, because the cost of a slot is its share of the new totals.
     state.usage.rebooked(booked)
     state.timers.arm(
         Timer.SILENCE, host.host_id, state.journal.now_ms + state.settings.lost_timeout_ms

@@ -10,8 +10,8 @@ The rules:
 2. A slot in the report exists. If it was pending, it is now confirmed.
 3. A slot that the report lacks is missing only if the report contains the command that ordered the
    slot, and that command is answered. (A report contains a command if the executor had received the
-   command before it made the report.) Otherwise the slot may not exist yet. So a report never
-   removes a slot that was placed after the report was sent.
+   command before it made the report.) Otherwise the executor may not have carved the slot yet. So a
+   report never removes a slot that was placed after the report was sent.
 4. A missing slot that was being freed is deleted. Any other missing slot is lost, and its job
    master gets an event.
 5. A slot in the report is unowned if this host's ledger has no slot with its id and generation. The
@@ -87,7 +87,7 @@ def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
         EpochSeen: the executor has seen a newer resource manager than this one.
     """
     refuse_seen_epoch(state, event.executor_id, event.report.rm_epoch)
-    # From this answer the executor learns the epoch of this process; see `refuse_seen_epoch`.
+    # The executor learns the epoch of this process from this answer; see `refuse_seen_epoch`.
     state.answered_executors.add(event.executor_id)
     host = state.hosts.get(event.executor_id)
     if (
@@ -102,7 +102,7 @@ def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
         return ReportAnswer(register_again=True)
     executor = host.executor
     result = adopt_report(state, host, event.report)
-    # A report that was not adopted may have older usage figures than the known ones.
+    # A report that was not adopted may have older usage figures than the adopted report.
     if result.adopted:
         executor.used = event.used
         executor.device_usage = event.device_usage
@@ -201,7 +201,8 @@ def adopt_report(
         state.hosts.indexes.log_growth(host, state.queue)
     if host.resize_backoffs:
         state.resizes.end_backoffs(host)
-    # After `end_refusals`: these refusals follow from this report, which must not end them at once.
+    # This comes after `end_refusals`, because these refusals follow from this report, which must
+    # not end them at once.
     for slot in broken:
         remember_refusal(state, host, slot)
     # The executor already ends the slots that it reports as FREEING, so they need no order.
@@ -270,7 +271,7 @@ def _retry_free(outbox: dict[str, None], host: Host, slot: Slot) -> None:
     """Orders the executor once more to free a slot, because it is not freeing the slot."""
     key = key_of(slot)
     command = host.in_flight
-    # If the command in flight already has this slot, its answer decides what happens next.
+    # If the command in flight already has this slot, its answer decides about the slot.
     if command is None or key not in command.keys:
         host.to_free[key] = None
         outbox[host.host_id] = None
@@ -282,7 +283,7 @@ def _ended(moves: RequestMoves, gang_moves: GangMoves, host: Host, ended: EndedS
     The executor repeats the entry until its report is acknowledged.
 
     Returns:
-        The slot if it broke on the executor, else None.
+        The slot if it failed on the executor, otherwise None.
     """
     slot = host.slots.get((ended.allocation_id, ended.generation))
     if slot is None:  # the entry was handled with an earlier report
@@ -294,7 +295,7 @@ def _ended(moves: RequestMoves, gang_moves: GangMoves, host: Host, ended: EndedS
         message = f"the slot ended on executor {host.host_id}: {ended.reason}"
         gang_moves.lose(slot, ended.reason, message)
     moves.vanish(slot)
-    # A broken slot counts as a refusal of the host; other reasons do not concern the host.
+    # A failed slot counts as a refusal of the host. Other reasons do not concern the host.
     return slot if ended.reason == Reason.SLOT_BROKEN else None
 
 

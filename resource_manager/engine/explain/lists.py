@@ -36,7 +36,9 @@ from resource_manager.engine.model.entities import (
     SlotKey,
 )
 from resource_manager.engine.queue.non_batchable import Kind
+from resource_manager.engine.queue.ranges import split
 from resource_manager.engine.queue.requests import Requests
+from resource_manager.engine.queue.split_maps import END_LENGTH
 from resource_manager.engine.state import State
 
 SCANNED_MAX = 10_000
@@ -203,8 +205,8 @@ def list_requests(
         state: the engine's state.
         job_id: returns only requests of this job; empty: of all jobs.
         states: returns only requests in these states; empty: in all states before the end.
-        allocation_ids: returns only requests with these ids; empty: all. If one id is unknown, all
-            given ids are treated as prefixes of ids.
+        allocation_ids: returns only requests with these ids. A text that is no id stands for all
+            ids that end with it, or, if there are none, for all that begin with it.
         after: the key after which to start.
         limit: the largest number of entries to return.
 
@@ -215,7 +217,10 @@ def list_requests(
     # This is a generator, so that it reads only the requests of the page.
     candidates, prefixes = _requests_after(state, job_id, after), None
     if allocation_ids:
-        # Known ids are looked up. If one id is unknown, all ids are prefixes, and all requests are
+        allocation_ids = [
+            name for each in allocation_ids for name in _full_ids(state.requests, each)
+        ]
+        # Known ids are looked up. If one is unknown, all are prefixes, and all requests are
         # scanned.
         named = [state.requests.named(each) for each in allocation_ids]
         if all(named):
@@ -235,6 +240,24 @@ def list_requests(
         if request.state in wanted and (prefixes is None or prefixes(request.allocation_id)):
             views.append(request_view(state, request, interval.count))
     return Page(views, None)
+
+
+def _full_ids(requests: Requests, text: str) -> Sequence[str]:
+    """Returns the ids that a text stands for: itself, or the ids that end with it.
+
+    "a1b2c3d4.17" is member 17 of the range whose id ends with a1b2c3d4, and "a1b2c3d4" stands for
+    all members: "RANGE.", a prefix of their ids. A text that ends no id is returned as it is.
+    """
+    ranges = requests.ranges
+    if requests.named(text) is not None or text.removesuffix(".") in ranges:
+        return (text,)
+    ends = ranges.ends
+    found = [f"{name}." if name in ranges else name for name in ends.find(text)]
+    if (member := split(text)) is not None:
+        stem, index = member
+        members = (f"{name}.{index}" for name in ends.find(stem) if name in ranges)
+        found += [name for name in members if requests.named(name) is not None]
+    return found or (text,)
 
 
 def _by_id(
@@ -264,21 +287,40 @@ def _cut(
 
 
 def list_jobs(
-    state: State, *, include_ended: bool = False, after: int = 0, limit: int
+    state: State,
+    *,
+    include_ended: bool = False,
+    matching: Sequence[str] = (),
+    after: int = 0,
+    limit: int,
 ) -> Page[JobView, int]:
     """Returns jobs in order of arrival; the key is the arrival number.
 
     Args:
         state: the engine's state.
         include_ended: True: also returns jobs that have ended and are not deleted yet.
+        matching: only jobs that have one of these texts as their name, or as the beginning or end
+            of their id, of at least four characters; empty: all.
         after: the key after which to start.
         limit: the largest number of entries to return.
     """
+    texts = tuple(matching)
+    parts = tuple(text for text in texts if len(text) >= END_LENGTH)
+    exact = [state.jobs[text] for text in texts if text in state.jobs]
+    # Jobs are stored in order of arrival, so no sort is needed.
+    jobs = exact if len(exact) == len(texts) == 1 else state.jobs.values()
     found = (
         job
-        # Jobs are stored in order of arrival, so no sort is needed.
-        for job in state.jobs.values()
-        if job.arrival_number > after and (include_ended or job.state is JobState.ACTIVE)
+        for job in jobs
+        if job.arrival_number > after
+        and (include_ended or job.state is JobState.ACTIVE)
+        and (
+            not texts
+            or job.name in texts
+            or job.job_id in texts
+            or job.job_id.startswith(parts)
+            or job.job_id.endswith(parts)
+        )
     )
     views = [job_view(state, job) for job in islice(found, limit + 1)]
     more = len(views) > limit

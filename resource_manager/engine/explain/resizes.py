@@ -136,7 +136,7 @@ def _unavailable_text(host: Host) -> str:
     if executor.state is not ExecutorState.ACTIVE:
         return f": it is {executor.state}"
     if host.reach.unreachable:
-        return f": it cannot be dialled: {host.reach.cause}"
+        return f": the resource manager cannot connect to it: {host.reach.cause}"
     if executor.draining:
         return f": it is draining: {executor.drain_reason or 'no reason given'}"
     return ""

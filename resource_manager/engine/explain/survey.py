@@ -62,8 +62,8 @@ class Survey:
         usable: number of usable hosts.
         fitting: number of hosts where the request fits now.
         refused: True if a usable host refused an equal request recently.
-        promising: the nearest usable host that is large enough and not reserved for others; None if
-            there is none.
+        promising: the nearest usable host that is large enough and not reserved for other requests;
+            None if there is none.
         blocked_only_by: for each constraint, the hosts where it is the only obstacle.
         unchecked: number of hosts where costly constraints were not checked.
     """
@@ -166,7 +166,8 @@ class Survey:
             return
         self.usable += 1
         self._add_up(at)
-        # The end of slots helps only on a host that is large enough and not reserved for others.
+        # The end of slots helps only on a host that is large enough and not reserved for other
+        # requests.
         if hard:
             self.refused = self.refused or any(o.blocker == Blocker.REFUSED for o in obstacles)
         elif not self.is_for_others(host_id) and (

@@ -2,9 +2,9 @@
 
 A job is served in *runs* of several slots, so that no choice is needed for every slot. A run ends
 when another flow would come first at some level of the tree. But a run has at least one slot, and
-at least 1/64 of the slots that the flow at this level already runs. So a flow gets at most one
-slot, or 1/64, more than its share before a sibling is served. A job that waits alone is served in
-a single run.
+at least 1/64 of the slots that the flow at this level already runs. So before a sibling is served,
+a flow exceeds its share by at most one slot, or by 1/64 of its slots. A job that waits alone is
+served in a single run.
 
 Example: with the two groups of the example in `flows.py`, a run of `medium` has ceil((160 - 120) /
 7.5) = 6 slots.
@@ -64,10 +64,10 @@ def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
         return 0
     step = tree.lookahead_s * cost * tree.clock.scale / flow.weight
     if not step:
-        return inf  # without lookahead only past usage counts, and new slots have none yet
+        return inf  # without lookahead, new slots do not change the virtual time at once
     tau = tree.clock.tau
-    # Rounded up, because the last of these slots makes the flow come after `second`. The tolerance
-    # prevents one more slot because of a rounding error.
+    # Rounded up, because the last of these slots makes the flow come after `second`. Because of the
+    # tolerance, a rounding error cannot add a slot.
     return ceil((second.at(tau) - flow.at(tau)) / step - _ROUNDED)
 
 

@@ -2,9 +2,9 @@
 
 A group has two kinetic tournaments over its active children. The first tournament has the children
 below their guaranteed minimum, ordered by the reached part of the minimum. These children come
-before all others. The second tournament has all other children, ordered by virtual time (see
-`flows.py`). A child that changes is only marked *stale*. The tournaments are updated when the order
-is read the next time.
+before all other children. The second tournament has all other children, ordered by virtual time
+(see `flows.py`). A child that changes is only marked *stale*. The tournaments are updated when the
+order is read the next time.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Flow(Entry):
         active: for a job: 1 if it has an active queue, otherwise 0. For a group: number of active
             children that are not paused.
         moves: increases whenever one of the counts above changes.
-        served_ms: when one of its slots was last placed or reused; None: not since this process
-            started.
+        served_ms: when one of its slots was last placed or reused; None: no slot was placed since
+            this process started.
         stale: true if the flow changed after the last update of its parent's tournaments.
         below_minimum: true if the flow is in the tournament of children below their minimum.
         paused: true if the flow must be in no tournament, even if its children are active.
@@ -173,7 +173,7 @@ class Siblings:
         return self.below_minimum.runner_up(tau) or self.fair.least(tau)
 
     def least(self) -> Flow | None:
-        """Returns the child with the lowest virtual time among those that have reached their
+        """Returns the child with the lowest virtual time among the children that have reached their
         minimum.
         """
         if self._stale:

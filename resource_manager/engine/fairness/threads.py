@@ -22,7 +22,7 @@ JOB_FLOW = "job/"
 
 
 def begin(slot: Slot, now_ms: int) -> None:
-    """Records that the slot was granted, so that a thread begins in it."""
+    """Records that the slot was granted, and that a thread begins in it."""
     slot.thread_since_ms = now_ms
 
 

@@ -1,9 +1,9 @@
 """Computes which cpus of an executor slots can use, and how much cpu they can book.
 
 The settings of a host come from several layers in a fixed order: operator, configuration, kubelet,
-cluster. Reserved cpus, cpus of a kubelet and offline cpus are subtracted. Each remaining cpu can be
-booked with 1,000 thousandths. So all slots together, with and without dedicated cpus, never book
-more cpu than the host has.
+cluster. Reserved cpus, cpus of a kubelet and offline cpus are subtracted. Slots can book 1,000
+thousandths of each remaining cpu. So all slots together, with and without dedicated cpus, never
+book more cpu than the host has.
 
 Example: an executor announces 8 cpus with a total of 8,000. The operator reserves cpu 0, and cpu 7
 is offline. Then 6,000 can be booked.
@@ -162,7 +162,8 @@ def _total(announced: Amounts, cpus: CpuSet, taken: CpuSet) -> dict[str, int]:
 
     An executor may announce less cpu than its cpus have, because of a quota or a configured share.
     Taken cpus then first use up this difference. For example, an executor announces 6,000 for 8
-    cpus, and 3 cpus are taken. The other 5 cpus have 5,000, so 5,000 can be booked.
+    cpus, and 3 cpus are taken. The other 5 cpus have 5,000, which is less than the announced 6,000.
+    So 5,000 can be booked.
     """
     total = dict(announced)
     # `spare` is the cpu beyond the announced total. It is lost first, because slots cannot book it

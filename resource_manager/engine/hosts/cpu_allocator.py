@@ -92,7 +92,7 @@ class ResourceRequest(Protocol):
 
     @property
     def topology_constrained(self) -> bool:
-        """True if amounts alone do not decide on any host whether the request fits."""
+        """True if amounts alone never suffice to decide whether the request fits on a host."""
 
     @property
     def key(self) -> SchedulingKey:
@@ -181,7 +181,7 @@ class CpuAllocator:
         ledger.
 
         Returns:
-            True if this changes what slots can get.
+            True if this changes the cpus or devices that slots can get.
         """
         ledger, seen = self.cpus, self.executor.cpu_state
         if ledger is None:  # the cores are unknown, so settings have no effect
@@ -239,8 +239,8 @@ class CpuAllocator:
         return self.cpus is not None and not self.cpus.best_effort_cpus
 
     def needs_topology(self, request: ResourceRequest) -> bool:
-        """Returns True if amounts alone do not decide whether the request fits here. The caller
-        must then call `suits`.
+        """Returns True if amounts alone are not sufficient to decide whether the request fits here.
+        The caller must then call `suits`.
         """
         return self.aligning or request.topology_constrained
 
@@ -271,7 +271,7 @@ class CpuAllocator:
 
     def suits(self, request: ResourceRequest, count: int = 1) -> bool:
         """Returns True if the host's cpus and NUMA nodes suffice for `count` slots of the request.
-        Always True if amounts alone decide.
+        Always True if amounts alone are sufficient for the decision.
         """
         if not self.needs_topology(request):
             return True

@@ -185,7 +185,7 @@ class Host(CpuAllocator):
         return not (lost or self.executor.draining or self.reach.unreachable)
 
     def adopt_registration(self) -> None:
-        """Computes everything that depends on the registration, including the bookings of present
+        """Computes all values that depend on the registration, including the bookings of present
         slots.
         """
         registration = self.executor.registration
@@ -208,7 +208,7 @@ class Host(CpuAllocator):
         """Applies changed settings, and the state of cpus that the executor reported.
 
         Returns:
-            False if nothing changes for slots.
+            False if the change does not concern slots.
         """
         before, now = self.present, self._cpus_now()
         if now != before:
@@ -294,19 +294,27 @@ class Host(CpuAllocator):
         self.resize_backoffs.pop(key, None)
         self.lost_cpus.pop(key, None)
 
-    def set_size(self, slot: Slot, profile: ResourceProfile, ordered: Resize | None) -> None:
+    def set_size(
+        self,
+        slot: Slot,
+        profile: ResourceProfile,
+        assignment: CpuAssignment | None,
+        ordered: Resize | None,
+    ) -> None:
         """Sets the size of a slot and its resize in flight, and computes its booking again.
 
         Args:
             slot: the slot.
             profile: the confirmed size of the slot.
+            assignment: the cpus, NUMA nodes and devices of that size.
             ordered: the resize in flight; None: there is none.
         """
         key = (slot.allocation_id, slot.generation)
-        # The old booking is subtracted from both sums before the slot is changed.
+        # The old booking is subtracted from both sums before the slot is changed. It depends on
+        # the assignment as well, because devices that the host no longer has are not booked.
         decrease(self.booked, slot.booked)
         decrease(self.unreported, self.unreported_of(key, slot))
-        slot.profile, slot.ordered = profile, ordered
+        slot.profile, slot.assignment, slot.ordered = profile, assignment, ordered
         slot.booked = self._booking_of_slot(slot)
         increase(self.booked, slot.booked)
         increase(self.unreported, self.unreported_of(key, slot))
@@ -439,7 +447,8 @@ class Host(CpuAllocator):
             free: the free amounts.
             slots: how many more slots the host may have.
         """
-        # If a default slot needs nothing, any number would fit, so this number is useless.
+        # If a default slot needs no amounts, any number would fit. So default slots are not
+        # counted.
         if not self.default_need:
             return 0
         return min(
@@ -447,7 +456,7 @@ class Host(CpuAllocator):
         )
 
     def state_seen(self) -> StateSeen:
-        """Returns the last reported state as a value that can be compared with a later one."""
+        """Returns the last reported state as a value that can be compared with a later state."""
         available = self.executor.reported_available or {}
         return frozenset(self.reported), tuple(sorted(available.items()))
 

@@ -1,6 +1,5 @@
 """Values that the ledger of a host stores in addition to slots: the command in flight, refusals,
-resizes to try again, reserved capacity, and whether the resource manager can connect to the
-executor.
+resizes to try again, reserved capacity, and the reachability of the executor.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Command:
 
 
 StateSeen = tuple[frozenset[SlotKey], tuple[tuple[str, int], ...]]
-"""The slots and the available amounts of a reported state, to compare it with a later one."""
+"""The slots and the available amounts of a reported state, to compare it with a later state."""
 
 
 @dataclass(slots=True)
@@ -92,8 +91,9 @@ class ReservedCapacity:
     host. This does not delay the owner, because the owner waits for the slots in `before` anyway.
 
     Example: a host with 8 cpus reserves 4, and the slots in `before` have booked 6. Other requests
-    may use the 2 free cpus, because 2 + 4 <= 8. When slots in `before` free 2 more cpus, others may
-    use these, too, because 4 + 4 <= 8. Cpus that become free later are kept for the owner.
+    may use the 2 free cpus, because 2 + 4 <= 8. When slots in `before` free 2 more cpus, other
+    requests may use these, too, because 4 + 4 <= 8. Cpus that become free later are kept for the
+    owner.
 
     Attributes:
         amounts: reserved amounts.

@@ -1,4 +1,4 @@
-"""Runs all checks that the ledgers agree with each other. The other modules of this package have
+"""Runs all checks that the ledgers agree with each other. The other modules of this package contain
 the checks.
 
 Each finding is one sentence that names the entity. The checks read the whole state and never change
@@ -48,7 +48,7 @@ from resource_manager.engine.state import State
 def findings(state: State, *, ended: bool = True) -> Iterator[Finding]:
     """Yields a text for each problem, and None at each point where the sweep may pause.
 
-    Index entries are compared only for hosts that did not change after the last scheduling cycle.
+    Index entries are compared only for hosts that have not changed since the last scheduling cycle.
 
     Args:
         state: the engine's state. It may be changed by `step` while the sweep pauses.
@@ -57,16 +57,17 @@ def findings(state: State, *, ended: bool = True) -> Iterator[Finding]:
     """
     for check in _checks(state, ended=ended):
         yield from check
-        yield None  # also after checks without a pause of their own
+        yield None  # pauses also after checks that have no pause
 
 
 def _checks(state: State, *, ended: bool) -> Iterator[Iterator[Finding]]:
-    """Yields all checks. Each copies its keys when it begins."""
+    """Yields all checks. Each check copies its keys when it begins."""
     jobs, requests, slots, hosts = state.jobs, state.requests, state.slots, state.hosts
     queue, ranges, gangs, endings = state.queue, state.ranges, state.gangs, state.endings
     flows, groups, items = state.flows, state.groups, state.queue.non_batchables
     provisions, elastic = state.provisions, state.elastic
-    # Not copied: the numbers are read one at a time from lists that change only at their end.
+    # These keys are not copied: the numbers are read one at a time from lists that change only at
+    # their end.
     numbers = numbers_of_requests(jobs, requests, ended=ended)
     yield each(numbers, partial(request_problems, state))
     yield each(list(jobs), partial(job_problems, state))
@@ -116,7 +117,7 @@ def check_touched(
         executor_ids: the executors to check; unknown ids are skipped.
     """
     hosts = [state.hosts[name] for name in executor_ids if name in state.hosts]
-    # A request that was deleted, or replaced by another one with its id, is skipped.
+    # A request is skipped if it was deleted, or if another request now has its id.
     known = [each for each in requests if state.requests.get(each.allocation_id) is each]
     return [
         *(

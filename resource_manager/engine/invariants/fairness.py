@@ -15,7 +15,9 @@ from resource_manager.engine.invariants.sweep import Finding, add_up
 from resource_manager.engine.model.entities import Group
 
 CLOSE = 1e-9
-"""Relative tolerance between virtual times: sums of floats depend on the order of adding."""
+"""Relative tolerance between virtual times, because sums of floats depend on the order of the
+addends.
+"""
 
 
 def group_problems(flows: FlowTree, groups: dict[str, Group], name: str) -> Iterator[Finding]:
@@ -61,7 +63,8 @@ def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
         waiting += child.waiting
         rate += child.rate
         active += child.active > 0
-        # Compared here and not after the sum, because the first child may change during a pause.
+        # The first child is compared here and not after the sum, because it may change during a
+        # pause.
         problems.extend(_order(flows, flow, child))
 
     children = list(flow.children.by_id.values())
@@ -95,13 +98,14 @@ def _order(flows: FlowTree, flow: Flow, child: Flow) -> Iterator[str]:
     below_minimum = not reached
     if below_minimum != child.below_minimum or below_minimum > first.below_minimum:
         yield f"{flow.id} has {first} first, but {child} is below its minimum: {below_minimum}"
-    # A flow below its minimum and one above it cannot be compared by virtual time.
+    # A flow below its minimum and a flow above its minimum cannot be compared by virtual time.
     if below_minimum != first.below_minimum:
         return
     least = flows.sort_key(first)[1]
-    # Equal up to rounding: sums of floats depend on the order of adding.
+    # The numbers are equal up to rounding, because sums of floats depend on the order of the
+    # addends.
     if least > virtual_time and not isclose(least, virtual_time, rel_tol=CLOSE, abs_tol=CLOSE):
         yield (
             f"{flow.id} has {first} first, with the virtual time {least},"
-            f" but {child} has the lower one {virtual_time}"
+            f" but {child} has the lower virtual time {virtual_time}"
         )

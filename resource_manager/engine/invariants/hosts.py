@@ -76,8 +76,8 @@ def size_problems(host: Host) -> Iterator[str]:
 
 
 def is_waiting_in_queue(host: Host, slot: Slot) -> bool:
-    """Returns True if the waiting resize of a slot must be queued: no other resize is ordered, and
-    it is not in back-off.
+    """Returns True if the waiting resize of a slot must be queued, because no other resize is
+    ordered and it is not in back-off.
     """
     key = (slot.allocation_id, slot.generation)
     backoff = host.resize_backoffs.get(key)
@@ -100,7 +100,7 @@ def _booking(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
 def _numbers(key: SlotKey, slot: Slot) -> Iterator[str]:
     ordered, wanted = slot.ordered, slot.wanted
     numbers = [each.number for each in (ordered, wanted) if each is not None]
-    # The ordered resize was requested before the waiting one, so its number must be lower.
+    # The ordered resize was requested before the waiting resize, so its number must be lower.
     if numbers != sorted(set(numbers)) or any(n > slot.resize_number or n < 1 for n in numbers):
         yield f"slot {key} has resizes {numbers}, but its last number is {slot.resize_number}"
 
@@ -229,7 +229,7 @@ def _slot(requests: Requests, slots: Slots, key: SlotKey, slot: Slot) -> Iterato
 def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     """Checks that an order is queued or in flight for a slot that starts or is being freed."""
     if (slot.allocation_id, slot.generation) != key:
-        yield f"slot {slot.allocation_id}/{slot.generation} is filed under {key}"
+        yield f"slot {slot.allocation_id}/{slot.generation} is stored under {key}"
     # Orders for an executor that is not active are created again when it registers.
     if host.executor.state is not ExecutorState.ACTIVE:
         return
@@ -242,7 +242,7 @@ def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
         if queued == sent and not (ends and not queued):
             yield f"slot {key} is PENDING; its order queued: {queued}, in flight: {sent}"
     # A queued order, a command in flight, or a report of the executor leads to the deletion of the
-    # slot. Without one of them, the slot would never be deleted.
+    # slot. If none of these three exists, the slot is never deleted.
     if slot.state is SlotState.FREEING and not (
         key in host.to_free
         or (command is not None and key in command.keys)

@@ -25,7 +25,7 @@ def job_problems(state: State, job_id: str) -> Iterator[Finding]:
     job = state.jobs.get(job_id)
     if job is None:
         return
-    # Both may be equal, because all events may be trimmed.
+    # Both numbers may be equal, because all events may be trimmed.
     if not job.trimmed_sequence <= job.last_sequence:
         yield (
             f"job {job_id} trimmed events up to {job.trimmed_sequence},"
@@ -88,7 +88,7 @@ def _active(queue: WaitingQueue, job: Job, flow: Flow | None) -> Iterator[str]:
     """Compares counts of active queues with the job's queues."""
     job_queues = queue.by_job.get(job.job_id, {})
     active = sum(each.position != INACTIVE for each in job_queues)
-    # All queues of a job share one counter, so checking one queue is enough.
+    # All queues of a job share one counter, so it is enough to check one queue.
     for each in list(job_queues)[:1]:
         if each.active_queues.active_count != active:
             counted = each.active_queues.active_count

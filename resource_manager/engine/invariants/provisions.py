@@ -21,7 +21,7 @@ def provision_problems(
     if provision is None:
         return
     if executor_id != provision.executor_id:
-        yield f"provision {provision.executor_id} is filed under {executor_id}"
+        yield f"provision {provision.executor_id} is stored under {executor_id}"
     yield from _provision(hosts, elastic, provision)
 
 
@@ -40,7 +40,7 @@ def _provision(hosts: Hosts, elastic: Elastic, provision: Provision) -> Iterator
     title = f"provision {provision.executor_id}"
     host = hosts.get(provision.executor_id)
     if provision.number > elastic.number:
-        yield f"{title} has number {provision.number}, but the last one was {elastic.number}"
+        yield f"{title} has number {provision.number}, but the last number was {elastic.number}"
     if provision.state in PENDING and host is not None:
         yield f"{title} is {provision.state}, but its executor has registered"
     # A STOPPING executor may end at any time, so no slot may be placed on it.

@@ -30,7 +30,7 @@ def class_problems(
         queue.is_blocked(scheduling_class),
     ]
     if places.count(True) != 1:
-        yield f"{title} is in the pass, fitting, for the next, blocked: {places}; expected one"
+        yield f"{title} is in (pass, fitting, next pass, blocked): {places}; expected one True"
     if not scheduling_class.job_queues:
         yield f"{title} has no job queues"
     if scheduling_class.inactive and scheduling_class in queue.fitting:
@@ -73,7 +73,8 @@ def _job_queue(
         or job_queue.scheduling_class is not scheduling_class
         or job_queue not in queue.by_job.get(job_id, ())
     ):
-        yield f"{title} is empty or filed wrongly: job {job_queue.job_id}, {job_queue.numbers}"
+        key = f"job {job_queue.job_id}, {job_queue.numbers}"
+        yield f"{title} is empty or stored under a wrong key: {key}"
         return
     places = [
         job_queue.position != INACTIVE,
@@ -86,7 +87,7 @@ def _job_queue(
     if job_queue.position != INACTIVE and job_queue.position > job_queue.numbers.first:
         first = job_queue.numbers.first
         yield f"{title} has the position {job_queue.position}, after its first request {first}"
-    # Checking one request per run is enough, because all requests of a run are equal.
+    # It is enough to check one request of each run, because all requests of a run are equal.
     for start, _ in job_queue.numbers.runs():
         request = requests.at(start)
         if request.job_id != job_id or queue.class_of(request.spec) is not scheduling_class:
@@ -111,7 +112,7 @@ def item_problems(
 
 
 def quota_block_problems(queue: WaitingQueue, job_queue: JobQueue) -> Iterator[str]:
-    """Yields a problem if a job queue is blocked by quota but does not exist."""
+    """Yields a problem if a quota blocks a job queue that does not exist."""
     if job_queue in queue.quota_blocked and (
         job_queue.scheduling_class.job_queues.get(job_queue.job_id) is not job_queue
     ):

@@ -38,7 +38,7 @@ def numbers_of_requests(jobs: dict[str, Job], requests: Requests, *, ended: bool
         ended: if true, numbers of ended requests are included.
     """
     for job in list(jobs.values()):
-        for number in job.arrivals:  # a list: it grows and shrinks at its end
+        for number in job.arrivals:  # a list that grows and shrinks only at its end
             request = requests.by_arrival.get(number)
             if ended or request is None or request.state not in ENDED_REQUEST_STATES:
                 yield number
@@ -84,7 +84,8 @@ def _job(
         yield f"{title} is {request.state}, but its job {job.job_id} has ended"
     # Either all requests of a job have a profile, or none has; see `_refuse_mix`.
     if job is not None and job.specified is not (request.spec.profile is not None):
-        yield f"{title} has a profile: {request.spec.profile is not None}, unlike its job's others"
+        has = "has a profile" if request.spec.profile is not None else "has no profile"
+        yield f"{title} {has}, unlike other requests of its job"
 
 
 def _slot(slots: Slots, request: Request, title: str) -> Iterator[str]:
@@ -152,7 +153,9 @@ def gang_ledger_problems(ledger: GangLedger) -> Iterator[str]:
 def _gang(
     requests: Requests, slots: Slots, gangs: GangLedger, endings: dict[str, Ending], gang: Gang
 ) -> Iterator[str]:
-    """Compares a gang with its members: their states, their place in the queue, confirmations."""
+    """Compares a gang with its members: their states, their places in the queue, and their
+    confirmations.
+    """
     title, ledger = f"gang {gang.gang_id}", gangs
     first = requests.get(gang.members[0])
     if first is None or first.arrival_number != gang.arrival_number:
@@ -162,8 +165,8 @@ def _gang(
         yield f"{title} has members of another job or gang"
     states = {each.state for each in members}
     over = gang.job_id in endings  # then some members may have left the queue already
-    # Until the grant, all members change state together. If a member is lost, either only that
-    # member ends, or all members change state.
+    # Until the grant, all members change state together. If a member loses its slot, either only
+    # this member ends, or all members change state.
     if len(states) > 1:
         yield f"{title} has members in the states {sorted(states)}; expected one state"
     waiting = ledger.waiting.get(gang.gang_id)

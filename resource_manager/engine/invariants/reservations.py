@@ -20,7 +20,7 @@ def reservations(state: State) -> Iterator[str]:
     jobs: set[str] = set()
     for number, each in reservations.by_number.items():
         if each.owner.number != number:
-            yield f"a reservation for {each.owner.title} is filed under {number}"
+            yield f"a reservation for {each.owner.title} is stored under {number}"
         # One reservation per job, so that no job can reserve most of the cluster.
         if each.owner.job_id in jobs:
             yield f"job {each.owner.job_id} has another reservation beside {each.owner.title}"
@@ -44,7 +44,7 @@ def _one(state: State, each: Reservation) -> Iterator[str]:
     for name, kept in each.hosts.items():
         host = state.hosts.get(name)
         if host is None or not host.eligible:
-            yield f"{title} is on executor {name}, where nothing new may be placed"
+            yield f"{title} is on executor {name}, where no new slots may be placed"
             return
         if any(amount > host.total.get(dim, 0) for dim, amount in kept.amounts.items()):
             yield f"{title} is on executor {name}, which is too small for it"

@@ -1,8 +1,8 @@
 """Runs checks over many entities, with pauses. One sweep runs all checks once.
 
 A check yields one sentence for each problem, and None at each point where it may pause. The state
-may change during a pause: after it, a check does not use what it has read before, or it checks
-first that this has not changed.
+may change during a pause. After a pause, a check reads the values again, or it checks first that
+they have not changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Entry = TypeVar("_Entry")
 
 
 def each(keys: Iterable[_Key], check: Callable[[_Key], Iterator[Finding]]) -> Iterator[Finding]:
-    """Checks many entities, with a pause after each.
+    """Checks many entities, with a pause after each entity.
 
     Args:
         keys: keys of the entities. The state may change in a pause, so they must be a copy, or come

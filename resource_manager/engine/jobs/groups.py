@@ -38,10 +38,11 @@ DESCRIPTION_LENGTH_MAX = 500
 GROUPS_MAX = 10_000
 
 DEPTH_MAX = 16
-"""The most levels of groups. The choice of the next request takes one step per level."""
+"""The largest number of levels of groups. The choice of the next request takes one step per level.
+"""
 
 _NAMED_MAX = 20
-"""How many existing groups are named in the error about an unknown group."""
+"""The error about an unknown group names at most this many existing groups."""
 
 
 def known_group(groups: dict[str, Group], name: str) -> Group:
@@ -64,7 +65,7 @@ def known_group(groups: dict[str, Group], name: str) -> Group:
 
 
 def set_group(state: State, event: GroupSet) -> Group:
-    """Creates a group, or changes the given fields of an existing one.
+    """Creates a group, or changes the given fields of an existing group.
 
     Raises:
         InvalidArgument: the name, weight, a limit or a text is invalid; the minimum is above the
@@ -83,7 +84,7 @@ def set_group(state: State, event: GroupSet) -> Group:
     if known is None or wanted.parent != known.parent:
         _check_parent(state.groups, wanted)
         # The usage of live jobs is part of the usage of all groups above them, and cannot be moved
-        # from the old parent to the new one.
+        # from the old parent to the new parent.
         if (
             known is not None
             and (job := _live_job_in(state.jobs, state.groups, known.name)) is not None
@@ -93,7 +94,7 @@ def set_group(state: State, event: GroupSet) -> Group:
                 f"the parent of group {known.name} cannot change while {_lives(job)};"
                 " create another group for later jobs",
             )
-    if wanted != known:  # repeating a call writes nothing
+    if wanted != known:  # a repeated call stores no row
         state.groups[wanted.name] = wanted
         state.flows.put_group(
             wanted.name,
@@ -111,7 +112,8 @@ def delete_group(state: State, event: GroupDeleted) -> None:
 
     Raises:
         NotFound: no group has this name.
-        FailedPrecondition: it is "default", or has live jobs, or is the parent of other groups.
+        FailedPrecondition: the group is "default", or has live jobs, or is the parent of other
+            groups.
     """
     group = known_group(state.groups, event.name)
     why = ""
@@ -127,7 +129,7 @@ def delete_group(state: State, event: GroupDeleted) -> None:
     del state.groups[group.name]
     state.flows.remove_group(group.name)
     state.changes.delete_group(group)
-    # A new group of this name must not inherit the usage of the old one.
+    # A new group of this name must not inherit the usage of the old group.
     state.changes.delete_usage(GROUP + group.name)
     state.journal.cluster_event("group_deleted", message=group.name)
 
@@ -167,7 +169,9 @@ def _wanted(event: GroupSet, group: Group) -> Group:
 
 
 def _changed(field: str, amounts: Amounts, changes: Mapping[str, int | None]) -> dict[str, int]:
-    """Returns the limits with changes: an amount sets the limit of a dimension, None removes it."""
+    """Returns the limits with changes: an amount sets the limit of a dimension, and None removes
+    it.
+    """
     if wrong := unlimited_dimension(changes):
         expected = (
             "cpu_milli, best_effort_cpu_milli, memory_bytes, or extended. and the name of a"
@@ -218,9 +222,9 @@ def _height(groups: dict[str, Group], name: str) -> int:
 
 
 def _live_job_in(jobs: dict[str, Job], groups: dict[str, Group], name: str) -> Job | None:
-    """Returns a live job in the group or below it; None if there is none."""
+    """Returns a live job in the group or below it; None if there is no live job."""
     names = below(groups, name)
-    # This scans all jobs: groups change rarely, and an index would need work for every job.
+    # This scans all jobs, because groups change rarely, and an index would need work for every job.
     return next((job for job in jobs.values() if job.group in names and is_live(job)), None)
 
 

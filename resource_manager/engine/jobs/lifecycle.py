@@ -24,10 +24,10 @@ from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.state import State
 
 DEQUEUED_AT_ONCE = 250
-"""How many job queues and gangs of ended jobs one step removes from the queue."""
+"""One step removes at most this many job queues and gangs of ended jobs from the queue."""
 
 EXAMINED_AT_ONCE = 10_000
-"""How many requests of an ended job one step examines to find live ones."""
+"""One step examines at most this many requests of an ended job to find live requests."""
 
 _RETENTION_RETRY_MS = 1_000
 
@@ -102,12 +102,13 @@ def request_job_end(state: State, event: JobEndRequested) -> Job:
 def end_job(state: State, job: Job, reason: str, grace_ms: int | None = None) -> None:
     """Ends a job: cancels queued requests and releases slots. Its ids stay reserved for a while.
 
-    If the step becomes full, the next scheduling cycles end the rest (`continue_ending`).
+    If the step becomes full, the next scheduling cycles end the remaining requests
+    (`continue_ending`).
 
     Args:
         state: the state.
         job: the job.
-        reason: why it ends, for its events and the history.
+        reason: why the job ends, for its events and the history.
         grace_ms: how long the slots' tasks have to end; None: the executor's default.
     """
     if job.state is JobState.ENDED:  # its requests are being ended, or have ended
@@ -127,7 +128,7 @@ def continue_ending(state: State) -> None:
     """Ends more of the remaining requests of ended jobs.
 
     First it removes the job queues of these jobs, so that none of their requests is placed. The
-    cost of this depends on the number of scheduling classes and not on the number of requests.
+    cost of this step depends on the number of scheduling classes and not on the number of requests.
     """
     left = DEQUEUED_AT_ONCE
     for job_id in state.endings:
@@ -166,7 +167,7 @@ def _continue_ending(state: State, job: Job) -> None:
     if job.live_requests:  # the limit of examined requests was reached, or the step is full
         return
     del state.endings[job.job_id]
-    # Stored first, because `retire` may remove the flow.
+    # The usage is stored first, because `retire` may remove the flow.
     state.usage_checkpoints.keep_ended(job.job_id)
     state.usage.retire(job.job_id)
     state.timers.arm(
@@ -183,7 +184,7 @@ def _dequeue(state: State, job_id: str, most: int) -> int:
     """
     taken = state.queue.remove_job(job_id, most)
     items = state.queue.non_batchables.of_job(job_id)
-    # Resizes are not removed here: they end with their slots.
+    # Resizes are not removed here, because they end with their slots.
     gangs = [state.gangs.by_id[item.name] for item in items if item.kind is Kind.GANG]
     for gang in gangs[: most - taken]:
         state.gangs.stop_waiting(gang, state.queue.non_batchables)
@@ -210,8 +211,8 @@ def lease_timer_fired(state: State, job_id: str) -> None:
 def retention_timer_fired(state: State, job_id: str) -> None:
     """Deletes an ended job with its requests after the retention time.
 
-    It waits until all its slots are deleted, which can take long on a lost executor. Otherwise a
-    new request with the same id could be mistaken for the owner of an old slot.
+    The job is kept until all its slots are deleted, which can take long on a lost executor.
+    Otherwise a new request with the same id could be mistaken for the owner of an old slot.
     """
     job = state.jobs.get(job_id)
     if job is None or job.state is not JobState.ENDED:

@@ -1,3 +1,3 @@
 """Moves requests, gangs, slots and executors through their states. Event handlers and the
-scheduling cycle use it.
+scheduling cycle use this package.
 """

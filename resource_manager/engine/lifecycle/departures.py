@@ -51,7 +51,7 @@ class Departures:
         if executor.state is ExecutorState.UNCONFIRMED:
             self.rejection_clock.restart(self.journal.now_ms)
         # The state LOST is set first. If the process stops before all slots are freed, the silence
-        # timer frees the rest after the restart.
+        # timer frees the remaining slots after the restart.
         self.transitions.move_executor(executor, RegistrationInput.FALL_SILENT)
         self.journal.cluster_event("executor_lost", executor_id=host.host_id, message=message)
         self.free_lost_slots(host, message)
@@ -60,7 +60,7 @@ class Departures:
 
     def free_lost_slots(self, host: Host, message: str) -> None:
         """Frees slots of a lost executor until the step is full. Its silence timer then frees the
-        rest.
+        remaining slots.
         """
         self.free_slots(host, Reason.EXECUTOR_LOST, message, then=Timer.SILENCE)
         # A late answer belongs to the old registration. The command in flight is dropped, so that
@@ -79,7 +79,8 @@ class Departures:
         # needs the host.
         for slot in list(host.slots.values()):
             self.moves.vanish(slot)
-        # The next registration with this id must get a higher number than all earlier ones.
+        # The next registration with this id must get a higher number than all earlier
+        # registrations.
         self.numbers.keep_registration(host.executor.registration_number)
         self.hosts.forget(host)
         self.outbox.pop(host.host_id, None)
@@ -97,8 +98,8 @@ class Departures:
             host: the executor.
             reason: reason for the requests that lose their slots.
             message: reason for people.
-            then: the timer whose handler frees the rest if the step becomes full; None: free all
-                slots in this step.
+            then: the timer whose handler frees the remaining slots if the step becomes full; None:
+                all slots are freed in this step.
         """
         slots: list[Slot] = [  # a copy, because the loop may delete slots of the host
             slot for slot in host.slots.values() if slot.state is not SlotState.FREEING
@@ -109,7 +110,8 @@ class Departures:
                 return
             if host.slots.get(key_of(slot)) is not slot or slot.state is SlotState.FREEING:
                 continue  # the slot was freed together with an earlier member of its gang
-            # `lose` first: `free` marks the slot as superseded only if its request is still live.
+            # `lose` is called first, because `free` marks the slot as superseded only if its
+            # request is still live.
             self.gang_moves.lose(slot, reason, message)
             self.moves.free(slot)
 

@@ -2,16 +2,16 @@
 
 All live members of a gang are in the same state until the gang is granted. A queued gang has one
 place in the queue, with the arrival number of its first member. All members are placed in one
-scheduling cycle, or none is. They stay ALLOCATING until executors have confirmed all of them. So a
-job master never gets only a part of a gang. And two gangs cannot block each other by taking half of
-the capacity each.
+scheduling cycle, or no member is placed. They stay ALLOCATING until executors have confirmed all
+members. So a job master never gets only a part of a gang. And two gangs cannot block each other
+because each has half of the capacity.
 
 After the grant, the slots are independent, with one exception: if a member with `restart_on_loss`
 loses its slot, the whole gang is queued again.
 
 `GangMoves` has some methods with the same names as methods of `RequestMoves` (`moves.py`), for
-moves of one request that may affect a whole gang. For a request without a gang, they only call the
-method of `RequestMoves`.
+moves of one request that may affect a whole gang. For a request without a gang, such a method only
+calls the method of `RequestMoves`.
 
 Example: gang "g" has the members m1 and m2, both with `restart_on_loss`.
 
@@ -109,7 +109,7 @@ class GangMoves:
             self.timers.arm(Timer.GANG, gang.gang_id, gang.waiting_until_ms)
 
     def try_gang(self, placing: Placer, item: NonBatchable) -> bool:
-        """Places all members of a queued gang if all of them fit.
+        """Places all members of a queued gang if all members fit.
 
         Args:
             placing: the current placement pass; it is updated with the bookings.
@@ -148,7 +148,7 @@ class GangMoves:
             found: the number of members of each entry of `requests` on each host. The caller must
                 have checked that they fit.
         """
-        # Members with equal requests are interchangeable, so each share takes the next ones.
+        # Members with equal requests are interchangeable, so each share takes the next members.
         groups = self._by_request(waiting)
         members = [iter(groups[request_kind]) for request_kind in requests]
         shares = list(found)
@@ -236,8 +236,8 @@ class GangMoves:
         """Handles a slot that the executor offered directly, and that the job master did not
         accept.
 
-        Executors must not offer members of gangs directly. If one does, and the gang is not granted
-        yet, the gang is queued again.
+        Executors must not offer members of gangs directly. If an executor does so, and the gang is
+        not granted yet, the gang is queued again.
         """
         request = self.requests.served_by(slot)
         if (
@@ -267,7 +267,7 @@ class GangMoves:
         Args:
             request: the request.
             alone: True if the caller named a slot that was granted. If the gang was queued again
-                before the call arrived, only this member ends, and the others stay queued.
+                before the call arrived, only this member ends, and the other members stay queued.
             reason: see `RequestMoves.give_up`.
             message: see `RequestMoves.give_up`.
             grace_ms: see `RequestMoves.give_up`.
@@ -292,7 +292,7 @@ class GangMoves:
     def gang_timer_fired(self, gang_id: str) -> None:
         """Ends a gang whose timeout has expired."""
         waiting = self.gangs.waiting.get(gang_id)
-        # The gang was placed or has ended. Its timer fires anyway, because timers are not disarmed.
+        # The gang was placed or has ended. Its timer still fires, because timers are not disarmed.
         if waiting is None or waiting.gang.waiting_until_ms is None:
             return
         gang = waiting.gang

@@ -100,14 +100,14 @@ def _profile_data(profile: ResourceProfile) -> dict[str, object]:
 
 
 ACKNOWLEDGED_TRIM_STEP = 1_000
-"""Acknowledged events are deleted only when there are at least this many. So most keep-alives write
-nothing to the store.
+"""Acknowledged events are deleted only when there are at least this many. So most keep-alives do
+not change the store.
 """
 
 STEP_ROWS_MAX = 400
-"""A step is full after it has changed this many rows, including log entries. This takes 5 to 15 ms.
-A full step finishes its current piece of work, and does not begin another piece. A piece is a
-request with its gang, a slot, or a run of members of a range.
+"""A step is full after it has changed this many rows, including log entries. Such a step takes 5 to
+15 ms. A full step finishes its current piece of work, and does not begin another piece. A piece is
+a request with its gang, a slot, or a run of members of a range.
 """
 
 
@@ -149,7 +149,7 @@ class Journal:
     def is_full(self) -> bool:
         """True if this step has changed at least `STEP_ROWS_MAX` rows.
 
-        The remaining work is done by the next `Decide`, or by another event that the caller sends.
+        The next `Decide`, or another event that the caller sends, does the remaining work.
         """
         return self._changes.noted - self._noted_before >= STEP_ROWS_MAX
 

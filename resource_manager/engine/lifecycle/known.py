@@ -52,7 +52,7 @@ def active_job(jobs: dict[str, Job], job_id: str) -> Job:
     job = known_job(jobs, job_id)
     if job.state is JobState.ENDED:
         raise FailedPrecondition(
-            f"job {job_id} has ended ({job.end_reason}); register a new one",
+            f"job {job_id} has ended ({job.end_reason}); register a new job",
             reason=Reason.JOB_ENDED,
             details={"job_id": job_id, "end_reason": job.end_reason},
         )

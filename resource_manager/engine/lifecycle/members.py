@@ -87,7 +87,7 @@ class MemberRows:
         """Stores the end of consecutive members that were never placed.
 
         Args:
-            part: the part of the range that the members belong to.
+            part: the part of the range to which the members belong.
             first: the first of these members, in its ended state.
             count: number of members.
         """

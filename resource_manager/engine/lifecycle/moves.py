@@ -102,7 +102,7 @@ class RequestMoves:
             chosen: the cpus, NUMA nodes and devices of the slots; None: the host chooses them.
 
         Raises:
-            InvariantBroken: the host's cpus or NUMA nodes do not suit all of the requests; see
+            InvariantBroken: the host's cpus or NUMA nodes do not suffice for all requests; see
                 `Host.suits`.
         """
         policy = requests[0].spec.cpu_policy
@@ -196,8 +196,8 @@ class RequestMoves:
         class may be placed there.
         """
         refusal = host.refusals.pop(scheduling_key(request.spec), None) if host.refusals else None
-        # The host has only the same capacity as before, but blocked requests of the class may now
-        # be placed here.
+        # The capacity of the host is unchanged, but blocked requests of the class may now be placed
+        # here.
         if refusal is not None and refusal.active:
             self.hosts.indexes.log_growth(host, self.queue)
 
@@ -217,7 +217,8 @@ class RequestMoves:
         slot.allocated_time_ms = slot.allocated_time_ms or self.journal.at.time_ms
         slot.grace_ms = None
         _describe(slot, isolation, cpus)
-        # If no FreeSlots command has contained the slot yet, the slot must no longer be freed.
+        # If no FreeSlots command with the slot was sent yet, the queued order to free it is
+        # dropped.
         self.hosts.of(slot).to_free.pop(key_of(slot), None)
         self.resizes.resume(slot)
         self.changes.slot_moved(slot)
@@ -297,7 +298,7 @@ class RequestMoves:
         self.transitions.move_request(request, RequestInput.REQUEUE)
         if request.job_id not in self.endings and not request.spec.gang_id:
             self.queue.add(request)
-            # The rejection clock is only for requests that may not wait for a suitable executor.
+            # The rejection clock concerns only requests that may not wait for a suitable executor.
             if not request.spec.allow_pending:
                 scheduling_class = self.queue.class_of(request.spec)
                 self.rejection_clock.requeued(scheduling_class, self.journal.now_ms)

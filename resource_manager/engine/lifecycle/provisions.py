@@ -120,8 +120,8 @@ class ProvisionMoves:
                 # The executor could not register while the resource manager was down. So it gets
                 # the full time again.
                 provision.deadline_at_ms = self.journal.now_ms + shape.start_timeout_ms
-            # The provider may or may not have received the order. With `again`, it checks by the id
-            # whether the executor exists.
+            # The provider may or may not have received the order. With `again`, the provider checks
+            # by the id whether the executor exists.
             if provision.state is ProvidedExecutorState.ASKED:
                 again = StartExecutor(provision.executor_id, provision.shape, again=True)
                 self.journal.effects.append(again)
@@ -187,8 +187,8 @@ class ProvisionMoves:
         self.usage.total_changed(host)
 
     def registered(self, provision: Provision, host: Host) -> None:
-        """Records that the executor has registered. If it is already being given back, it is
-        drained.
+        """Records that the executor has registered. If the executor is already being given back, it
+        is drained.
         """
         if provision.state is ProvidedExecutorState.STOPPING:
             self.drain(host, provision.message)
@@ -234,9 +234,7 @@ class ProvisionMoves:
         self.timers.arm(Timer.PROVISION, provision.executor_id, self.journal.now_ms + patience_ms)
 
     def unplan(self, executor_id: str) -> None:
-        """Removes an executor from the plan, and deletes everything that planning has recorded
-        about it.
-        """
+        """Removes an executor from the plan, and deletes all records of planning about it."""
         self.elastic.plan.drop(executor_id)
         self.elastic.surplus.discard(executor_id)
         self.elastic.lost_since_ms.pop(executor_id, None)

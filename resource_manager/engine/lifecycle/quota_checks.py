@@ -1,8 +1,8 @@
 """Checks pending requests against the maxima of resource groups.
 
-If a maximum does not admit a request, the request is blocked by quota. It is tried again only after
-the group has released capacity, or has got a higher maximum. Requests of other groups are not
-delayed. Each slot counts with the largest amounts that it could book on any executor.
+If a maximum does not admit a request, the request is blocked by quota. The request is tried again
+only after the group has released capacity, or has got a higher maximum. Requests of other groups
+are not delayed. Each slot counts with the largest amounts that it could book on any executor.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class QuotaChecks:
         need = self.largest_booking(job_queue.scheduling_class)
         found = room(groups, need, most)
         block = quota_block(groups, need) if not found else None
-        # If no request of the group can be placed, pausing the group is cheaper than blocking each
-        # of its job queues.
+        # If no request of the group can be placed, it is cheaper to pause the group than to block
+        # each of its job queues.
         if block is not None and not (
             self._is_full(groups, block.group_id) and self.queue.order.pause(block.group_id)
         ):

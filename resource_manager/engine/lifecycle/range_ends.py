@@ -91,7 +91,7 @@ class RangeMoves:
         # members that have just ended.
         for part in parts:
             until = min(end, part.end)
-            # Looked up again each time, because ending a run changes the intervals.
+            # The intervals are looked up again each time, because the end of a run changes them.
             while (run := next(part.waiting.runs_within(first, until), None)) is not None:
                 if self.journal.is_full:
                     return False
@@ -130,7 +130,8 @@ class RangeMoves:
     ) -> None:
         """Ends consecutive members that were never placed, with one entry in each log."""
         count = end - start
-        # Only the first member is moved through the state table, because all have the same state.
+        # Only the first member is moved through the state table, because all members have the same
+        # state.
         first = part.member(start)
         dequeue_members(self.queue, part, start, end)
         self.transitions.move_request(first, how)

@@ -6,8 +6,9 @@ While a resize is ordered, the larger of the old and new amount is booked in eac
 
 The rules:
 - A resize gets the slot's next number when the job master requests it.
-- A resize that needs no more than the slot has booked is ordered at once. A resize that needs more
-  is queued with its own arrival number. It is ordered when it fits on the slot's executor.
+- A resize that needs no more capacity than the slot has booked is ordered at once. A resize that
+  needs more capacity is queued with its own arrival number. It is ordered when it fits on the
+  slot's executor.
 - A new resize replaces a waiting resize. While a resize is ordered, the new resize waits until the
   ordered resize is confirmed or refused.
 - An executor reports the size that it enforces. A report with the resize's number confirms the
@@ -126,7 +127,7 @@ class ResizeMoves:
 
         Returns:
             The assignment; a `HostRefusal` if no assignment is possible now; None if the slot has
-            no assignment and needs none.
+            no assignment and needs no assignment.
         """
         current, wanted = slot.assignment, slot.wanted
         # Without an assignment there are no cpus, NUMA nodes or devices to keep or extend.
@@ -147,8 +148,8 @@ class ResizeMoves:
         return with_devices_of(found, wanted.profile, host.cpus.devices)
 
     def unsuited(self, host: Host, slot: Slot, size: Resize) -> HostRefusal | None:
-        """Returns why the host's cpus and NUMA nodes could never suit a slot of this size, even
-        without other slots on the host.
+        """Returns why the host's cpus and NUMA nodes could never suffice for a slot of this size,
+        even without other slots on the host.
 
         Args:
             host: the slot's host.
@@ -156,7 +157,7 @@ class ResizeMoves:
             size: the new size.
 
         Returns:
-            The refusal; None if the host could suit the slot.
+            The refusal; None if the cpus and nodes could suffice.
         """
         # The new size is ordered only after the present order has ended. The slot may then have the
         # cpus of that order.
@@ -178,8 +179,8 @@ class ResizeMoves:
     def advance(self, slot: Slot) -> None:
         """Orders or queues the waiting resize of a slot, if there is one.
 
-        It does nothing while another resize is ordered, while a back-off runs, or while the slot is
-        not ALLOCATED.
+        The method does nothing while another resize is ordered, while a back-off runs, or while the
+        slot is not ALLOCATED.
         """
         wanted = slot.wanted
         if wanted is None or slot.ordered is not None or slot.state is not SlotState.ALLOCATED:
@@ -284,14 +285,14 @@ class ResizeMoves:
         # The size has changed, so the reason of an earlier refusal may no longer be valid.
         host.resize_backoffs.pop(key, None)
         was_parked, before = slot.is_parked, slot.assignment
-        slot.assignment = _assignment_seen(slot, seen)
+        assignment = _assignment_seen(slot, seen)
         confirmed = slot.ordered is not None and ordered is None
         with (
             self.transitions.moving_resize(slot, ResizeInput.CONFIRM)
             if confirmed
             else nullcontext()
         ):
-            self._set_size(host, slot, profile=seen.profile, ordered=ordered)
+            self._set_size(host, slot, seen.profile, assignment, ordered)
         _, slot.cpu_limit_milli = _size(seen)
         slot.cpus = seen.cpus  # a change of size may also change the cpus
         if seen.isolation is not None:
@@ -336,7 +337,7 @@ class ResizeMoves:
             self._order_again(host, slot, outcome)
             return
         with self.transitions.moving_resize(slot, ResizeInput.REFUSE):
-            self._set_size(host, slot, profile=slot.profile, ordered=None)
+            self._set_size(host, slot, slot.profile, slot.assignment, None)
         # Capacity that was booked for the larger size is free again.
         self.hosts.touch(host)
         self.changes.slot(slot)
@@ -365,6 +366,8 @@ class ResizeMoves:
         """Orders a resize again after a pause, because the executor still works on it. A report
         would show that the resize succeeded, but only the answer to an order shows a failure.
         """
+        if slot.state is not SlotState.ALLOCATED:
+            return  # see `stop`
         key = (slot.allocation_id, slot.generation)
         before = host.resize_backoffs.get(key)
         until_ms = self.journal.now_ms + self.settings.resize_retry_min_ms
@@ -387,8 +390,8 @@ class ResizeMoves:
         failures = before.failures if before is not None else 0
         delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
         until_ms = self.journal.now_ms + delay
-        # A changed report ends other back-offs early, but not after BELOW_USE (the tasks use more
-        # than the new size): reports do not show how much a slot uses.
+        # A changed report ends other back-offs early. After BELOW_USE (the tasks use more than the
+        # new size) it does not, because reports do not show how much a slot uses.
         below_use = outcome.reason == Reason.BELOW_USE
         host.resize_backoffs[key] = ResizeBackoff(
             number=slot.wanted.number if slot.wanted is not None else 0,
@@ -449,12 +452,7 @@ class ResizeMoves:
         self.usage.flows.placements += 1
         with self.transitions.moving_resize(slot, ResizeInput.ORDER):
             slot.wanted = None
-            self._set_size(
-                host,
-                slot,
-                profile=slot.profile,
-                ordered=ordered,
-            )
+            self._set_size(host, slot, slot.profile, slot.assignment, ordered)
         host.to_resize[slot.allocation_id, slot.generation] = None
         self.outbox[host.host_id] = None
         self.changes.slot(slot)
@@ -463,13 +461,13 @@ class ResizeMoves:
         self,
         host: Host,
         slot: Slot,
-        *,
         profile: ResourceProfile,
+        assignment: CpuAssignment | None,
         ordered: Resize | None,
     ) -> None:
         # `set_size` replaces `slot.booked`, so the old amounts are kept for the usage accounting.
         before = slot.booked
-        host.set_size(slot, profile, ordered)
+        host.set_size(slot, profile, assignment, ordered)
         self.usage.rebooked([(slot, before)])
 
     def withdraw(self, host: Host, slot: Slot) -> None:

@@ -2,19 +2,20 @@
 
 The row of a flow is written when the flow begins to accrue usage, and then about every
 `usage_interval_ms` while it accrues. After a crash, the running slots are charged from the time of
-the row. So after a restart, usage is wrong by at most about one interval: too low if slots ended
-between the last row and the crash, and too high if slots started after the last row. If a job
-replaces ended slots by new ones, the two errors cancel out.
+the row. So after a restart, usage is wrong by at most about one interval. It is too low if slots
+ended between the last row and the crash, and too high if slots started after the last row. If a job
+replaces ended slots by new slots, the two errors cancel out.
 
 Example: a slot of cost 1.0 per second runs, and the interval is 10 s. A row at second 100 has the
 usage 40. The process crashes at 107, and the next process starts at 112. The restored usage is 40 +
 12 = 52 (without decay).
 
 Rows are written in passes. A pass writes all flows that had changed when it began, some rows at a
-time. With very many flows, a pass takes longer than the interval. In three cases a row is written
-at once, with the current batch of events: a flow was raised when it began to wait, a flow starts to
-accrue, or a job ends (rows of the job and of its groups). After a restart, only these rows show
-that a flow was raised, or when it began to accrue.
+time. With very many flows, a pass takes longer than the interval. In three cases, rows are written
+at once, with the current batch of events: when a flow is raised because it begins to wait, when a
+flow starts to accrue, and when a job ends. In the last case, the rows of the job and of its groups
+are written. After a restart, only these rows show that a flow was raised, or when it began to
+accrue.
 
 The time between a row and the restart is measured with the wall clock, because the old and the new
 process have no other common clock. If the wall clock was set back, this time counts as 0.
@@ -255,7 +256,7 @@ class UsageCheckpoints:
         flows = self.flows
         for flow in flows.urgent.values():
             self._keep(self.checkpoints.written(flow, self.journal.at.time_ms))
-        # The rows are part of this batch, so a crash cannot undo that a flow was raised.
+        # The rows are part of this batch, so a crash cannot undo the raise of a flow.
         flows.urgent.clear()
 
     def keep_ended(self, job_id: str) -> None:

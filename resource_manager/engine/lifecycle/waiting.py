@@ -1,6 +1,6 @@
 """Finds out why requests and gang members wait, and whether a new request can be accepted.
 
-This module reads the capacity indexes, because reading every host would take too long. So the
+This module reads the capacity indexes, because a pass over all hosts would take too long. So the
 caller must refresh the indexes first.
 """
 
@@ -17,7 +17,7 @@ from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.entities import GangSpec, Provision, Request, RequestSpec
 from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.model.texts import amounts_text
+from resource_manager.engine.model.texts import amounts_text, largest_text
 from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.elastic import Elastic
 from resource_manager.engine.placement.feasibility import (
@@ -56,6 +56,9 @@ _MEMBER_REASONS = frozenset(
     }
 )
 """Reasons for which a member would also wait without its gang."""
+
+TO_WAIT = "; request less, or let it wait for another executor (allow_pending)"
+"""End of a refusal. The command line has a hint that names its option instead."""
 
 VERDICTS_MAX = 1_000
 """The feasibility of at most this many kinds of gangs is cached."""
@@ -99,9 +102,8 @@ class WaitingReasons:
 
         Example: a request needs 4 cpus, and hosts a and b have 2 and 1 free cpus. The sum 3 is less
         than 4: WAITING_CAPACITY. With 3 and 2 free cpus, all hosts together have enough, but no
-        single host has enough: WAITING_FRAGMENTED. With 4 free cpus on a, but not on one NUMA node
-        as the request
-        requires: WAITING_TOPOLOGY.
+        single host has enough: WAITING_FRAGMENTED. With 4 free cpus on a, but not on the one NUMA
+        node that the request requires: WAITING_TOPOLOGY.
         """
         match feasibility(self.hosts, self.elastic, scheduling_class):
             case Feasibility.NEVER:
@@ -116,12 +118,12 @@ class WaitingReasons:
                 return Reason.WAITING_RESERVATION
             case Feasibility.POSSIBLE:
                 pass
-        # No host has more than all hosts together, and comparing sums is cheaper than reading
-        # hosts.
+        # No host has more than all hosts together, and a comparison of sums is cheaper than a pass
+        # over all hosts.
         sums = free_sums(self.hosts, scheduling_class)
         amounts = list[Need](needs_of(scheduling_class).amounts)
         # `amounts` has two entries: for hosts with one memory pool, and for hosts with separate
-        # pools. The request may fit if the sums cover one of them.
+        # pools. The request may fit if the sums cover one of the two entries.
         if not any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in amounts):
             return Reason.WAITING_CAPACITY
         # The request fits on a host, but other requests are served first.
@@ -216,8 +218,9 @@ class WaitingReasons:
         indexes must be up to date.
 
         A request without `allow_pending` is rejected at once if neither a known executor nor an
-        executor of a provider could host it. There is one exception: if no executor is known and
-        none can be requested, every request waits, and `scheduling/rejecting.py` checks it later.
+        executor of a provider could host it. There is one exception: if no executor is known and no
+        executor can be requested, every request waits, and `scheduling/rejecting.py` checks it
+        later.
         """
         scheduling_class = self.queue.class_of(spec)
         verdict = feasibility(self.hosts, self.elastic, scheduling_class)
@@ -245,14 +248,13 @@ class WaitingReasons:
             and not self.elastic.provisioning
             and (most := largest_on_one(self.hosts, amounts))
         ):
-            lack += f" (the most on one executor is {amounts_text(most)})"
+            lack += f" ({largest_text(amounts, most)})"
         if verdict is Feasibility.NEVER and self.elastic.provisioning:
             lack += ", nor could an executor of a provider"
         return ItemOutcome(
             spec.allocation_id,
             Reason.INFEASIBLE_NEVER,
-            f"{lack}; request less, or set allow_pending (--allow-pending) to wait for an executor"
-            " that may register later",
+            f"{lack}{TO_WAIT}",
             tuple((name, str(amount)) for name, amount in amounts.items()),
         )
 
@@ -357,8 +359,7 @@ def _impossible(gang: GangSpec, members: Sequence[RequestSpec]) -> list[ItemOutc
     }[gang.placement]
     message = (
         f"the {len(members)} members of gang {gang.gang_id} could not be placed {where}, even if"
-        " all executors were empty; request less, or set allow_pending (--allow-pending) to"
-        " wait for executors that may register later"
+        f" all executors were empty{TO_WAIT}"
     )
     details = (("gang_id", gang.gang_id), ("members", str(len(members))))
     return [

@@ -50,7 +50,7 @@ class ChangeTracker:
 
     Attributes:
         noted: number of changed rows and log entries so far. It counts only kinds of rows of which
-            one step may change many, and is not reset by `take`.
+            one step may change many. `take` does not reset it.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class ChangeTracker:
         self._deleted_usage_records[flow_id] = None
 
     def delete_host_setting(self, executor_id: str) -> None:
-        """Notes that a host has no settings any more."""
+        """Notes that a host no longer has settings."""
         self._host_settings.pop(executor_id, None)
         self._deleted_host_settings[executor_id] = None
 
@@ -280,7 +280,7 @@ class Numbers:
         arrival: last used arrival number; jobs and requests share the numbers.
         host_setting: number of the last change to the settings of any host.
         forgotten_registration: highest registration number of all deleted executors.
-        generation_floor: new slots get generations above this.
+        generation_floor: new slots get generations above this number.
     """
 
     def __init__(self, changes: ChangeTracker) -> None:

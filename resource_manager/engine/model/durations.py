@@ -90,8 +90,8 @@ class Durations:
         """Returns the fraction of durations up to `limit_ms`, from 0 to 1; 1 if there are no
         durations.
 
-        If the limit is inside a bucket, the part below the limit is estimated: durations are
-        assumed to be evenly distributed in the bucket, on a logarithmic scale.
+        If the limit is inside a bucket, the part below the limit is estimated. The estimate assumes
+        that durations are evenly distributed in the bucket, on a logarithmic scale.
         """
         return self.count_within(limit_ms) / self.count if self.count else 1.0
 

@@ -174,7 +174,7 @@ class Changes:
     deleted_requests: list[str] = field(default_factory=list)
     deleted_slots: list[tuple[str, int]] = field(default_factory=list)
     deleted_executors: list[str] = field(default_factory=list)
-    # gangs of a deleted job are deleted with it, and are not listed here
+    # gangs of a deleted job are deleted with the job, and are not listed here
     deleted_gangs: list[str] = field(default_factory=list)
     deleted_provisions: list[str] = field(default_factory=list)
     deleted_ranges: list[tuple[str, int]] = field(

@@ -1,4 +1,4 @@
-"""The entities of the state: jobs, requests, slots, executors and others.
+"""The entities of the state, such as jobs, requests, slots and executors.
 
 Stored fields come first in each class. Fields below the comment "runtime" are never stored; they
 are derived after a restart. Times named `_time_ms` are wall-clock milliseconds since 1970, mostly
@@ -61,7 +61,7 @@ class RequestSpec:
     """A slot request as a job master sent it, already validated. `required_labels` is sorted."""
 
     allocation_id: str
-    profile: ResourceProfile | None  # None: an unknown request; gets the executor's default
+    profile: ResourceProfile | None  # None: the slot gets the executor's default profile
     cpu_limit_milli: int = 0
     pids_max: int = 0
     required_labels: tuple[tuple[str, str], ...] = ()
@@ -90,7 +90,7 @@ class GangSpec:
     gang_id: str
     placement: GangPlacement = GangPlacement.ANYWHERE
     label: str = ""
-    timeout_ms: int | None = None  # None: it waits indefinitely
+    timeout_ms: int | None = None  # None: the gang waits indefinitely
 
 
 EQUAL_IN_GANG = ("restart_on_loss", "restart_on_device_loss")
@@ -148,7 +148,7 @@ class UsageRecord:
     flow_id: str  # "group/NAME" or "job/ID"
     measure: str  # unit of `service`, see `Measure`
     service: float  # decayed
-    raised: float  # sum of the amounts by which the flow was raised, decayed
+    raised: float  # sum of the raises, decayed
     time_ms: int  # wall clock
     durations: str = ""  # for a job: the durations of its threads, as JSON text
 
@@ -211,7 +211,7 @@ class Job:
     acknowledged_sequence: int = 0
     arrivals: array[int] = field(
         default_factory=lambda: array("q")
-    )  # arrival numbers of its stored requests, in order, including ended ones
+    )  # arrival numbers of its stored requests, in order, including ended requests
     live_requests: int = 0  # number of requests that have not ended
     slot_keys: set[tuple[str, int]] = field(default_factory=set)  # its slots
     durations: Durations | None = None  # durations of its threads; stored with its usage
@@ -265,9 +265,8 @@ class Slot:
     )
     grace_ms: int | None = None  # grace period of the next free command
     thread_since_ms: int | None = None  # monotonic begin of its thread; None: unknown
-    works_for: str = (
-        ""  # id of the request for which the slot was last reused; empty: none, or unknown
-    )
+    # id of the request for which the slot was last reused; empty: none, or unknown
+    works_for: str = ""
 
     @property
     def best_effort(self) -> bool:
@@ -309,14 +308,14 @@ class Registration:
 
 @dataclass(slots=True)
 class Provision:
-    """An executor that was requested from a provider. The row exists until nothing of the executor
-    is left.
+    """An executor that was requested from a provider. The row exists until the provider reports
+    that no part of the executor is left.
     """
 
     executor_id: str  # the name with which it registers; no other executor gets this name
     shape: str
     number: int  # provisions are numbered in the order of their requests
-    cause: str  # why it was requested, for people
+    cause: str  # why the executor was requested, for people
     ask_time_ms: int
     state: ProvidedExecutorState = ProvidedExecutorState.ASKED
     handle: str = ""  # the provider's id of the executor; needed to stop it

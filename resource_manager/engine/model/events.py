@@ -72,8 +72,9 @@ class JobEndRequested:
 class RequestsSubmitted:
     """A job master submits slot requests. Answer: list[ItemOutcome] in the order sent.
 
-    A large call is split into several events. The first event checks the limits for all of them.
-    Its `following` has the requests of the later events. The later events have `admitted` set.
+    A large call is split into several events. The first event checks the limits for all these
+    events. Its `following` has the requests of the later events. The later events have `admitted`
+    set.
     """
 
     at: Instant
@@ -91,7 +92,7 @@ class RequestsCancelled:
     """A job master or an operator (`job_id` is None) cancels requests.
 
     Answer: list[ItemOutcome]. The list is shorter than the input if the step became full. The
-    caller then sends the rest in another event.
+        caller then sends the remaining items in another event.
     """
 
     at: Instant

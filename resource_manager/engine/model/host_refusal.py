@@ -20,7 +20,7 @@ class HostRefusal:
     """Why one host cannot serve one request."""
 
     blocker: HostBlocker
-    text: str  # one sentence without a full stop: what is needed and what there is
+    text: str  # one sentence without a full stop: the needed amount and the present amount
     numbers: tuple[tuple[str, int], ...] = ()  # the counts in the sentence, such as ("free", 3)
 
     @property
@@ -29,5 +29,5 @@ class HostRefusal:
         return self.blocker.lasting
 
     def number(self, name: str) -> int:
-        """Returns one of the numbers; 0 if the refusal does not have it."""
+        """Returns one of the numbers; 0 if the refusal has no such number."""
         return dict(self.numbers).get(name, 0)

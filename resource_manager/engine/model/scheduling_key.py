@@ -59,8 +59,8 @@ class Needs(NamedTuple):
     Attributes:
         pooled: the columns for a host with one memory pool.
         separate: the columns for a host with a pool for each memory part.
-        amounts: the columns of both that are amounts. They can be compared with sums over hosts,
-            and with executors that have not started yet.
+        amounts: the columns of `pooled` and `separate` that are amounts. They can be compared with
+            sums over hosts, and with executors that have not started yet.
         preferred: for each preferred policy, the columns that a host needs to meet the policy;
             empty if the index has no such column.
         never_met: number of preferred policies that no host can meet.
@@ -76,7 +76,9 @@ class Needs(NamedTuple):
 
 
 def kinds_of(pooled: dict[str, int], separate: dict[str, int]) -> list[dict[str, int]]:
-    """Returns the needs for both kinds of hosts (`Needs`): one item if they are equal, else two."""
+    """Returns the needs for both kinds of hosts (`Needs`): one item if they are equal, otherwise
+    two items.
+    """
     return [pooled] if pooled == separate else [pooled, separate]
 
 
@@ -107,7 +109,8 @@ def scheduling_key(spec: RequestSpec) -> SchedulingKey:
 
 
 def is_topology_constrained(profile: ResourceProfile | None, cpus: CpuKey | None) -> bool:
-    """Returns True if amounts alone cannot decide whether a host can serve the request.
+    """Returns True if amounts alone are not sufficient to decide whether a host can serve the
+    request.
 
     The result is also True for best-effort default slots, because the index counts only default
     slots of normal cpu.

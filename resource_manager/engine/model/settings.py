@@ -20,8 +20,8 @@ groups do not matter.
 """
 
 Measure = Literal["dominant", "slots", "cpu"]
-"""The cost of a slot per second. "dominant": its largest share of the cluster in any dimension.
-"slots": 1. "cpu": its cores.
+"""The cost of a slot per second. "dominant": the slot's largest share of the cluster in any
+dimension. "slots": 1. "cpu": the slot's cores.
 """
 
 SECOND_MS = 1_000
@@ -101,9 +101,9 @@ class EngineSettings:
     strategy: Strategy = "pack"
     pack_candidates: int = 8  # "pack" compares at most this many hosts; 1 is first fit
     label_indexes_max: int = 64  # largest number of label selectors with their own index
-    # scheduling classes that one `Decide` tries without success; the next `Decide` continues
+    # one `Decide` tries at most this many scheduling classes without success; the next continues
     classes_tried_max: int = 300
-    # hosts per `Decide` whose cpus and NUMA nodes are checked without success
+    # one `Decide` checks cpus and NUMA nodes on at most this many hosts without success
     hosts_asked_max: int = 256
 
     # Requests.
@@ -128,13 +128,13 @@ class EngineSettings:
 
     # An executor that reports, but does not receive commands, counts as unreachable after one of
     # these two limits. Then it gets no new slots, and it is probed at growing intervals.
-    unreachable_after_ms: int = 10 * SECOND_MS  # time of failed deliveries of one command
+    unreachable_after_ms: int = 10 * SECOND_MS  # deliveries of one command fail for this long
     refused_commands_max: int = 5  # refused commands in a row
     probe_min_ms: int = 1 * SECOND_MS
     probe_max_ms: int = 30 * SECOND_MS
 
-    # If a host refused a slot of a scheduling class, no slot of the class is placed there for this
-    # time, unless the state of the host changes.
+    # If a host refused a slot of a scheduling class, it gets no slot of the class for this time.
+    # This ends earlier if the state of the host changes.
     refusal_backoff_min_ms: int = 1 * SECOND_MS
     refusal_backoff_max_ms: int = 300 * SECOND_MS
 

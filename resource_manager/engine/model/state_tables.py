@@ -67,7 +67,7 @@ class RequestInput(StrEnum):
     RELEASE = "RELEASE"  # the granted slot was given back
     REUSE = "REUSE"  # another slot of its job is reused for its work
     DECLINE = "DECLINE"  # the executor's direct offer was not accepted
-    REJECT = "REJECT"  # it must not wait any longer, for example because it is infeasible
+    REJECT = "REJECT"  # the request must no longer wait, for example because it is infeasible
     LOSE = "LOSE"  # the granted slot was lost, and the request does not want another slot
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from finegrain.devices.device import GPU_MEMORY
+from finegrain.devices.device import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, WHOLE
 from finegrain.resources import (
     DEVICE_PREFIX,
     EXTENDED_PREFIX,
+    GIB,
     Amounts,
     ResourceProfile,
     booking,
 )
 from finegrain.units import format_bytes_exactly, format_cpu
+
+WHOLE_GPUS = f"{DEVICE_PREFIX}gpu"
+"""The dimension of GPUs in texts, in hundredths: equal shares of their compute and memory."""
 
 
 def profile_text(profile: ResourceProfile | None) -> str:
@@ -21,8 +25,41 @@ def profile_text(profile: ResourceProfile | None) -> str:
 
 
 def amounts_text(amounts: Amounts) -> str:
-    """Returns amounts: "1 cpu, 1Gi memory"."""
-    return ", ".join(amount_text(name, amount) for name, amount in amounts.items())
+    """Returns amounts: "1 cpu, 1Gi memory, 2 gpu"."""
+    parts = _with_whole_gpus(amounts)
+    return ", ".join(amount_text(name, amount) for name, amount in parts.items())
+
+
+def largest_text(requested: Amounts, largest: Amounts) -> str:
+    """Returns what is short on every executor: "cpu: requested 64, largest executor 2".
+
+    Args:
+        requested: the amounts of the request.
+        largest: the largest amount of one executor, for each dimension that is short.
+    """
+    largest = _with_whole_gpus(largest)
+    return "; ".join(
+        f"{amount_text(name, 0).partition(' ')[2]}: requested {number_text(name, amount)}, "
+        f"largest executor {_rounded_text(name, largest[name])}"
+        for name, amount in _with_whole_gpus(requested).items()
+        if name in largest
+    )
+
+
+def _with_whole_gpus(amounts: Amounts) -> Amounts:
+    """Returns the amounts with GPUs counted as `--gpu` counts them, unless their parts differ."""
+    core, ratio = DEVICE_PREFIX + GPU_CORE, DEVICE_PREFIX + GPU_MEMORY_RATIO
+    if core not in amounts or amounts[core] != amounts.get(ratio):
+        return amounts
+    others = {name: amount for name, amount in amounts.items() if name not in (core, ratio)}
+    return {**others, WHOLE_GPUS: amounts[core]}
+
+
+def _rounded_text(name: str, amount: int) -> str:
+    """Returns an amount without its dimension; sizes are rounded down to a tenth of a GiB."""
+    if name.endswith("_bytes") and amount >= GIB:
+        return f"{amount * 10 // GIB / 10:g}Gi"
+    return number_text(name, amount)
 
 
 def amount_text(name: str, *amounts: int, of: str = " of ") -> str:
@@ -37,6 +74,8 @@ def number_text(name: str, amount: int) -> str:
     """Returns an amount without its dimension: "1", "5Gi"."""
     if _is_cpu(name):
         return format_cpu(amount)
+    if name == WHOLE_GPUS:
+        return f"{amount / WHOLE:g}"
     is_bytes = name.endswith("_bytes") or name == DEVICE_PREFIX + GPU_MEMORY
     return format_bytes_exactly(amount) if is_bytes else str(amount)
 

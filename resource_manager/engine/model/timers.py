@@ -67,8 +67,8 @@ class Timers:
         self.left_over[timer, entity_id] = None
 
     def due(self, now_ms: int) -> Iterator[tuple[Timer, str]]:
-        """Yields all due timers, each once: first the left-over timers, then the others in order of
-        time.
+        """Yields all due timers, each once: first the left-over timers, then the other timers in
+        order of time.
 
         If the caller stops early, the remaining timers are left over.
         """

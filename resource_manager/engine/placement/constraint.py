@@ -5,7 +5,7 @@ host as it is, as if it were empty, or as if some of its slots had ended (`HostV
 
 - the columns of the capacity index that a host needs to meet the condition,
 - the obstacles on the host, with exact numbers,
-- the smallest changes of the request that would remove them.
+- the smallest changes of the request that would remove the obstacles.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Blocker(StrEnum):
     LOST = "LOST"
     UNCONFIRMED = "UNCONFIRMED"
     DRAINING = "DRAINING"
-    UNREACHABLE = "UNREACHABLE"  # the executor cannot be dialled
+    UNREACHABLE = "UNREACHABLE"  # the resource manager cannot connect to the executor
     LABEL_MISMATCH = "LABEL_MISMATCH"
     TOTAL_TOO_SMALL = "TOTAL_TOO_SMALL"
     ISOLATION = "ISOLATION"  # the host does not enforce a limit that must be enforced
@@ -44,7 +44,7 @@ class Blocker(StrEnum):
     REFUSED = "REFUSED"  # the executor refused an equal slot recently
     HELD = "HELD"  # the free capacity is reserved for another owner
     DEVICES = "DEVICES"  # too few devices, or none, have enough free capacity
-    TOPOLOGY = "TOPOLOGY"  # the cpus or NUMA nodes do not suit, even if enough is free
+    TOPOLOGY = "TOPOLOGY"  # unsuitable cpus or NUMA nodes, even if enough capacity is free
 
 
 class Obstacle(NamedTuple):
@@ -145,7 +145,7 @@ class HostView:
         """
         # A slot that grows needs no second slot, so the host's limit of slots does not matter.
         at = cls(host, host.free(), UNLIMITED)
-        # The slot keeps its booking, so its growth can have at most the rest of the host.
+        # The slot keeps its booking, so it can grow at most by the remaining capacity of the host.
         at.total = subtract(host.total, slot.booked)
         return at
 
@@ -226,8 +226,8 @@ class Constraint(ABC):
         column_prefixes: prefixes of further index columns. The name of such a column is the prefix
             and the name of a dimension.
         has_columns: whether the constraint has index columns.
-        is_counted: whether its columns are amounts, so that sums of them over several hosts make
-            sense.
+        is_counted: whether its columns are amounts, so that they can be added up over several
+            hosts.
         is_preferable: whether requests may prefer it instead of requiring it (`preferred`,
             `never_met`).
         remedies_sought_on: the number of hosts on which one explanation may call `remedies`.
@@ -268,9 +268,9 @@ class Constraint(ABC):
         return {}
 
     def preferred(self, request: ResourceRequest) -> list[dict[str, int]]:
-        """Returns, for each policy that the request prefers, the least column values with which a
-        host can meet the policy; an empty dict if no column shows whether a host can meet the
-        policy.
+        """Returns the least column values with which a host can meet each policy that the request
+        prefers. The values of a policy are an empty dict if no column shows whether a host can meet
+        the policy.
         """
         return []
 

@@ -77,7 +77,7 @@ _COLUMNS = (PIN_CPUS, PIN_CORE_CPUS, PIN_CORES, PIN_NODE_CPUS, NODE_CPU_MILLI)
 
 
 class CpusSuit(Constraint):
-    """The host's cpus and NUMA nodes suit a slot, together with its devices."""
+    """The host's cpus and NUMA nodes are suitable for a slot, together with its devices."""
 
     of_size = True
     costly = True
@@ -98,11 +98,11 @@ class CpusSuit(Constraint):
         if ledger is None or ledger.time_shared:
             return {}
         room, demanded = ledger.pin_room(), ledger.policy.bind
-        # A host that demands one bind policy has 0 in the column of the other policy, so that a
-        # search for the other policy does not find this host.
+        # A host that demands one bind policy has 0 in the column of the other policy. So a search
+        # for the other policy does not find this host.
         whole = demanded is not HostBindPolicy.SPREAD_BY_PCPUS
         apart = demanded is not HostBindPolicy.FULL_PCPUS_ONLY and ledger.layout.smt
-        # Without SMT all cpus are on different cores. The column is still 0 then, unless the host
+        # Without SMT, all cpus are on different cores. The column is still 0, unless the host
         # demands spreading.
         apart |= demanded is HostBindPolicy.SPREAD_BY_PCPUS
         nodes = ledger.layout.cpu_nodes
@@ -167,7 +167,7 @@ class CpusSuit(Constraint):
             given = assign(at.cpus(), cpu_request_of(request, asked))
         if not isinstance(given, HostRefusal):
             return NO_OBSTACLE
-        # If the devices alone do not suit, `DevicesSuit` reports that.
+        # If the devices alone are unsuitable, `DevicesSuit` reports this.
         if is_about_devices(given) and DEVICES.obstacles(request, asked, at):
             return NO_OBSTACLE
         return (Obstacle(self, Blocker.TOPOLOGY, not given.lasting, 1, host_refusal=given),)
@@ -246,7 +246,7 @@ def _cpu_need(profile: ResourceProfile, policy: CpuPolicy) -> dict[str, int]:
         # The column counts normal cpu; best-effort cpu is another dimension.
         lies_on_one = one_node and not policy.best_effort and profile.cpu_milli
         return {NODE_CPU_MILLI: profile.cpu_milli} if lies_on_one else {}
-    cpus = -(-profile.cpu_milli // MILLI_PER_CPU)  # rounded up, as only whole cpus are dedicated
+    cpus = -(-profile.cpu_milli // MILLI_PER_CPU)  # only whole cpus are dedicated
     need = {PIN_CPUS: cpus}
     if policy.bind is BindPolicy.FULL_PCPUS and policy.bind_required:
         need[PIN_CORE_CPUS] = cpus

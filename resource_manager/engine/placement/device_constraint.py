@@ -1,9 +1,9 @@
 """Checks whether the devices of a host are suitable for a slot.
 
-A sum of free capacity is not enough: a host with four half-used GPUs has 200 hundredths of a GPU
-free, but no slot can get a whole GPU. So this constraint checks each device, with the code that
-also chooses devices for slots (`devices/choose.py`). `CpusSuit` checks whether devices, cpus and
-memory can be on the same NUMA nodes, because it assigns them together.
+A sum of free capacity is not enough. Example: a host with four half-used GPUs has 200 hundredths of
+a GPU free, but no slot can get a whole GPU. So this constraint checks each device, with the code
+that also chooses devices for slots (`devices/choose.py`). `CpusSuit` checks whether devices, cpus
+and memory can be on the same NUMA nodes, because it assigns them together.
 
 Remedies are tried with the same code: fewer devices, a smaller share, or fewer conditions.
 """
@@ -49,7 +49,7 @@ _WITHOUT_DEVICES = DeviceLedger(NO_LAYOUT)
 
 
 class DevicesSuit(Constraint):
-    """The host has devices that suit a slot."""
+    """The host has suitable devices for a slot."""
 
     of_size = True
     costly = True
@@ -144,7 +144,7 @@ def _changes(
     """Yields requests that are easier to serve, each with the remedy that describes it. The
     smallest changes come first.
     """
-    # Dropping a condition counts as a smaller change than lowering an amount.
+    # A dropped condition counts as a smaller change than a lower amount.
     if request.near_required:
         text = f"if {request.type} devices were preferred near {request.near}, not required"
         yield replace(request, near_required=False), Remedy(1, text, relaxed=("near",))

@@ -42,10 +42,10 @@ class Capacity:
     """The capacity of an executor that could be ordered, or of a registered executor without slots.
 
     Attributes:
-        amounts: its amounts in columns of the capacity index, including `SLOTS`.
+        amounts: the amounts of the executor in columns of the capacity index, including `SLOTS`.
         default: the amounts that one default slot books on it, without `SLOTS`.
-        labels: its labels.
-        separate: True if it has a separate memory pool for each memory part.
+        labels: the labels of the executor.
+        separate: True if the executor has a separate memory pool for each memory part.
     """
 
     amounts: Amounts
@@ -97,8 +97,8 @@ class Content:
 
 @dataclass(slots=True)
 class LastPlan:
-    """Result of the last planning pass. A count of requests of a scheduling class means its oldest
-    requests.
+    """Result of the last planning pass. If the plan has a number of requests of a class, these are
+    the oldest requests of the class.
 
     Attributes:
         on: the requests planned on each pending executor.
@@ -134,7 +134,7 @@ class LastPlan:
         """Removes an executor from the plan, and returns the requests planned on it; None if it had
         no planned requests.
         """
-        # Both caches are computed from `on`.
+        # Both caches are computed from `on`, so they are now outdated.
         self.places.clear()
         self._by_owner = None
         return self.on.pop(executor_id, None)
@@ -244,7 +244,8 @@ class Elastic:
         """
         besides = (CPUS,) if labels else (CPUS, LABELS)
         found = fit.size_obstacle(self._promised[name], besides=besides)
-        # The configuration of a shape does not describe cpus, but a registered executor does.
+        # The configuration of a shape does not describe cpus, but a registered executor reports
+        # them.
         if found is None and name in self.seen:
             return CPUS.obstacle(fit.request, HostView.empty(self.seen[name]))
         return found

@@ -61,7 +61,7 @@ def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClas
 
 def _feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
     if not hosts and not elastic.provisioning:
-        # no executor has registered yet, but one may register at any moment
+        # No executor has registered yet, but an executor may register at any moment.
         return Feasibility.POSSIBLE
     if elastic.shapes and elastic.fits_a_shape(scheduling_class):
         return Feasibility.POSSIBLE  # an executor that fits can be ordered
@@ -95,7 +95,7 @@ def _some_host_could(
         for need in needs_of(scheduling_class).kinds
     ]
     if not needs_topology_somewhere(hosts, scheduling_class):
-        # amounts alone decide, and the index has all amounts
+        # Only amounts matter here, and the index has all amounts.
         return some_host_covers(hosts, labels, needs)
     fit = Fit(scheduling_class)
 
@@ -208,8 +208,8 @@ def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
 
 
 def needs_topology_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
-    """Returns True if there may be hosts on which amounts alone cannot decide whether a request
-    fits.
+    """Returns True if there may be hosts on which amounts alone are not sufficient to decide
+    whether a request fits.
     """
     return scheduling_class.topology_constrained or bool(hosts.indexes.aligning)
 

@@ -51,7 +51,7 @@ from resource_manager.engine.placement.isolation_constraint import ISOLATION
 
 
 class Available(Constraint):
-    """The executor is registered, can be dialled, and is not being drained."""
+    """The executor is registered, can be reached, and is not being drained."""
 
     def obstacles(
         self, request: ResourceRequest, asked: Amounts, at: HostView
@@ -130,8 +130,8 @@ class EnoughFree(Constraint):
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
         free, total, found = at.free, at.total, NO_OBSTACLE
-        # Each host decides what its default slot books. A host whose default slot books nothing has
-        # no default slots.
+        # Each host defines the amounts of its default slot. A host whose default slot has no
+        # amounts has no default slots.
         too_small = not asked and request.profile is None
         for name, amount in asked.items():
             # `DevicesSuit` checks each device, and so checks their sum as well.
@@ -168,7 +168,8 @@ class EnoughFree(Constraint):
         # If the host may have no more slots, no smaller amount helps.
         if at.spare_slots() < 1:
             return
-        # Lower each amount to the free amount, then try cpu amounts for which the cpus suit.
+        # Lowers each amount to the free amount, then tries cpu amounts for which the cpus are
+        # suitable.
         asked = host.booking_for(request)
         left = dict(asked)
         for name in shortfall(asked, spare):
@@ -181,7 +182,7 @@ class EnoughFree(Constraint):
             left[name] = (
                 round_down(free, MEMORY_GRAIN_BYTES) if name.endswith(MEMORY_BYTES) else free
             )
-        # a profile has either one memory amount or separate parts
+        # A profile has either one memory amount or separate parts.
         memory = sum(left.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS))
         cpu = BEST_EFFORT_CPU_MILLI if request.best_effort else CPU_MILLI
         for cpu_milli in cpu_amounts_to_try(request, left.get(cpu, 0)):
@@ -311,7 +312,7 @@ def meets(request: ResourceRequest, host: Host, conditions: Iterable[Constraint]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of comparing a request with a host.
+    """The result of a comparison of a request with a host.
 
     Attributes:
         at: the host as it was checked.

@@ -20,7 +20,7 @@ class Matching:
     """Places as many members as possible on hosts that have a fixed number of places each.
 
     Each member takes a free place. If a member finds no free place, the algorithm searches for an
-    augmenting path: a chain of members, in which each member moves to the place of the next member,
+    augmenting path. This is a chain of members: each member moves to the place of the next member,
     and the last member moves to a free place (H. W. Kuhn, "The Hungarian method for the assignment
     problem", 1955). If no augmenting path exists, no matching has more members.
 
@@ -48,7 +48,7 @@ class Matching:
         self._start = placer.mark()
         self._hosts = [placer.hosts(each) for each in members]
         self._left: dict[str, int] = {}  # free places of hosts that have members
-        # by host: number of members, by position in `_members`
+        # by host: how many members the host has, by position in `_members`
         self._on: dict[str, Counter[int]] = {}
 
     def run(self, *, partly: bool) -> list[Share]:
@@ -87,9 +87,9 @@ class Matching:
         """Places a member by moving other members along an augmenting path. Returns False if no
         such path exists.
         """
-        # `room` must count the capacity from the start of the search
+        # `room` below must see the capacity from the start of the search.
         self._placer.roll_back(self._start)
-        # by member: the member that would take its place, and the host
+        # by member: the other member that would take its place, and the host of this place
         parent: dict[int, tuple[int, str]] = {}
         to_try, seen, unseen = [start], {start}, dict.fromkeys(self._on)
         # Breadth first: the list grows while it is iterated.
@@ -179,7 +179,7 @@ class Packing:
         marks: list[Mark] = []
         choices = [self._choices(0, "")]
         while choices:
-            if len(chosen) == len(choices):  # everything after the last choice was tried
+            if len(chosen) == len(choices):  # all arrangements after the last choice were tried
                 placer.roll_back(marks.pop())
                 chosen.pop()
             host_id = next(choices[-1], None)

@@ -10,7 +10,7 @@
 - SAME_LABEL: takes the values of the label one after the other, and places the members as for
   ANYWHERE on the hosts with this value. A value is tried only if its hosts have room for as many
   copies of the smallest member as the gang has members. With the strategy "pack", the value with
-  the least room comes first; with "spread" or "balanced", the value with the most.
+  the least room comes first. With "spread" or "balanced", the value with the most room comes first.
 
 Example (ANYWHERE): hosts a and b have 10 free cpus each. A gang has two members of 4 cpus and four
 members of 3 cpus. Largest first puts both large members on a (2 cpus left) and three small members
@@ -114,8 +114,8 @@ class GangSearch:
         hosts exist, or the search was cut off.
 
         Args:
-            among: hosts of which every possible result must contain at least one; None: the caller
-                knows no such hosts.
+            among: hosts. Every possible result must contain at least one of these hosts; None: the
+                caller knows no such hosts.
         """
         try:
             match self._where.placement:
@@ -279,7 +279,7 @@ class GangSearch:
         barred = frozenset[str]().union(*(each.barred for each in self.members))
         whole = SchedulingClass(0, *key)
         pooled, separate = whole_needs(self.members)
-        # The policies are those of the largest member. The amounts are the sums over all members.
+        # The policies come from the largest member. The amounts are the sums over all members.
         kinds = kinds_of(pooled, separate)
         whole.needs = needs_of(largest)._replace(pooled=pooled, separate=separate, kinds=kinds)
         return Members(-1, whole, 1, barred)
@@ -344,7 +344,8 @@ def find_together(
             of members are there.
     """
     kind, grown = waiting.kind, None
-    # A failed search that excluded hosts with older slots says nothing about equal gangs.
+    # The cached search of the kind is valid only for a gang that excludes no hosts with older
+    # slots.
     if requests == kind.member_requests:
         grown = _grown_since(hosts, kind.failed_search)
     elif waiting.failed_search is not None and waiting.failed_search[0] == requests:
@@ -369,8 +370,8 @@ def count_of(shares: Iterable[Share]) -> int:
 
 
 def whole_needs(members: Sequence[Members]) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the index columns that one host needs for all members together: first for a host with
-    one memory pool, then for a host with a separate pool for each memory part.
+    """Returns the index columns that one host needs for all members together. The first item is for
+    a host with one memory pool, the second for a host with a separate pool for each memory part.
     """
     pooled, separate = Counter[str](), Counter[str]()
     for each in members:

@@ -1,5 +1,5 @@
-"""Keeps all hosts, and the indexes in which placement finds hosts with room: one capacity index
-(`index.py`) of all hosts, and one index for each of some label selectors.
+"""Keeps all hosts, and the indexes in which placement finds hosts with room. One capacity index
+(`index.py`) has all hosts, and some label selectors have their own index.
 
 Each index is a tree of maxima (`index.py`). Its numbers are copied from the ledgers of the hosts.
 Building an index for a selector reads every host, and job masters may use any number of selectors.

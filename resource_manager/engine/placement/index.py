@@ -7,10 +7,10 @@ enough in every needed column.
 
 Example: a request needs 4 cpus and 8 GiB on a cluster of 1,024 hosts, which are 32 nodes of 32
 hosts. A node with the maxima (6 cpus, 4 GiB) is skipped with all its hosts. A node with the maxima
-(6 cpus, 16 GiB) is searched, but it may have no host with room: one host may have (6, 4), and
-another host (2, 16). So a search may read a node without result, but it never misses a host with
-room. If hosts with adjacent ids are similar, the cost depends on the depth of the tree and not on
-the number of hosts.
+(6 cpus, 16 GiB) is searched, but it may have no host with room. For example, one host has (6, 4),
+and another host has (2, 16). So a search may read a node without result, but it never misses a host
+with room. If hosts with adjacent ids are similar, the cost depends on the depth of the tree and not
+on the number of hosts.
 
 - A write to a leaf updates the nodes above it, up to the first node whose maximum stays the same.
 - After hosts were added or removed, the tree is rebuilt once, before the next search (`freshen`).
@@ -233,7 +233,7 @@ class CapacityIndex:
         return seen
 
     def _free_columns(self) -> list[Column]:
-        """Returns the columns of free capacity. Only these are lowered in place."""
+        """Returns the columns of free capacity. Only these columns are lowered in place."""
         return [column for name, column in self.columns.items() if not name.startswith(WHEN_EMPTY)]
 
     def remove(self, host_id: str) -> None:

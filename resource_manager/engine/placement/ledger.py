@@ -141,8 +141,8 @@ class Ledger:
                         index.write(index.position[host.host_id], name, 0)
 
     def follow(self, hosts: Iterable[Host]) -> None:
-        """Reads the free capacity of hosts again, after they were booked during the pass: for slots
-        whose cpus were chosen, for a gang, or for a slot that grows.
+        """Reads the free capacity of hosts again after a booking during the pass. Such bookings are
+        for slots whose cpus were chosen, for a gang, or for a slot that grows.
         """
         for host in hosts:
             self._note(host)
@@ -236,8 +236,8 @@ class Bookings:
         wanted, columns = self.scheduling_class, self.index.columns
         pooled, separate, *_ = needs_of(wanted)
         needs = {False: pooled, True: separate}
-        # The booking is the same on all hosts in two cases: only hosts with one kind of memory
-        # pools have the needed columns, or the booking is equal for both kinds.
+        # The booking is the same on all hosts in two cases. Either only hosts with one kind of
+        # memory pools have the needed columns, or the booking is equal for both kinds.
         kinds = [separate for separate, need in needs.items() if need.keys() <= columns.keys()]
         alike = len(kinds) == 1 or pooled == separate
         if wanted.profile is None or not kinds or not alike:

@@ -82,7 +82,7 @@ class Placer:
         first = found.first()
         if first is None:
             return False
-        # Either two slots fit on one host, or two hosts have room for one each.
+        # Either two slots fit on one host, or two hosts have room for one slot each.
         return found.scope.room(first, 2) > 1 or found.first(besides=(first,)) is not None
 
     def place(
@@ -124,8 +124,8 @@ class Placer:
         return sum(search.hosts_checked for search in found.begun()) if found is not None else 0
 
     def cut_off(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if the search for a class was cut off because too many hosts did not suit.
-        Then a host that was not checked may have room.
+        """Returns True if the search for a class was cut off because too many hosts were not
+        suitable. Then a host that was not checked may have room.
         """
         found = self._found.get(scheduling_class)
         # Levels that demand preferred policies do not count: the last level searches the same hosts
@@ -303,13 +303,13 @@ class Placer:
     def _pack_each(
         self, found: Candidates, level: int, count: int, besides: set[int]
     ) -> list[Taken]:
-        """Places as many slots as fit on the best of the compared hosts, then on the next best, and
-        so on.
+        """Places as many slots as fit on the best of the compared hosts, then on the next best
+        host, and so on.
         """
         taken: list[Taken] = []
         while count and (best := self._best_fit(found, level, besides)) is not None:
-            # The host gets no more slots until the caller has booked these, because the caller's
-            # booking chooses the cpus.
+            # The host gets no more slots until the caller has booked these slots, because the
+            # caller's booking chooses the cpus.
             besides.add(best)
             share = found.scope.room(best, count)
             self._ledger.take(found.scope.bookings, best, share)
@@ -328,7 +328,7 @@ class Placer:
         ranking = found.ranking(level, self._indexes.gpu_hosts, self._ledger.changed)
         while count:
             best = ranking.best(besides)
-            # The ranking has a limited number of hosts. If none of them has room, any other host
+            # The ranking has a limited number of hosts. If no ranked host has room, any other host
             # with room is used.
             if best is None and (window := found.window(level, 1, besides)):
                 best = window[0]

@@ -124,7 +124,7 @@ class Booking:
     amounts: Amounts
     columns: list[tuple[list[int], int, int]]  # leaves, amount, affinity of one free unit
     names: list[str]  # names of `columns`
-    at_once: int  # most slots that are placed on one host before the next host is tried
+    at_once: int  # largest number of slots on one host before the next host is tried
     owed: int = 0  # placed slots that were not yet subtracted from the sums of the index
 
 
@@ -147,9 +147,9 @@ class Proportions:
         sum over dimensions of (need * free) / sum over dimensions of free
 
     This is the dot product of R. Grandl et al., "Multi-resource packing for cluster schedulers"
-    (Tetris, SIGCOMM 2014), divided by the total free capacity, so that an empty host is not better
-    only because it is empty. If a host has a rare resource free, slots that do not need this
-    resource use the host last.
+    (Tetris, SIGCOMM 2014), divided by the total free capacity. Without this division, an empty host
+    would be better only because it is empty. If a host has a rare resource free, slots that do not
+    need this resource use the host last.
 
     Weights make dimensions comparable: an average host has the same weight in each dimension.
 

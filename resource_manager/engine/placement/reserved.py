@@ -64,7 +64,7 @@ class Reservation:
         since_time_ms: when the reservation was made (wall clock).
         until_ms: when the reservation expires, if the slots that must end have not ended by then
             (monotonic clock).
-        version: the version of the cluster at which all its hosts were last found to suit the
+        version: the version of the cluster at which all its hosts were last found suitable for the
             owner.
         lacking: a host that did not have enough free capacity when it was last checked.
     """
@@ -128,7 +128,9 @@ class Reservations:
         return {name: each for each in self.by_number.values() for name in each.hosts}
 
     def remove(self, ended: Reservation) -> None:
-        """Removes a reservation. Its hosts may now suit waiters for which no hosts were found."""
+        """Removes a reservation. Its hosts may now be suitable for waiters for which no hosts were
+        found.
+        """
         del self.by_number[ended.owner.number]
         # Keeps only waiters for which no host would be suitable. For other waiters, a new search
         # may find hosts.

@@ -104,8 +104,8 @@ class Scope:
         if wanted.profile is not None:
             needs = needs_of(wanted)
             return needs.separate if host.separate_pools else needs.pooled
-        # Each host decides what its default slot books. A host whose default slot books nothing has
-        # no default slots.
+        # Each host defines the amounts of its default slot. A host whose default slot has no
+        # amounts has no default slots.
         booked = host.booking_for(wanted)
         return {**in_grains(booked), SLOTS: 1} if booked else {}
 
@@ -234,7 +234,7 @@ class Search:
             able = scope.index.covering_among(scope.listed, self._needs)
             best = iter(sorted(able, key=lambda at: (-value(ids[at], column), at)))
         for at in best:
-            # This host failed its check in an earlier pass, and has not got more room since.
+            # This host failed its check in an earlier pass, and has not got more room since then.
             if self.topology and at < self._frontier and at not in unknown:
                 continue
             if self._admits(at) and (not self.topology or self._check_cpus(at)):
@@ -259,7 +259,7 @@ class Search:
             able = iter(scope.index.covering_among(scope.listed, self._needs))
         for at in able:
             # Leaves out hosts that failed their check in an earlier pass, and have not got more
-            # room since.
+            # room since then.
             if not self.topology or at >= self._frontier or at in unknown:
                 yield at
 

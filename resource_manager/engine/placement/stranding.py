@@ -1,11 +1,11 @@
 """Ranks hosts with GPUs by how much GPU capacity a slot would strand there.
 
-The sellable GPU capacity of a host has two limits. One is the value of the free parts of its GPUs
-(`devices/part_values.py`). The other is its free cpu and memory, because a GPU without cpu and
-memory serves no request. The cpu and memory that a GPU needs are estimated by the average of all
-hosts with GPUs. Requests may need less. So a GPU counts as sellable with only a part of the average
-(`PARTS`). The capacity that a slot strands is the sellable capacity before the slot minus the
-sellable capacity after it.
+The sellable GPU capacity of a host has two limits. The first limit is the value of the free parts
+of its GPUs (`devices/part_values.py`). The second limit is its free cpu and memory, because a GPU
+without cpu and memory serves no request. The cpu and memory that a GPU needs are estimated by the
+average of all hosts with GPUs. Requests may need less. So a GPU counts as sellable with only a part
+of the average (`PARTS`). The capacity that a slot strands is the sellable capacity before the slot
+minus the sellable capacity after it.
 
 Example: an average host has 12 cpus for each GPU. Host A has 2 free GPUs and 8 free cpus. Host B
 has 2 free GPUs and 24 free cpus. A slot needs 4 cpus and no GPU. With 0.6 of the average, a GPU
@@ -92,7 +92,7 @@ class Stranding:
 
     def _needs_at(self, position: int) -> Needs:
         host = self._scope.host(position)
-        # Each host decides what its default slot books.
+        # Each host defines the amounts of its default slot.
         if self._scope.scheduling_class.profile is None:
             return self._needs_on(host)
         layout = host.cpus.devices.layout if host.cpus is not None else None

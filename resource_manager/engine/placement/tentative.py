@@ -293,7 +293,7 @@ class TentativePlacer(Placer):
                     index, labels = selected, () if implied == labels else labels
                     break
             barred = list(self._barred.get(scheduling_class, ()))
-            # A refusal is about the present state of a host, and not about the empty host.
+            # A refusal concerns the present state of a host, and not the empty host.
             if not self._as_if_empty:
                 barred += self._refusing(scheduling_class)
             scope = self._scope_in(index, scheduling_class, labels, barred)

@@ -19,8 +19,8 @@ COST_UNIT = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """A kind of executor that can be requested: its capacity in columns of the capacity index, its
-    exact total (for limits), its cost, and how many more may be requested.
+    """A kind of executor that can be requested. It has the capacity in columns of the capacity
+    index, the exact total (for limits), the cost, and the number that may still be requested.
     """
 
     capacity: Capacity

@@ -24,9 +24,8 @@ from resource_manager.engine.planning.steps import Steps
 
 @dataclass(frozen=True, slots=True)
 class GangDemand:
-    """A gang in a plan: the number of its members of each kind, how they are placed relative to
-    each other, and the index of the queue entry that follows it. No other gang or request has the
-    same kinds.
+    """A gang in a plan: the number of its members of each kind, their relative placement, and the
+    index of the queue entry that follows the gang. No other gang or request has the same kinds.
     """
 
     members: Mapping[int, int]

@@ -3,8 +3,9 @@ do not show this number.
 
 A plan has one extra dimension for each such kind of requests: the number of requests of this kind
 that fit on an executor. If the executor is registered, the number is computed from its cpus and
-NUMA nodes. Otherwise the number is computed from another executor of the same shape, the one that
-registered last. If no executor of the shape has registered, only amounts are compared.
+NUMA nodes. Otherwise the number is computed from another executor: of all executors of the same
+shape, the executor that registered last. If no executor of the shape has registered, only amounts
+are compared.
 
 Example: an executor has enough cpu for four requests of two whole cores each, but enough free whole
 cores for only three. So it has 3 in the dimension of this kind, and each request takes 1.

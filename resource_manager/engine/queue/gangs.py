@@ -56,7 +56,7 @@ class MemberRequest:
     """Equal members of a gang: the request of each member, and the number of members.
 
     Attributes:
-        profile: the resource profile of each member; None: unknown.
+        profile: the resource profile of each member; None: the members get default slots.
         labels: labels that the executor must carry.
         count: number of members.
         elsewhere: executors that must not serve the members, because they still have an older slot
@@ -82,7 +82,7 @@ class MemberRequest:
 
     @property
     def topology_constrained(self) -> bool:
-        """True if amounts alone cannot decide whether a member fits on a host."""
+        """True if amounts alone are not sufficient to decide whether a member fits on a host."""
         return is_topology_constrained(self.profile, self.cpus)
 
 
@@ -103,8 +103,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class FailedSearch:
-    """When a search found no room: the version of the index of all executors at that time, and the
-    length of the index's growth log (a log of the hosts that got more room).
+    """The time of a search that found no room: the version of the index of all executors, and the
+    length of its growth log. This log has the hosts that got more room.
     """
 
     version: int

@@ -35,8 +35,8 @@ class ItemOrder:
     Each job has a heap of its items. Each group above such a job has a heap of its children (groups
     and jobs). The key of an entry is corrected only when the entry is at the top of its heap. This
     is sufficient, because a placement moves the job and its groups back in the order, and moves no
-    entry forward. So after a placement one entry of each level is corrected. So the cost does not
-    depend on the number of waiting jobs and items.
+    entry forward. After a placement, only one entry of each level is corrected. So the cost does
+    not depend on the number of waiting jobs and items.
 
     Example: the group `a` has 1,000 jobs with one gang each, and the group `b` has one such job. A
     gang of `a` is placed. The next call of `first` moves `a` behind `b` in the heap of the root. In

@@ -14,11 +14,11 @@ Example: one host has 3 free cpus, and two jobs with equal weight have run nothi
     1 cpu    job A: 1 to 2; job B: 4 to 8    has room: `fitting`
     8 cpus   job A: 3                        no room: `blocked`
 
-For each free cpu the fairness tree chooses a job: first A (among equal jobs, the job that has
-waited longest comes first), then B, then A again. So requests 1, 4 and 2 are placed. Then the host
-has no more room for the class of 1 cpu, so this class is blocked, too. When a slot ends, the host
-has more room. Both classes are unblocked (`for_next_pass`), and the next pass tries each of them
-once. Request 5 is placed, and the class of 8 cpus is blocked again.
+For each free cpu, the fairness tree chooses a job: first A, then B, then A again. (Of equal jobs,
+the job that has waited longest comes first.) So requests 1, 4 and 2 are placed. Then the host has
+no more room for the class of 1 cpu, so this class is blocked, too. When a slot ends, the host has
+more room. Both classes are unblocked (`for_next_pass`), and the next pass tries each of them once.
+Request 5 is placed, and the class of 8 cpus is blocked again.
 """
 
 from __future__ import annotations
@@ -213,13 +213,13 @@ class WaitingQueue:
         for request in requests:
             job_queue = scheduling_class.job_queues.get(request.job_id)
             if job_queue is not None:
-                # Called before the requests are removed, because the clock stops when none is left.
+                # This comes before the removal, because the clock stops when no request is left.
                 self.starvation.served((scheduling_class, request.job_id))
                 self._leave(job_queue, request.arrival_number, request.arrival_number + 1)
 
     def taken(self, job_queue: JobQueue, count: int) -> None:
         """Removes the first `count` requests of a job queue after they were placed."""
-        # Called before the requests are removed, because the clock stops when none is left.
+        # This comes before the removal, because the clock stops when no request is left.
         self.starvation.served((job_queue.scheduling_class, job_queue.job_id))
         job_queue.numbers.take(count)
         self._left(job_queue, count)

@@ -30,6 +30,7 @@ from resource_manager.engine.model.entities import (
     RequestRange,
     RequestSpec,
 )
+from resource_manager.engine.queue.split_maps import IdEnds
 
 if TYPE_CHECKING:
     from resource_manager.engine.queue.queue import WaitingQueue
@@ -189,11 +190,13 @@ class RangeLedger:
     Attributes:
         members: materialized members, by arrival number.
         by_job: the parts of each job, in order of arrival. Jobs without parts are left out.
+        ends: ids of all requests and ranges, without members of ranges, by their end.
     """
 
     def __init__(self) -> None:
         self.members: dict[int, Request] = {}
         self.by_job: dict[str, list[Part]] = {}
+        self.ends = IdEnds()
         self._parts: list[Part] = []  # in order of arrival
         self._starts: list[int] = []  # first arrival number of each part
         self._by_range: dict[str, list[Part]] = {}  # in order of index
@@ -258,14 +261,16 @@ class RangeLedger:
             self.give_back(range_id)
 
     def reserve(self, name: str) -> None:
-        """Records the id of a request or range if it has the form of a member's id, so that no
-        member gets the same id.
+        """Records the id of a request or range, so that its end finds it. If it has the form of a
+        member's id, no member gets the same id.
         """
-        if (found := split(name)) is not None:
+        self.ends.add(name)
+        if "." in name and (found := split(name)) is not None:
             self._others.setdefault(found[0], IntervalSet()).add(found[1])
 
     def give_back(self, name: str) -> None:
         """Releases an id that `reserve` has recorded."""
+        self.ends.discard(name)
         if (found := split(name)) is not None and found[0] in self._others:
             self._others[found[0]].discard(found[1])
             if not self._others[found[0]]:

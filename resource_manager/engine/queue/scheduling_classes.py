@@ -65,7 +65,7 @@ class SchedulingClass:
 
     Attributes:
         number: order of creation; breaks ties.
-        profile: the resource profile of the requests; None: unknown.
+        profile: the resource profile of the requests; None: they get default slots.
         labels: labels that a host must carry.
         needs: amounts that a host must have; None: not computed yet (see `placement/columns.py`).
         cpus: the CPU policy of the requests; None: the requests have no CPU policy.
@@ -83,7 +83,8 @@ class SchedulingClass:
             `head`.
         key: the key that all requests of the class share.
         best_effort: True if the requests book best-effort cpu.
-        topology_constrained: True if amounts alone cannot decide whether a request fits on a host.
+        topology_constrained: True if amounts alone are not sufficient to decide whether a request
+            fits on a host.
     """
 
     number: int
@@ -199,8 +200,8 @@ class JobQueue:
 
     Attributes:
         numbers: the arrival numbers of the requests.
-        position: the arrival number by which the queue is ordered among the job's active queues:
-            the first of `numbers`, or the lower number of a request that has left the queue.
+        position: the arrival number by which the queue is ordered among the job's active queues. It
+            is the first of `numbers`, or the lower number of a request that has left the queue.
             `INACTIVE`: the queue is not active.
         blocked_by: id of the group whose quota blocks the queue; empty: no quota blocks it.
         may_reject: True if some of its requests may be rejected as infeasible. False: all of them

@@ -7,6 +7,7 @@ an insertion takes 25 ms. Small dictionaries grow at different times, and each g
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from resource_manager.engine.model.entities import Request
 
@@ -19,6 +20,17 @@ _NAME_PARTS = 256
 _HASH_SHIFT = 48
 """The dictionary of a name is chosen by the bits of its hash from this bit on. The lowest bits
 cannot choose it: the dictionary itself uses them, so they must differ between its names.
+"""
+
+
+END_LENGTH: Final = 4
+"""Shortest end that can be found, and the length of the keys."""
+
+NAMES_MAX: Final = 256
+"""Most ids that are kept for one key, so that each change takes a limited time.
+
+With random ids, a million have about 15 for each key. Ids that a client chose may all end alike;
+those beyond the limit are found by their beginning only.
 """
 
 
@@ -88,3 +100,34 @@ class ByName:
     def discard(self, name: str) -> None:
         """Removes the request with this name, if there is one."""
         self._parts[hash(name) >> _HASH_SHIFT & _NAME_PARTS - 1].pop(name, None)
+
+
+class IdEnds:
+    """Ids by their last four characters, because people type the end of an id.
+
+    UUIDv7 begin with the time, so all ids of a minute begin alike; their last 62 bits are random.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, list[str]] = {}
+
+    def add(self, name: str) -> None:
+        """Adds an id."""
+        names = self._names.setdefault(name[-END_LENGTH:], [])
+        if len(names) < NAMES_MAX:
+            names.append(name)
+
+    def discard(self, name: str) -> None:
+        """Removes an id, if it is there."""
+        key = name[-END_LENGTH:]
+        names = self._names.get(key, [])
+        if name in names:
+            names.remove(name)
+            if not names:
+                del self._names[key]
+
+    def find(self, end: str) -> list[str]:
+        """Returns the ids that end with a text; none if the text has fewer than four characters."""
+        if len(end) < END_LENGTH:
+            return []
+        return [name for name in self._names.get(end[-END_LENGTH:], ()) if name.endswith(end)]

@@ -113,8 +113,8 @@ class StarvationClocks:
         self._over, self._running = {}, dict(sorted(clocks, key=lambda each: each[1].since))
 
     def is_over(self, mark: Mark, settings: Fairness) -> bool:
-        """Returns True if a waiter is starved. Its last placement, or else its start, was at
-        `mark`.
+        """Returns True if a waiter is starved. `mark` is its last placement, or else the start of
+        its clock.
         """
         now = self._now()
         placed = now.placements - mark.placements

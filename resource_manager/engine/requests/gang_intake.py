@@ -183,7 +183,7 @@ def _problem(
             " gang is offered as a whole"
         )
         return _invalid(name, "target_address", spec.target_address, message)
-    # Members are queued again together after a loss, so all must have the same value.
+    # Members are queued again together after a loss, so all members must have the same value.
     for flag in EQUAL_IN_GANG:
         value, expected = getattr(spec, flag), getattr(first, flag)
         if value != expected:

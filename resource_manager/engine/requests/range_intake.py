@@ -5,13 +5,14 @@ members are known with the same values, the call is a repetition and changes not
 
 Example: PART_MEMBERS_MAX is 10,000, and a job submits members 0 to 24,999 of range "r".
 
-  part   members             arrival numbers (the next free one is 500)
+  part   members             arrival numbers (the next free number is 500)
   1      r.0 to r.9999       500 to 10,499
   2      r.10000 to r.19999  10,500 to 20,499
   3      r.20000 to r.24999  20,500 to 25,499
 
 This stores three rows. Submitting any of these members again changes nothing. Submitting r.24000 to
-r.25999 is refused, because only some of its members are known. r.25000 to r.25999 is new.
+r.25999 is refused, because only some of its members are known. A submission of r.25000 to r.25999
+is accepted.
 """
 
 from __future__ import annotations

@@ -145,7 +145,8 @@ def _target_of(settings: EngineSettings, event: ResizeRequested, policy: CpuPoli
     """Returns the requested size as a `Resize` without number and arrival number.
 
     Raises:
-        InvalidArgument: the size is below the minimum, or slots of this QoS class cannot have it.
+        InvalidArgument: the size is below the minimum, or slots of this QoS class cannot have this
+            size.
     """
     profile = event.profile
     for field, value, least in (

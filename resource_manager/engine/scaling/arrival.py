@@ -53,7 +53,7 @@ def executor_came(state: State, executor_id: str, *, new: bool) -> None:
     if of_shape in elastic.shapes:
         elastic.seen[of_shape] = empty_like(host)
     if provision is not None:
-        # An executor that registers again has no plan any more.
+        # An executor that registers again no longer has a plan.
         if provision.state in PENDING:
             elastic.arrived[host.host_id] = host.host_id
         state.provision_moves.registered(provision, host)
@@ -256,8 +256,8 @@ def _first_admitted(
 ) -> Iterable[int]:
     """Returns the first arrival numbers of a scheduling class that quotas admit, up to `count`.
 
-    If any group has a maximum, up to `count` numbers of each job are returned: quotas may block
-    some of them later, so that requests of other jobs are placed instead.
+    If any group has a maximum, up to `count` numbers of each job are returned. Quotas may block
+    some of these requests later, and then requests of other jobs are placed instead.
     """
     if not any(group.maximum for group in flows.groups.values()):
         return islice(scheduling_class.numbers(), count)

@@ -1,5 +1,5 @@
-"""Translates queued requests into the numbers that planning takes, and a plan back into executors
-to order.
+"""Translates queued requests into the numbers that planning uses, and translates a plan back into
+executors to order.
 
 The first `planned_requests_max` queued requests are planned. These requests are left out, and do
 not count toward that limit:
@@ -157,7 +157,8 @@ class _BacklogBuilder:
         # Kinds that need more than amounts, such as dedicated cpus.
         self._topology_constrained: dict[int, ResourceRequest] = {}
         self._gangs: list[GangDemand] = []
-        self._planned: Counter[SchedulingClass] = Counter()  # what `_still_queued` returned
+        # requests that `_still_queued` has returned
+        self._planned: Counter[SchedulingClass] = Counter()
 
     def build(self) -> Steps[Backlog]:
         """Returns the input of the plan."""
@@ -215,7 +216,7 @@ class _BacklogBuilder:
         on = {
             each.executor_id: content
             for each in self.pending
-            # It may have registered since the plan was begun.
+            # The executor may have registered since the planning began.
             if each.state in PENDING
             and (content := self._still_queued(plan.pending.get(each.executor_id, {})))
         }

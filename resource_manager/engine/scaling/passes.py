@@ -1,13 +1,13 @@
 """Runs the planning pass, which orders new executors and gives executors back.
 
-If the queue is long, a pass takes several cycles; each continues where the last one stopped
+If the queue is long, a pass takes several cycles; each cycle continues where the last cycle stopped
 (`planning/steps.py`).
 
-A pass begins `plan_interval_ms` after the first cycle that requires one. So requests that arrive
+A pass begins `plan_interval_ms` after the first cycle that requires a pass. So requests that arrive
 one by one are planned together, and a slot that is being freed can still serve the next request.
 Queued requests are planned again only if the result could differ from the last plan.
 
-After a restart, nothing is planned while known executors have yet to register again: the queued
+After a restart, no plan is made while known executors must still register again, because the queued
 requests may fit there.
 """
 
@@ -64,7 +64,8 @@ def provide(state: State) -> None:
             elastic.steps, elastic.next_pass_ms = _pass(state), None
         if elastic.steps is not None and advance(elastic.steps, WORK_MAX):
             elastic.steps = None
-            # Otherwise the next pass would have the same result until an event changes something.
+            # If nothing waits, is provisioned or is missing, the next pass could only repeat this
+            # result. So no further pass is scheduled.
             waiting = state.queue.by_job or state.gangs.waiting
             if waiting or state.provisions or _missing(state.settings, state.provision_moves):
                 elastic.next_pass_ms = state.journal.now_ms + interval_ms
@@ -123,7 +124,7 @@ def _check_provision(state: State, provision: Provision) -> None:
 def _judge_by_use(
     elastic: Elastic, provision_moves: ProvisionMoves, provision: Provision, host: Host
 ) -> None:
-    """Backs off the shape of an executor if the executor cannot be dialled, or refuses slots again
+    """Backs off the shape of an executor if the executor cannot be reached, or refuses slots again
     and again. Otherwise executors of that shape would be ordered and given back without end.
     """
     verdicts = elastic.verdicts
@@ -193,9 +194,9 @@ def _cheapest(
 ) -> list[tuple[ExecutorShape, int]]:
     """Returns how many executors of each shape provide `lack` of dimension `name` most cheaply.
 
-    Amounts are counted in units of the greatest common divisor of the shapes' amounts. Say 10 cpus
-    are missing, and the shapes have 4 cpus at cost 1.0 and 8 cpus at cost 1.5. The unit is 4 cpus,
-    and 3 units are needed. One executor of each shape (cost 2.5) is cheaper than three small
+    Amounts are counted in units of the greatest common divisor of the shapes' amounts. Example: 10
+    cpus are missing, and the shapes have 4 cpus at cost 1.0 and 8 cpus at cost 1.5. The unit is 4
+    cpus, and 3 units are needed. One executor of each shape (cost 2.5) is cheaper than three small
     executors (cost 3.0).
     """
     if not shapes:

@@ -32,7 +32,7 @@ def command_answered(state: State, event: CommandAnswered) -> None:
         return
     command = host.in_flight
     command_arrived(host)
-    # Sort out the items that failed.
+    # Separates the failed items from the other items.
     refused: list[tuple[Slot, ItemOutcome]] = []
     for key, outcome in zip(command.keys, event.outcomes, strict=False):
         slot = host.slots.get(key)

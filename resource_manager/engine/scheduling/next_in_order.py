@@ -197,7 +197,7 @@ class _Without:
         """
         if other in self._path:
             return True
-        # The highest level of the tree at which the two paths differ decides.
+        # Compares the two paths at the highest level of the tree where they differ.
         mine, theirs = self._siblings(other)
         if self._order.sort_key(theirs) >= self._sort_key_without_slot(mine):
             return False

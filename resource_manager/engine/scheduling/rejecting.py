@@ -74,8 +74,8 @@ def _all_known(hosts: Hosts) -> bool:
     """Returns True if an executor is registered, and all stored executors have registered with this
     resource manager process or are lost.
 
-    If this is true now, it has been true since the clock restarted, because the clock restarts when
-    an executor registers, and when an unconfirmed executor is lost.
+    If this is true now, it has been true since the clock restarted. The reason is that the clock
+    restarts when an executor registers, and when an unconfirmed executor is lost.
     """
     states = {host.executor.state for host in hosts.values()}
     return ExecutorState.ACTIVE in states and ExecutorState.UNCONFIRMED not in states
@@ -105,7 +105,8 @@ def _check_class(state: State, scheduling_class: SchedulingClass, most: int) -> 
     ):
         return 1
     steps, runs = 1, []
-    # All runs are collected before the first is rejected, because rejecting changes the queue.
+    # All runs are collected before the first run is rejected, because a rejection changes the
+    # queue.
     for run, following in _runs(state.requests, state.ranges, scheduling_class, after):
         runs.append(run)
         steps += 1

@@ -2,9 +2,9 @@
 gang, or a slot that must grow. Candidates are hosts that could serve the owner if all other slots
 there ended. The hosts with the smallest missing part are chosen.
 
-The missing part of a host is measured in its scarcest dimension. Example: a slot needs 4 cpus and
-8 GiB, and the host has 1 cpu and 6 GiB free. 75 % of the cpus and 25 % of the memory are missing,
-so the missing part is 75 %.
+The missing part of a host is measured in its scarcest dimension. Example: a slot needs 4 cpus and 8
+GiB. The host has 1 cpu and 6 GiB free. So 75 % of the cpus and 25 % of the memory are missing, and
+the missing part is 75 %.
 
 A request is a gang of one. Members of a gang get hosts one after another, the largest member first.
 If this fails, the search that places gangs (`placement/gangs.py`) is tried. A slot that must grow
@@ -351,7 +351,7 @@ class ReservationSearch:
         return _missing_part((n, free.get(name, 0)) for name, n in need.items())
 
     def _if_others_ended(self, host: Host) -> dict[str, int]:
-        """Returns the amounts that a host would have free if all slots ended except those that may
+        """Returns the amounts that a host would have free if all slots ended, except slots that may
         never end.
         """
         stays = [slot.booked for key, slot in host.slots.items() if key in self._outlasting]

@@ -22,8 +22,8 @@ and the owner is placed.
   needs. All other owners together reserve at most `reserved_part_max` of any resource.
 - If an owner finds no suitable host, because all suitable hosts are reserved, it claims these
   hosts. Then owners that are starved for a shorter time must not reserve them.
-- A reservation ends when its owner is placed or is no longer pending, when its hosts can no longer
-  serve the owner, or when a quota blocks the owner.
+- A reservation ends when its owner is placed or is no longer pending. It also ends when its hosts
+  can no longer serve the owner, or when a quota blocks the owner.
 - A reservation expires if slots on its hosts do not end for a very long time, because such slots
   may be services. The owner's next reservation then lasts twice as long.
 
@@ -187,9 +187,10 @@ def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark
     clock.
     None: the waiter is not starved.
 
-    The timeout is waived for a waiter whose job comes, in fair order, before a running job that
-    waits for less of some resource: when the small slots of that job end, they are too small for
-    this waiter, so its requests would be placed only now and then.
+    A waiter need not wait for the timeout if its job comes, in fair order, before a running job
+    with smaller pending requests. The small slots of the running job are too small for this waiter
+    when they end. So without a reservation, the waiter's requests would be placed only now and
+    then.
     """
     mark, flows = clock.served or clock.since, state.flows
     if state.queue.starvation.is_over(mark, state.settings.fairness):

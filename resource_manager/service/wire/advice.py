@@ -1,4 +1,4 @@
-"""Decodes AdviseThreads, which asks into how many threads to split a job's work."""
+"""Decodes AdviseThreads, which returns the number of threads into which to split a job's work."""
 
 from __future__ import annotations
 

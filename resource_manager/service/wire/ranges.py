@@ -12,8 +12,8 @@ from resource_manager.engine.model.events import Members
 from resource_manager.engine.queue.ranges import INDEX_END
 from resource_manager.service.wire.decoding import slot_request
 
-RANGES_MAX = 100  # per call
-MEMBERS_MAX = 1_000_000  # per range in one call
+RANGES_MAX = 100  # maximum number of ranges in one call
+MEMBERS_MAX = 1_000_000  # maximum number of members of a range in one call
 RANGE_ID_LENGTH_MAX = 100
 
 _RANGE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -64,7 +64,7 @@ class Workload:
     name: str
     format: str
     jobs: tuple[TraceJob, ...]
-    owner_keys: tuple[str, ...] = ()  # the first one is the default
+    owner_keys: tuple[str, ...] = ()  # the first key is the default
     nodes: str = ""  # the cluster of the log, if the log names it
     left_out: Mapping[str, int] = field(default_factory=Counter)
     notes: tuple[str, ...] = ()

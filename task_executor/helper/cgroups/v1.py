@@ -43,7 +43,7 @@ class V1(CgroupDriver):
         parent = path.rpartition("/")[0]
         for file in ("cpuset.cpus", "cpuset.mems"):
             if self.kernel.exists(f"{path}/{file}") and not self.kernel.read(f"{path}/{file}"):
-                if not (whole := self.kernel.read(f"{parent}/{file}")):  # being recreated
+                if not (whole := self.kernel.read(f"{parent}/{file}")):  # it is being recreated
                     raise Fault("CARVE_FAILED", f"{parent}/{file} is empty")
                 self.put(f"{path}/{file}", whole)
         # Without this setting, the limit of a slot does not count the memory of its tasks' groups.

@@ -35,7 +35,7 @@ class V2(CgroupDriver):
         ("unified", "cpu.max", f"max {PERIOD_US}"),
     )
     usage_files = ("memory.current",)
-    usage_reads = 10  # reading files can exceed a soft limit repeatedly, for short moments
+    usage_reads = 10  # file reads can exceed a soft limit several times for a moment
 
     def enforced(self) -> tuple[list[str], str]:
         has = self.kernel.read(f"{self.base['unified']}/cgroup.controllers").split()
@@ -135,7 +135,7 @@ class V2(CgroupDriver):
             while self.pids(group, ()):
                 self.kernel.write(f"{path}/cgroup.kill", "1")
                 yield 0.005
-        else:  # kernels before 5.14
+        else:  # this happens on kernels before 5.14
             yield from super().kill(group)
         # A zombie counts until it is reaped. Only after that, nothing of the slot is left.
         while self.count(group, "unified", "pids.current"):

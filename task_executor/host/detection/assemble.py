@@ -45,7 +45,7 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
     nodes, node_memory_grows = grown(reader, nodes, meminfo)
     hugepages = read_hugepages(reader, "sys/kernel/mm/hugepages", meminfo, page_bytes)
     memory_total_bytes = meminfo.get("MemTotal")
-    # This is recorded before the fallback below, which adds a node that the kernel does not report.
+    # Record this before the fallback below adds a node that the kernel does not report.
     numa_known = bool(nodes)
     if not nodes:
         reader.warn("the kernel does not report NUMA nodes, so the host counts as one node")

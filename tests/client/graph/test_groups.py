@@ -64,7 +64,7 @@ def test_a_name_of_a_default_group_cannot_be_set() -> None:
     graph = fg.JobGraph("job", "batch")
     graph.operator("a", slot_sharing_group="region-2")
 
-    with pytest.raises(GraphError, match="region-1 are those of default groups"):
+    with pytest.raises(GraphError, match="region-1 are reserved for default groups"):
         graph.compile()
 
 

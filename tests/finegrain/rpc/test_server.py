@@ -38,7 +38,7 @@ from finegrain.v1.resource_manager_pb2_grpc import (
 )
 from tests.support.identities import CLUSTER, caller, credentials, identity, own, trust
 
-if TYPE_CHECKING:  # the typed base is abstract; what is not served here is "unimplemented"
+if TYPE_CHECKING:  # the typed base is abstract; calls that are not defined here are "unimplemented"
     Base = object
 else:
     Base = resource_manager_pb2_grpc.ResourceManagerServiceServicer

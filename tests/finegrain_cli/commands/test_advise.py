@@ -36,7 +36,7 @@ def test_of_several_jobs_of_one_name_the_ids_are_told(
     finegrain: Finegrain, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = replace(JOB, job_id="01aaaaaa-older", ended=True)
-    monkeypatch.setattr(cluster, "jobs", lambda include_ended: [older, JOB])
+    monkeypatch.setattr(cluster, "jobs", lambda include_ended, matching: [older, JOB])
     result = finegrain("advise", JOB.name)
 
     assert (result.exit_code, cluster.done) == (2, [])
@@ -53,7 +53,11 @@ def test_another_target(finegrain: Finegrain, cluster: FakeCluster) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (("nobody",), 3, "no job has the name or id 'nobody', or an id that begins with it"),
+        (
+            ("nobody",),
+            3,
+            "no job has the name or id 'nobody', or an id that begins or ends with it",
+        ),
         ((JOB.job_id, "--quantile", "1"), 2, "--quantile is 1.0; expected above 0 and below 1"),
         ((JOB.job_id, "--target", "soon"), 2, "--target is 'soon'"),
     ],

@@ -115,9 +115,10 @@ def test_what_a_change_waits_for_is_said_when_it_takes_a_while(
 
 
 def test_providers_tell_shapes_executors_and_why(
-    finegrain: Finegrain, cluster: FakeCluster
+    finegrain: Finegrain, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.provided = PROVIDERS
+    monkeypatch.setenv("COLUMNS", "150")
     text = finegrain("providers").stdout
 
     assert "maximum    cpu 8\n" in text
@@ -160,8 +161,9 @@ def test_executors_that_were_asked_for_stand_among_the_others(
 
 
 def test_lists_show_changes_of_size_and_gangs(finegrain: Finegrain, cluster: FakeCluster) -> None:
-    assert f"-> cpu 1.8, memory {SLOT.memory_bytes // MIB}Mi (waiting)" in finegrain("slots").stdout
-    assert CHANGE.message in finegrain("slots", "-o", "wide").stdout
+    wide = finegrain("slots", "-o", "wide").stdout
+    assert f"-> cpu 1.8, memory {SLOT.memory_bytes // MIB}Mi (waiting)" in wide
+    assert CHANGE.message in wide
     cluster.request_list[:] = [replace(WAITING, reason="WAITING_GANG")]
     shown = finegrain("requests", "-o", "wide").stdout
     assert "WAITING_GANG" in shown

@@ -13,8 +13,9 @@ from tests.support.cli import GROUPS, JOB, FakeCluster, Finegrain
 
 
 def test_the_tree_shows_shares_backlog_and_limits(
-    finegrain: Finegrain, cluster: FakeCluster
+    finegrain: Finegrain, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     heading, default, nightly, _, legend = finegrain("groups").stdout.splitlines()
 
     assert heading.split()[:5] == ["GROUP", "WEIGHT", "ENTITLED", "NOW", "USAGE"]
@@ -29,7 +30,7 @@ def test_the_tree_shows_shares_backlog_and_limits(
 
 def test_jobs_stand_below_their_group(finegrain: Finegrain, cluster: FakeCluster) -> None:
     lines = finegrain("groups", "--jobs").stdout.splitlines()
-    assert lines[2].startswith(f"  {JOB.name} ({JOB.job_id})")
+    assert lines[2].startswith(f"  {JOB.name} ({JOB.job_id[-8:]})")
     assert lines[3].startswith("  nightly  ")
     shown = json.loads(finegrain("groups", "--jobs", "--json").stdout)
     assert shown["kind"] == "Groups"

@@ -108,7 +108,7 @@ def test_a_graph_comes_from_a_function_or_variable_of_a_python_file(
     [
         ("broken", "it raised RuntimeError: no data"),
         ("wrong", "expected a function that returns a JobGraph, not int"),
-        ("missing", "it has no missing"),
+        ("missing", "which has no missing"),
     ],
 )
 def test_a_python_file_without_a_graph_is_an_error(

@@ -15,6 +15,7 @@ from finegrain_cli.commands.lists import _status_text
 from tests.support.cli import (
     ENFORCED,
     EXECUTOR,
+    GRANTED,
     NOT_ENFORCED,
     PINNED_SLOT,
     PROVIDERS,
@@ -152,12 +153,17 @@ def test_wide_says_what_a_request_wants_of_cpus(finegrain: Finegrain, cluster: F
     assert [row[at:] for row in rows] == [wish, wish, "-"]
 
 
-def test_a_prefix_chooses(finegrain: Finegrain, cluster: FakeCluster) -> None:
-    cluster.slot_list.append(replace(SLOT, allocation_id="01ffffff-0000-7000-8000-000000000009"))
+@pytest.mark.parametrize("text", ["01ffffff", "0009", "00000009"])
+def test_the_beginning_or_end_of_an_id_chooses(
+    finegrain: Finegrain, cluster: FakeCluster, text: str
+) -> None:
+    other = "01ffffff-0000-7000-8000-000000000009"
+    cluster.slot_list.append(replace(SLOT, allocation_id=other))
+    cluster.request_list.append(replace(GRANTED, allocation_id=other))
 
-    rows = finegrain("slots", "01f", "-o", "json").stdout
-
-    assert [row["allocation_id"][:8] for row in json.loads(rows)["items"]] == ["01ffffff"]
+    for command in ("slots", "requests"):
+        rows = finegrain(command, text, "-o", "json").stdout
+        assert [row["allocation_id"] for row in json.loads(rows)["items"]] == [other]
 
 
 def test_an_unknown_id_is_not_found(finegrain: Finegrain, cluster: FakeCluster) -> None:
@@ -183,8 +189,8 @@ def test_members_of_a_range_who_stand_alike_are_one_row_that_counts_them(
 
     heading, row = finegrain("requests").stdout.splitlines()
 
-    assert heading.split()[:3] == ["REQUEST", "COUNT", "JOB"]
-    assert row.split()[:2] == ["many.17", "9983"]
+    assert heading.split()[:3] == ["JOB", "REQUEST", "COUNT"]
+    assert row.split()[:3] == ["nightly", "many.17", "9983"]
     assert "many.17" in finegrain("requests", "many.17").stdout
 
 

@@ -103,7 +103,7 @@ def test_explain_names_hosts_numbers_and_the_way_out(
     text = finegrain("explain", WAITING.allocation_id).stdout
 
     assert "INFEASIBLE_NEVER" in text
-    assert "cpu requested 64, free 1.5, most on one executor 1.5, total 2" in text
+    assert "cpu: requested 64, free 1.5 of 2, most on one executor 1.5" in text
     assert "cpu 1.5 or less, on host-a" in text
     assert SLOT.allocation_id in text
 

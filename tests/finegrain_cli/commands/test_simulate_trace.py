@@ -135,7 +135,7 @@ def test_a_picture_without_matplotlib_says_how_to_get_it(
         (("--group-by", "team"), "--group-by is 'team'; expected one of user, group"),
         (("--nodes", "many"), "--nodes is 'many'; expected kinds of nodes such as 128x1cpu"),
         (("--format", "json"), "--format is 'json'; expected one of swf"),
-        (("--from", "1000d"), "expected a log with jobs in the interval"),
+        (("--from", "1000d"), "expected a log with jobs in the requested interval"),
     ],
 )
 def test_bad_options_are_told_with_what_was_expected(
@@ -157,9 +157,6 @@ def test_files_that_cannot_be_read_or_written(finegrain: Finegrain, tmp_path: Pa
         assert f"cannot write {name}" in unwritten.stderr
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    assert (
-        "a file, which can be read more than once"
-        in finegrain("simulate", "trace", str(pipe)).stderr
-    )
+    assert "a file, because it is read twice" in finegrain("simulate", "trace", str(pipe)).stderr
     unknown = finegrain("simulate", "trace", str(TRACES / "dlrm-instances-cut.csv"))
     assert "--nodes is ''; expected nodes such as 128x1cpu" in unknown.stderr

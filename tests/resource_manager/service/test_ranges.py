@@ -142,6 +142,14 @@ async def test_a_list_shows_runs_of_members_who_stand_alike(rm: RunningRm) -> No
     assert [name for name, _, _ in found] == ["r.0", "r.5", "r.15"]
 
 
+async def test_members_are_found_by_the_end_of_the_id_of_their_range(rm: RunningRm) -> None:
+    job = await ScriptedJob(rm).register()
+    await ask(job, request_range("0193-a1b2c3d4", count=30))
+    assert await listed(rm, allocation_ids=["b2c3d4.17"]) == [("0193-a1b2c3d4.17", 1, PENDING)]
+    assert await listed(rm, allocation_ids=["b2c3d4.30"]) == []
+    assert await listed(rm, allocation_ids=["b2c3d4"]) == [("0193-a1b2c3d4.0", 30, PENDING)]
+
+
 async def test_members_name_their_range_wherever_they_stand(rm: RunningRm) -> None:
     """A request whose id only looks like a member's names no range."""
     job = await ScriptedJob(rm).register()

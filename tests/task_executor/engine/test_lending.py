@@ -28,16 +28,16 @@ def limits(lending: Lending) -> tuple[int, int]:
 def test_what_one_pool_does_not_use_is_lent_and_comes_back_when_it_asks() -> None:
     """The example of the module."""
     lending = two_pools()
-    lending.says(SORT, wanted=10, kept=50, now=0)
+    lending.report(SORT, wanted=10, kept=50, now=0)
     assert limits(lending) == (50, 50)  # nothing is lowered that no pool wants
-    lending.says(JOIN, wanted=80, kept=50, now=0)
+    lending.report(JOIN, wanted=80, kept=50, now=0)
     assert limits(lending) == (20, 50)  # sort has not confirmed
-    lending.says(SORT, wanted=10, kept=20, now=0)
+    lending.report(SORT, wanted=10, kept=20, now=0)
     assert limits(lending) == (20, 80)
-    lending.says(SORT, wanted=40, kept=20, now=5)
+    lending.report(SORT, wanted=40, kept=20, now=5)
     assert limits(lending) == (20, 60)
     assert (lending.revoked(JOIN), lending.overdue(6), lending.overdue(7)) == (20, [], [JOIN])
-    lending.says(JOIN, wanted=80, kept=60, now=6)
+    lending.report(JOIN, wanted=80, kept=60, now=6)
     assert limits(lending) == (40, 60)
     assert lending.next_deadline() is None
 
@@ -45,8 +45,8 @@ def test_what_one_pool_does_not_use_is_lent_and_comes_back_when_it_asks() -> Non
 def test_memory_that_no_operator_has_is_lent_first() -> None:
     lending = two_pools()
     lending.changed(130, {SORT: 50, JOIN: 50}, now=0)
-    lending.says(SORT, wanted=0, kept=50, now=0)
-    lending.says(JOIN, wanted=75, kept=50, now=0)
+    lending.report(SORT, wanted=0, kept=50, now=0)
+    lending.report(JOIN, wanted=75, kept=50, now=0)
     assert limits(lending) == (50, 75)
     lending.changed(100, {SORT: 50, JOIN: 50}, now=1)  # an operator has registered its part
     assert limits(lending) == (25, 75)
@@ -58,13 +58,13 @@ def test_a_pool_that_cannot_borrow_keeps_to_its_quota() -> None:
     lending = Lending(deadline_s=2)
     lending.join(SORT, 50, 50, borrows=False)
     lending.changed(100, {SORT: 50}, now=0)
-    lending.says(SORT, wanted=80, kept=50, now=0)
+    lending.report(SORT, wanted=80, kept=50, now=0)
     assert lending.limit(SORT) == 50
 
 
 def test_the_memory_of_a_task_that_has_ended_is_free() -> None:
     lending = two_pools()
-    lending.says(JOIN, wanted=100, kept=50, now=0)
+    lending.report(JOIN, wanted=100, kept=50, now=0)
     lending.changed(100, {JOIN: 50}, now=1)
     assert lending.limit(JOIN) == 100
 
@@ -115,7 +115,7 @@ class Pools(RuleBasedStateMachine):
     def reports(self, at: int) -> None:
         model = self.models[self.keys[at]]
         kept = max(model.limit, model.used)
-        self.lending.says(self.keys[at], model.wanted, kept, now=0)
+        self.lending.report(self.keys[at], model.wanted, kept, now=0)
         self.push()
 
     @rule(at=st.integers(0, 2))

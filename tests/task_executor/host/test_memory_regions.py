@@ -39,7 +39,7 @@ def test_nvidia_by_uuid_and_others_by_the_region_of_their_address(tmp_path: Path
 @pytest.mark.parametrize(
     ("regions", "problem"),
     [
-        (("drm/0000:03:00.0/vram0", "drm/0000:03:00.0/vram1"), "it has several memories"),
+        (("drm/0000:03:00.0/vram0", "drm/0000:03:00.0/vram1"), "have separate limits"),
         (("drm/0000:03:00.0/stolen",), "its kernel driver does not register its memory with dmem"),
         ((), "its kernel driver does not register its memory with dmem"),
     ],
@@ -49,7 +49,7 @@ def test_gpus_without_a_region_of_their_own(
 ) -> None:
     names, problems = limited_as(HostDevices((AMD,)), root(tmp_path, *regions))
     assert names == {}
-    assert problems["amd-1"].startswith(problem)
+    assert problem in problems["amd-1"]
 
 
 def test_without_the_controller_only_nvidia_gpus_can_be_limited(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Host:
     def __init__(self, process: ExecutorProcess, rm: ScriptedRM, cuda: CudaProcesses) -> None:
         self.process, self.rm, self.cuda = process, rm, cuda
         self.number = 0
+        self.message = ""
 
     async def starts(self) -> JobMaster:
         known = len(self.rm.registrations)
@@ -105,6 +107,12 @@ class Host:
                 if device.uuid == uuid:
                     return sum(each.memory_bytes for each in device.slots)
         return 0
+
+
+def resident(pid: int) -> int:
+    """Memory of a process, in bytes."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +196,29 @@ async def test_a_failure_leaves_the_slot_as_it_was(host: Host) -> None:
     await eventually(lambda: host.available() == 2, "its GPU is free")
 
 
+async def test_a_slot_that_must_leave_its_gpu_again_keeps_it_until_it_has(host: Host) -> None:
+    """It is unparked to a memory that it does not fit into, and cannot be parked again at once."""
+    job_master = await host.starts()
+    pid = await host.begins_work(job_master, used_mib=4)
+    fill = "x = b'x' * (40 << 20); import time; time.sleep(600)"
+    other = await job_master.submit(sys.executable, "-c", fill, task_id="fill")
+    await eventually(lambda: resident(other.pid) > 40 * MIB, "the slot uses memory")
+    assert await host.orders((), (A,)) == ""
+    await eventually(lambda: host.available() == 2, "its GPU is free")
+    with host.cuda.failing("checkpoint"):
+        host.number += 1
+        while "could not be undone yet" not in host.message:
+            reason = await host.order_once((A,), (), heap_bytes=16 * MIB)
+            assert reason == "IN_PROGRESS"
+            await asyncio.sleep(0.1)
+        assert host.cuda.state(pid) != "checkpointed"
+        refused = await host.rm.allocate(gpu_slot("other", "GPU-a", 0, WHOLE))
+        assert refused.results[0].error.reason == "DEVICES_UNAVAILABLE"
+    assert await host.order_again((A,), (), heap_bytes=16 * MIB) == "BELOW_USE"
+    assert host.cuda.state(pid) == "checkpointed"
+    await eventually(lambda: host.available() == 2, "its GPU is free again")
+
+
 async def test_what_is_on_the_gpu_must_fit_into_the_slots_memory(host: Host) -> None:
     pid = await host.begins_work(await host.starts(), used_mib=100)
     assert await host.orders((), (A,)) == "BELOW_USE"
@@ -214,7 +245,7 @@ async def test_memory_that_stays_on_the_gpu_is_not_given_to_others(host: Host) -
     # A process that the program does not know, and that the driver shows in the slot.
     (host.cuda.folder / "processes" / str(pid)).unlink()
     assert await host.orders((), (A,)) == "PARK_FAILED"
-    assert "the driver still reports 50Mi of them there" in host.message
+    assert "the driver still reports 50Mi of their memory there" in host.message
     assert host.available() == 1
 
 

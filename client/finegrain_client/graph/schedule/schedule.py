@@ -25,7 +25,7 @@ from finegrain_client.graph.schedule.region import RegionRun, RegionState
 from finegrain_client.graph.schedule.slots import SlotPlace, SlotRequest, Slots, TaskId
 
 LOSSES_MAX = 20
-"""Most restarts of a region after losses. One more fails the job: its tasks may be the cause."""
+"""Most restarts of a region after losses. One more loss fails the job: tasks may be the cause."""
 
 DELAY_MAX_S = 60.0
 

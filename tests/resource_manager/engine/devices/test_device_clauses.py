@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from finegrain.devices.device import HostDevices
+from finegrain.devices.device import RDMA, HostDevices
 from finegrain.devices.names import device_requests
 from finegrain.resources import GIB, MIB, ResourceProfile, total_of_devices
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.model.entities import GangSpec, RequestSpec
+from resource_manager.engine.model.events import DeviceCordoned
 from resource_manager.engine.placement.index import CapacityIndex
 from tests.support.devices import gpu_host, made_up, with_devices
 from tests.support.engine_cluster import EngineCluster
@@ -217,3 +218,20 @@ def test_more_of_a_resource_with_a_domain_wakes_those_who_wait_for_it() -> None:
     columns.freshen()
     assert columns.put("host-a", {"cpu_milli": 1, name: 1, f"known/{name}": 4})
     assert not columns.put("host-a", {"cpu_milli": 1, name: 1, f"known/{name}": 5})
+
+
+def test_gpus_come_from_where_the_nics_are_that_must_be_near_to_them() -> None:
+    """By minor, GPU 0 comes first; its PCIe group has no NIC, or its NIC is taken."""
+    near = tuple(
+        replace(each, near="gpu", near_required=True, per_group=True) if each.type == RDMA else each
+        for each in device_requests({"gpu": 100, "rdma": 100})
+    )
+    cluster = EngineCluster.settled(with_devices(gpu_host(gpus=4), made_up(4, nics=2)))
+    cluster.apply(DeviceCordoned(cluster.at, "host-a", "mlx5_0", "its port is down"))
+    cluster.submit(RequestSpec("train", ResourceProfile(1_000, 64 * MIB, devices=near)))
+    assert [each.uuid for each in cluster.assignment("train").devices] == ["GPU-2", "mlx5_1"]
+    # No NIC is left: the refusal says so.
+    cluster.submit(RequestSpec("second", ResourceProfile(1_000, 64 * MIB, devices=near)))
+    [verdict] = explain(cluster.state, "second").executors
+    assert "needs 1 rdma" in verdict.message
+    cluster.check()

@@ -169,6 +169,55 @@ def test_while_the_executor_works_on_it_nothing_is_promised_twice() -> None:
     assert gpus_of(cluster, "serve") == ["GPU-0"]
 
 
+def test_a_gpu_may_vanish_after_a_slot_has_left_it() -> None:
+    """The executor starts again before it has reported the parked slot, and finds one GPU less."""
+    host = devices(2)
+    cluster = EngineCluster.settled(with_devices(gpu_host(gpus=2, nodes=1), host))
+    executor = cluster.executors["host-a"]
+    submit(cluster, "train", gpu=100)
+    executor.moving = "IN_PROGRESS"
+    park(cluster, "train")
+    ordered = cluster.slot("train").ordered
+    assert ordered is not None
+    [(key, slot)] = executor.slots.items()
+    executor.slots[key] = replace(
+        slot,
+        profile=ordered.profile,
+        resize_number=ordered.number,
+        assignment=ordered.assignment,
+    )
+    with_devices(executor, replace(host, devices=host.devices[1:]))
+    cluster.register(executor)
+    cluster.settle()
+    cluster.check()
+    assert cluster.slot("train").is_parked
+    executor.moving = ""
+    unpark(cluster, "train")
+    assert why(cluster, "train") == "host-a: its GPU GPU-0 is no longer announced"
+    with_devices(executor, host)
+    cluster.register(executor)
+    cluster.settle()
+    cluster.check()
+    assert gpus_of(cluster, "train") == ["GPU-0"]
+
+
+def test_a_slot_that_is_released_while_it_parks_is_asked_about_no_more() -> None:
+    cluster = EngineCluster.settled(parkable(gpus=1))
+    executor = cluster.executors["host-a"]
+    submit(cluster, "train", gpu=100)
+    executor.moving, executor.frees_slowly = "IN_PROGRESS", True
+    size = cluster.slot("train").profile
+    cluster.auto_settle = False  # the release comes while the order is on its way
+    cluster.resize("train", replace(size, devices=()), job=None, park=True)
+    cluster.release("train")
+    cluster.settle()
+    assert cluster.state.hosts["host-a"].resize_backoffs == {}
+    executor.finish_frees()
+    cluster.report(executor)
+    cluster.settle()
+    cluster.check()
+
+
 def test_parking_that_fails_is_refused_and_unparking_that_fails_is_tried_again() -> None:
     cluster = EngineCluster.settled(parkable(gpus=1))
     executor = cluster.executors["host-a"]

@@ -89,6 +89,17 @@ def test_requests_are_found_by_state_and_by_the_beginning_of_their_id(
     assert ids(mine.items) == ["job-1.2"]
 
 
+def test_requests_are_found_by_the_end_of_their_id(cluster: EngineCluster) -> None:
+    def found(*texts: str) -> list[str]:
+        return ids(list_requests(cluster.state, allocation_ids=texts, limit=9).items)
+
+    assert found("ob-2.1") == ["job-2.1"]
+    assert found("-1.2", "ob-2.1") == ["job-2.1", "job-1.2"]
+    # It ends no id, so it is a beginning.
+    assert found("job-1") == [f"job-1.{number}" for number in range(5)]
+    assert found("x-2.1") == []
+
+
 def test_a_page_ends_after_so_many_that_were_looked_at(
     cluster: EngineCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +148,18 @@ def test_executors_and_jobs_are_paged(cluster: EngineCluster) -> None:
     assert [view.job.job_id for view in live] == ["job-2"]
     every = everything(lambda **a: list_jobs(cluster.state, include_ended=True, **a))
     assert [view.job.job_id for view in every] == ["job-1", "job-2"]
+
+
+def test_jobs_are_found_by_name_and_by_both_ends_of_their_id(cluster: EngineCluster) -> None:
+    def found(*texts: str) -> list[str]:
+        return [view.job.job_id for view in list_jobs(cluster.state, matching=texts, limit=9).items]
+
+    cluster.state.jobs["job-2"].name = "nightly"
+    assert found("job-1") == ["job-1"]
+    assert found("ob-2") == ["job-2"]
+    assert found("nightly", "ob-1") == ["job-1", "job-2"]
+    assert found("job-") == ["job-1", "job-2"]
+    assert found("b-2", "nightl") == []
 
 
 def test_the_sums_of_the_cluster_add_up(cluster: EngineCluster) -> None:
