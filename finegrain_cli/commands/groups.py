@@ -207,7 +207,6 @@ def delete(
       finegrain groups delete nightly --yes
     """
     enter_command(output, manager, credentials, config)
-    confirm(f"group {name} will be deleted, with its weight and its limits", yes=yes)
     with open_cluster() as cluster:
         text = f"group {name} will be deleted, with its weight and its limits"
         confirm_operation(cluster, text, yes=yes)

@@ -175,7 +175,6 @@ def forget(
       finegrain forget host-a --yes
     """
     enter_command(output, manager, credentials, config)
-    confirm(f"{executor} will be deleted from the resource manager's state", yes=yes)
     with open_cluster() as cluster:
         text = f"{executor} will be deleted from the resource manager's state"
         confirm_operation(cluster, text, yes=yes)

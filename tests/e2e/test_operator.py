@@ -185,7 +185,7 @@ def test_levers_need_an_operator(small: Small, nightly: Nightly) -> None:
 
 
 def test_the_permission_is_checked_before_the_question(small: Small, nightly: Nightly) -> None:
-    weak = ("--token-file", str(small.cluster.user_token_file))
+    weak = ("--credentials", str(small.log_in("user/eve")))
     for command in (
         ("drain", small.names[0], "--deadline", "10m"),
         ("release", nightly.slot_id),
@@ -195,7 +195,7 @@ def test_the_permission_is_checked_before_the_question(small: Small, nightly: Ni
     ):
         outcome = small.cli(*command, *weak)
         assert outcome.code == 8
-        assert "[CLUSTER_TOKEN_NEEDED]" in outcome.stderr
+        assert "[ROLE_MISSING]" in outcome.stderr
         assert "will be" not in outcome.stderr
         # An operator without a terminal learns that --yes is missing.
         outcome = small.cli(*command)
