@@ -126,7 +126,7 @@ class ExecutorLinks:
     async def stop(self) -> None:
         """Cancels all calls in flight and closes all channels.
 
-        Commands that are decided after this are not sent. The next leader sends them.
+        Commands of later decisions are not sent. The next leader sends them.
         """
         self._stopped = True
         self.drop_all()
@@ -164,7 +164,7 @@ class ExecutorLinks:
             _log.info("command_outcome_dropped", executor_id=executor_id, error=error.message)
 
     async def _probe(self, probe: ProbeExecutor) -> None:
-        """Makes a call without effect. Every answer of the executor itself is a success."""
+        """Makes a call without effect. Every answer of the executor counts as a success."""
         cause = ""
         try:
             stub = self._stub(probe.executor_id, probe.address)
@@ -216,7 +216,7 @@ class ExecutorLinks:
         stub = self._stub(command.executor_id, command.address)
         timeout_s = self._options.deadline_s
         try:
-            # This sends the command, and records the ids of its items in their sequence.
+            # Send the command, and record the ids of its items in their sequence.
             match command:
                 case SendAllocate():
                     answer = await stub.AllocateSlots(
@@ -347,9 +347,8 @@ def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
         registration_number=command.registration_number,
         command_number=command.command_number,
         outcomes=(refused,),
-        report=Report(
-            report_number=0, rm_epoch=0, command_number=0
-        ),  # this report counts as older than all others
+        # This report counts as older than all other reports.
+        report=Report(report_number=0, rm_epoch=0, command_number=0),
     )
 
 
