@@ -1,6 +1,6 @@
 """${message}
 
-Forward only. Never edited once released.
+There is no downgrade. A released migration must not be changed.
 """
 
 from alembic import op

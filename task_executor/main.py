@@ -32,8 +32,8 @@ EXIT_USAGE = 2
 HELPER_CHECK_S = 1.0
 
 Ready = Callable[[str, str], None]
-"""Called once the sockets are bound: with the address of the service, and the address of the
-metrics (empty if metrics are not served)."""
+"""Called when the sockets are bound, with the address of the service and the address of the metrics
+(empty if metrics are not served)."""
 
 log = get_logger(__name__)
 
@@ -102,7 +102,7 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
         try:
             info = await helper.hello()
             kubelet = KubeletWatch(helper.kubelet, prepared.plan.topology)
-            # The plan covers the whole host, so this deducts the capacity that a kubelet uses.
+            # Deduct the capacity that a kubelet uses, because the plan covers the whole host.
             plan = beside_kubelet(prepared.plan, prepared.options, await kubelet.refresh())
             front = Front(replace(prepared, plan=plan), helper, info, kubelet)
             try:

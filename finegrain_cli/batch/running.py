@@ -142,7 +142,7 @@ async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
     """Works on the batch; returns the number of the termination signal that arrived, or 0."""
     async with open_cluster_async(OUTAGE_S) as cluster:
         job = BatchJob(cluster, state_file=path)
-        cancelling: list[asyncio.Future[None]] = []  # kept, because asyncio keeps no tasks
+        cancelling: list[asyncio.Future[None]] = []  # asyncio keeps only weak references
 
         def stop() -> None:
             cancelling.append(asyncio.ensure_future(job.cancel()))

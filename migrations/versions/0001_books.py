@@ -1,6 +1,6 @@
 """The first schema: jobs, requests, slots, executors, their events, and the leader.
 
-Forward only. Never edited once released.
+There is no downgrade. A released migration must not be changed.
 """
 
 from typing import Any
@@ -46,7 +46,7 @@ def of_job(table: str) -> sa.ForeignKeyConstraint:
 
 
 def upgrade() -> None:
-    """Create everything."""
+    """Create all tables."""
     create("meta", ("key",), *texts("key", "value"))
     create(
         "leadership",

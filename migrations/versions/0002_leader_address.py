@@ -1,6 +1,6 @@
 """The leader's address, so that a standby can refer its callers to the leader.
 
-Forward only. Never edited once released.
+There is no downgrade. A released migration must not be changed.
 """
 
 import sqlalchemy as sa

@@ -1,6 +1,6 @@
 """Gangs, resizes of slots, and executors that were requested from providers.
 
-Forward only. Never edited once released.
+There is no downgrade. A released migration must not be changed.
 """
 
 import sqlalchemy as sa

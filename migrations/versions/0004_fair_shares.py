@@ -1,6 +1,6 @@
 """Ranges of requests, resource groups, and the usage of groups and jobs.
 
-Forward only. Never edited once released.
+There is no downgrade. A released migration must not be changed.
 """
 
 import sqlalchemy as sa

@@ -1,6 +1,6 @@
 """CPU policies of requests, cpu assignments of slots, and settings of hosts.
 
-Forward only. Never edited once released.
+There is no downgrade. A released migration must not be changed.
 """
 
 import sqlalchemy as sa

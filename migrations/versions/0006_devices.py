@@ -1,7 +1,7 @@
 """Devices that operators have cordoned.
 
-Forward only. Never edited once released. Existing columns already contain the devices of hosts (the
-topology of executors) and of slots (profile and assignment).
+There is no downgrade. A released migration must not be changed. Existing columns already contain
+the devices of hosts (the topology of executors) and of slots (profile and assignment).
 """
 
 import sqlalchemy as sa

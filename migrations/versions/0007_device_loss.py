@@ -1,6 +1,6 @@
 """Whether requests are placed again when a device of their slot fails.
 
-Forward only. Never edited once released.
+There is no downgrade. A released migration must not be changed.
 """
 
 import sqlalchemy as sa

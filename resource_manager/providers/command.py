@@ -224,7 +224,8 @@ class CommandProvider:
         self, executor_id: str, own: ConfiguredShape, handle: str, cancellation: Cancellation
     ) -> Observation:
         settings: CommandShape = own.settings
-        # Otherwise each check could leave another process that cannot be killed.
+        # Run no second status command while the last one hangs. Otherwise each check could leave
+        # another process that cannot be killed.
         hanging = self._hanging.get(executor_id)
         if hanging is not None and hanging.is_running():
             return Observation(Presence.UNKNOWN, f"status: process {hanging.pid} still runs")
@@ -279,7 +280,8 @@ class CommandProvider:
         # moment.
         self._write_note(executor_id, note)
 
-        # `run_command` calls this before the program runs, so it never runs without a note.
+        # `run_command` calls this function before the program runs, so that the program never runs
+        # without a note.
         def noted(process: Process) -> None:
             note.running = {"boot_id": boot_id(), **asdict(process)}
             self._write_note(executor_id, note)

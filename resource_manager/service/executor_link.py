@@ -133,7 +133,7 @@ class ExecutorLinks:
     async def stop(self) -> None:
         """Cancels all calls in flight and closes all channels.
 
-        Commands that are decided after this are not sent. The next leader sends them.
+        Commands of later decisions are not sent. The next leader sends them.
         """
         self._stopped = True
         self.drop_all()
@@ -171,7 +171,7 @@ class ExecutorLinks:
             _log.info("command_outcome_dropped", executor_id=executor_id, error=error.message)
 
     async def _probe(self, probe: ProbeExecutor) -> None:
-        """Makes a call without effect. Every answer of the executor itself is a success."""
+        """Makes a call without effect. Every answer of the executor counts as a success."""
         cause = ""
         try:
             stub = self._stub(probe.executor_id, probe.address)
@@ -230,7 +230,7 @@ class ExecutorLinks:
         )
         given = {"rm_epoch": rm_epoch, "epoch_proof": proof}
         try:
-            # This sends the command, and records the ids of its items in their sequence.
+            # Send the command, and record the ids of its items in their sequence.
             match command:
                 case SendAllocate():
                     answer = await stub.AllocateSlots(
@@ -361,9 +361,8 @@ def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
         registration_number=command.registration_number,
         command_number=command.command_number,
         outcomes=(refused,),
-        report=Report(
-            report_number=0, rm_epoch=0, command_number=0
-        ),  # this report counts as older than all others
+        # This report counts as older than all other reports.
+        report=Report(report_number=0, rm_epoch=0, command_number=0),
     )
 
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from resource_manager.engine.model.changes import GENERATION_FLOOR
 
 SEQUENCE_STEP = 1 << 32
-"""Number of events to skip: more than one job writes between a backup and its restore."""
+"""Number of events to skip. A job writes fewer events between a backup and its restore."""
 
 GENERATION_STEP = 1_000_000
-"""Number of generations to skip: more than one request uses in this time."""
+"""Number of generations to skip. A request uses fewer generations in this time."""
 
 _SKIP_EVENTS = f"""
     UPDATE jobs SET last_sequence = last_sequence + {SEQUENCE_STEP},

@@ -19,11 +19,12 @@ from task_executor.engine.slots import EndedSlot, Slot, SlotKey
 _NUMBERS_KEPT_MAX = 1_000
 """Maximum number of unacknowledged reports that are remembered.
 
-With more, the next report is full.
+After the acknowledgement of a report that is no longer remembered, the next report is full.
 """
 
 _NUMBERS_PER_START = 1 << 40
-"""Numbers of one start: more than a start ever uses. 8 million such ranges fit into 63 bits."""
+"""Size of the range of numbers for one start. No start uses all of them. 8 million such ranges fit
+into 63 bits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ class BatchJob:
         work = self._work(on_progress, retry_failed=retry_failed)
         self._running = asyncio.create_task(work, name=f"batch {self.state_file}")
         try:
-            # Shielded, so that a cancellation first releases slots in an orderly way.
+            # With the shield, a cancellation first releases slots in an orderly way.
             return await asyncio.shield(self._running)
         except asyncio.CancelledError:
             self._wake("cancel")

@@ -90,7 +90,7 @@ class GraphJob:
                 runner.cancel()
             self._running = asyncio.create_task(runner.run(), name=f"job {self.state_file}")
             try:
-                # Shielded, so that after a cancellation the job ends in order.
+                # With the shield, the job ends in order after a cancellation.
                 return await asyncio.shield(self._running)
             except asyncio.CancelledError:
                 runner.cancel()

@@ -178,8 +178,8 @@ class Task:
             JobEnded: the job has ended.
         """
         async with asyncio.timeout(timeout_s):
-            # Shielded, because several callers may wait: if one is cancelled, the others must still
-            # get the result.
+            # The shield is needed because several callers may wait: if one of them is cancelled,
+            # the others must still get the result.
             return await asyncio.shield(self._done)
 
     async def output(
@@ -354,7 +354,8 @@ async def start_task(
     Submitting the same id again does not start a second task.
 
     If the call fails and the executor may have accepted the task, the client cancels the task in
-    the background. If the call is cancelled, `cancel_on_interrupt` decides whether it does so.
+    the background. If the call is cancelled, `cancel_on_interrupt` decides whether the task is
+    cancelled, too.
 
     Args:
         slot: the slot to run in.

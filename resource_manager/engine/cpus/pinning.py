@@ -122,7 +122,7 @@ def pick_on(ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[in
         split_up = _pick_split(ledger, resolved, here, nodes)
         if split_up is not None:
             return split_up
-    # If the even split fails, all nodes are tried together, which may be less even.
+    # If the even split fails, all nodes are tried together. This result may be less even.
     found = pick(ledger, resolved, here)
     return None if isinstance(found, Short) else found
 

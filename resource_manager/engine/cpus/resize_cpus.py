@@ -174,7 +174,7 @@ def _near(
                 taken = take(layout, offered & scope, claims, request)
                 if isinstance(taken, Taken):
                     return taken.cpus
-    # No scope works, so the cpus are chosen without regard to distance.
+    # Each scope has too few suitable cpus, so the cpus are chosen without regard to distance.
     taken = take(layout, free, claims, request)
     return taken.cpus if isinstance(taken, Taken) else taken
 

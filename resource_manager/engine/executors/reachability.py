@@ -28,7 +28,7 @@ from resource_manager.engine.state import State
 
 
 def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> bool:
-    """Returns True if the command in flight has failed to arrive for too long.
+    """Returns True if deliveries of the command in flight have failed for too long.
 
     Called after a report of the executor. An executor that does not report becomes lost instead.
 

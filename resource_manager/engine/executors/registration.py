@@ -36,8 +36,8 @@ from resource_manager.engine.state import State
 def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAnswer:
     """Registers a new executor, or starts a new session with a known executor.
 
-    All commands in flight become void. The report in the registration is complete and current:
-    slots in it exist, and no other slots exist. So a registration is rejected if a later
+    All commands in flight become void. The report in the registration is complete and current: the
+    slots in the report exist, and no other slots exist. So a registration is rejected if a later
     registration or report arrived before it. Otherwise the registration would delete slots that
     exist.
 
@@ -139,8 +139,8 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     else:
         executor = host.executor
         if host.reach.unreachable:
-            # If the resource manager did not demand the registration, the cause of the failures may
-            # have been removed.
+            # If the executor registers on its own, it may have been restarted or repaired. So it is
+            # probed at once.
             as_expected = executor.state is ExecutorState.UNCONFIRMED
             moved = executor.registration.address != registration.address
             unreachable_registered(

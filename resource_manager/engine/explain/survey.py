@@ -160,7 +160,7 @@ class Survey:
                 self.fitting += 1
             elif obstacles[0].constraint is obstacles[-1].constraint:
                 # Obstacles are sorted by constraint. So if the first and the last obstacle have the
-                # same constraint, all have it.
+                # same constraint, all obstacles have it.
                 self.blocked_only_by.setdefault(obstacles[0].constraint, []).append(distance)
         if not is_usable:
             return

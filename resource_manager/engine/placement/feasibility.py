@@ -125,7 +125,7 @@ def some_host_covers(hosts: Hosts, labels: Labels, needs: list[Need]) -> bool:
         needs: alternative needs, in columns of the index.
     """
     index = hosts.indexes.of(labels)
-    # The labels need no check: either none is required, or the index has only hosts with the
+    # The labels need no check: either no label is required, or the index has only hosts with the
     # labels.
     if not labels or index is not hosts.indexes.main:
         return next(index.covering_by_block(needs), None) is not None

@@ -180,7 +180,7 @@ class Ledger:
         """Gives back all taken capacity, and ends the ledger. The ledger must be tentative."""
         self.roll_back((0, 0))
         # `roll_back` adds each amount to the sums again. Amounts that were lowered in place were
-        # never subtracted from the sums, so this subtracts them.
+        # never subtracted from the sums, so they are subtracted here.
         for proportions in self._proportions.values():
             proportions.settle()
         for index in self.indexes.all().values():

@@ -20,7 +20,8 @@ COST_UNIT = 1_000_000
 @dataclass(frozen=True, slots=True)
 class Supply:
     """A kind of executor that can be requested. It has the capacity in columns of the capacity
-    index, the exact total (for limits), the cost, and the number that may still be requested.
+    index, the exact total (for limits), the cost, and the number of executors that may still be
+    requested.
     """
 
     capacity: Capacity
@@ -148,7 +149,8 @@ class Draft:
                 empty += left == count
                 if mark is not None:
                     mark.added.append((each, kind, count))
-            # Served entries are removed only when there are many, because this copies the list.
+            # Served entries are removed only when there are many, because each removal copies the
+            # list.
             if empty * 8 > len(entries):
                 entries, empty = [entry for entry in entries if entry[1]], 0
             yield tried

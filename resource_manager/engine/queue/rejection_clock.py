@@ -2,7 +2,7 @@
 
 The clock restarts whenever other requests may have become feasible, for example when an executor
 registers. The clock is not stored. After a restart of the resource manager it starts with the first
-registration. `scheduling/rejecting.py` checks and rejects.
+registration. `scheduling/rejecting.py` checks and rejects the requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Accepts or rejects resizes, after it has checked the slot, the size and the resize number.
+"""Checks the slot, the size and the number of a requested resize, and accepts or rejects the
+resize.
 
 `lifecycle/resizes.py` carries out accepted resizes, and has an example.
 """

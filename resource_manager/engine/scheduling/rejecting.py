@@ -46,7 +46,8 @@ def infeasible_timer_fired(state: State) -> None:
         state.timers.arm(Timer.INFEASIBLE, "", due_ms)
         return
     if clock.everything:
-        # Listed only now, because the pending classes and gangs changed while the clock ran.
+        # The classes and gangs are listed only now, because pending classes and gangs may have
+        # changed while the clock ran.
         clock.everything = False
         clock.scheduling_classes = {
             scheduling_class: 0

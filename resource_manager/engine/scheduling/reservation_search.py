@@ -79,7 +79,7 @@ class ReservationSearch:
         self._waiting = state.gangs.waiting[owner.gang_id] if owner.gang_id else None
         self._outlasting = state.reservations.outlasting
         self._trials = TentativeCpus(self._cpus_if_others_ended)
-        # Amounts of the members that were already given a host, by host.
+        # By host: the amounts of the members that the search has already put there.
         self._chosen: dict[str, Amounts] = {}
         self._everywhere: list[list[Candidate]] | None = None
 
@@ -113,7 +113,8 @@ class ReservationSearch:
         units = [_Unit([(at, 1)], count) for at, count in counts]
         if where.placement is GangPlacement.SAME_EXECUTOR:
             units = [_Unit(counts, 1)]
-        # Kept for a second choice without `taken`: all hosts may be candidates.
+        # The candidates include hosts in `taken`, because a second choice may be made without
+        # `taken`.
         if self._everywhere is None:
             most = CANDIDATES_MAX // len(units)
             self._everywhere = [self._candidates(unit, most) for unit in units]

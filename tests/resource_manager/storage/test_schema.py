@@ -106,7 +106,7 @@ def test_every_version_is_a_file_and_can_be_reached_from_the_one_before(url: str
 def test_a_dry_run_tells_the_steps_and_does_nothing(url: str) -> None:
     plan = schema.upgrade(url, dry_run=True)
     assert (plan.from_version, plan.to_version) == (0, schema.head_version())
-    assert plan.steps[0].startswith("0001 The state")
+    assert plan.steps[0].startswith("0001 The first schema")
     assert schema.current_version(url) == 0
 
 
