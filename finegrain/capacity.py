@@ -1,6 +1,6 @@
 """The total capacity of one executor for slots, as a value for planning and for people.
 
-`task_executor/host/capacity.py` computes it. It does not say how much of it is allocated.
+`task_executor/host/capacity.py` computes this value. It does not contain allocated amounts.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class NodeCapacity:
     """The part of the capacity that is on one NUMA node.
 
     The nodes' memory may add up to more than the executor's total, because a memory limit applies
-    to all nodes together. So both are separate limits.
+    to all nodes together. So the total and the memory of each node are separate limits.
     """
 
     id: int

@@ -42,7 +42,7 @@ class CpuAssignment(Value):
     pools: tuple[PoolName, ...] = ()  # pools in which the slot runs; empty: all pools of its class
     notes: tuple[str, ...] = ()  # one sentence for each preference that could not be satisfied
     devices: tuple[DeviceShare, ...] = ()  # sorted by type and minor number
-    parked_devices: tuple[DeviceShare, ...] = ()  # GPUs that it had before it was parked
+    parked_devices: tuple[DeviceShare, ...] = ()  # GPUs of the slot before it was parked
 
     @property
     def nodes(self) -> tuple[int, ...]:

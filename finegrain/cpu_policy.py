@@ -149,7 +149,7 @@ BUILT_IN = HostPolicy(
 
 @dataclass(frozen=True, slots=True)
 class EffectivePolicy:
-    """The settings in effect on a host, and the origin of each."""
+    """The settings in effect on a host, and the origin of each setting."""
 
     bind: HostBindPolicy = HostBindPolicy.NONE
     numa_strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
@@ -178,7 +178,7 @@ def settle(layers: Iterable[tuple[PolicyOrigin, HostPolicy]]) -> EffectivePolicy
     layers. Whether the reserved cpus of a layer are strict depends on `reserved_strict` of that
     layer. If the layer does not set it, the next layer below that sets it counts.
     """
-    # The built-in layer sets every setting, so each of them has a value below.
+    # The built-in layer sets every setting, so each setting has a value below.
     given = [*layers, (PolicyOrigin.BUILT_IN, BUILT_IN)]
     values: dict[str, Any] = {}
     origins: dict[str, PolicyOrigin] = {}

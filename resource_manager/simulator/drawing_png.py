@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The palette of Okabe and Ito, which people with colour blindness can tell apart.
+# The palette of Okabe and Ito. People with colour blindness can distinguish its colours.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#999999")
 WIDTH_INCHES = 9.0
 DOTS_PER_INCH = 90
@@ -32,7 +32,7 @@ def require_matplotlib() -> None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigurationError(
-            "pictures as PNG need matplotlib: pip install 'finegrain[plots]', or do without them"
+            "pictures as PNG need matplotlib: pip install 'finegrain[plots]', or draw no PNG files"
         )
 
 
@@ -77,7 +77,7 @@ def _height(picture: Timeline | Area) -> float:
 
 
 def _colours(pictures: Sequence[Timeline | Area]) -> dict[str, str]:
-    """Assigns a colour to each flow, and to each other meaning, in all pictures."""
+    """Assigns a colour to each name of a legend. A name has the same colour in all pictures."""
     names: dict[str, None] = {}
     for each in pictures:
         names |= dict.fromkeys(each.marks)

@@ -38,9 +38,9 @@ class Quota(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A registered operator. It is freed at the end of its task.
+    """A registered operator. Its claim ends with its task.
 
-    If `task_id` is empty, it is freed at the end of the slot.
+    If `task_id` is empty, the claim ends with the slot.
     """
 
     fraction: Fraction

@@ -121,8 +121,8 @@ class GpuReading:
             answer.
         at_s: the time of the driver's answer, in seconds of `time.monotonic`.
         gpus: the GPUs by UUID. MIG instances have separate entries.
-        problem: why the driver did not answer; empty: it answered. With a problem, `gpus` contains
-            the last answer.
+        problem: why the driver did not answer; empty: it answered. If there is a problem, `gpus`
+            contains the last answer.
     """
 
     number: int = 0
@@ -226,7 +226,8 @@ class NvmlSession:
             self.close()
             problem = printable(f"the GPU driver cannot be used: {words_of(error)}")
             return GpuReading(number, time.monotonic(), problem=problem)
-        # Only a new session sees a GPU that returns, and no GPU can be reset during a session.
+        # Only a new session finds a GPU that was missing before, and no GPU can be reset during a
+        # session.
         is_missing = not self._known <= self._handles.keys()
         self._known |= self._handles.keys()
         if is_missing or any(gpu.problem for gpu in gpus.values()):
@@ -314,7 +315,7 @@ class NvmlSession:
             for each in (listed or ())[:_PROCESSES_MAX]:
                 used = each.usedGpuMemory
                 before = seen.get(each.pid)
-                # A process with contexts on several MIG instances is listed once for each.
+                # A process with contexts on several MIG instances is listed once for each instance.
                 seen[each.pid] = before if used is None else (before or 0) + int(used)
             found |= {pid: GpuProcessSample(pid, kind, used) for pid, used in seen.items()}
         return tuple(found[pid] for pid in sorted(found))

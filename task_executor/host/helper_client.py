@@ -1,7 +1,7 @@
 """Client of the helper: calls and events over one unix socket.
 
-The helper may answer calls in another sequence. All calls except `signal_task` and `stop` are
-idempotent, and are sent again when the connection was lost.
+The sequence of answers may differ from the sequence of calls. All calls except `signal_task` and
+`stop` are idempotent, and are sent again when the connection was lost.
 """
 
 from __future__ import annotations
@@ -531,7 +531,8 @@ class HelperClient:
     def _publish(self, event: HelperEvent | None) -> None:
         if event is None:
             return
-        if self._events.full():  # without a reader; `Reconnected` makes the next reader reconcile
+        # The events are not being read. `Reconnected` makes the next reader call `inspect`.
+        if self._events.full():
             while not self._events.empty():
                 self._events.get_nowait()
             event = Reconnected()

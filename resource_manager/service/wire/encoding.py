@@ -1,6 +1,7 @@
 """Builds messages from the engine's values, by the names of their fields.
 
-The tables in `listed.py`, `explained.py`, `commands.py` and below list the names that differ.
+The tables in `listed.py`, `explained.py`, `commands.py` and in this module list the names that
+differ.
 """
 
 from __future__ import annotations

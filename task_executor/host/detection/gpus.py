@@ -74,7 +74,8 @@ def _placed(
 ) -> Gpu:
     card = cards.get(gpu.pci_bus_id) if gpu.pci_bus_id else None
     cpus = (gpu.cpus or EMPTY) & online
-    # The sources, the most reliable first: the bus, the driver's affinity, the only node.
+    # The most reliable source comes first: the bus, then the driver's affinity. If the host has
+    # only one node, it is the last choice.
     node_id = None if card is None else card.numa_node
     if node_id is None and cpus:
         node_id = node_of_cpus(cpus, nodes)
