@@ -1188,9 +1188,17 @@ class AcknowledgeOutputResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    limit_bytes: builtins.int
+    """Unacknowledged bytes of each stream that the executor stores before the task waits. A holder that acknowledges about
+    every quarter of it neither delays the task nor calls often. 0: the task has ended, or its output cannot be held.
+    """
     def __init__(
         self,
+        *,
+        limit_bytes: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["limit_bytes", b"limit_bytes"]) -> None: ...
 
 global___AcknowledgeOutputResponse = AcknowledgeOutputResponse
 

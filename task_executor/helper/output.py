@@ -77,7 +77,7 @@ class TaskOutput:
         for stream, position in zip(self._streams.values(), (stdout, stderr), strict=True):
             stream.log.acknowledge(position)
         self._resume()
-        return {}
+        return {"limit_bytes": self._limit}
 
     def finish(self) -> Job:
         """Reads the rest of the pipes after the end of the task.

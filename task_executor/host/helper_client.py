@@ -370,7 +370,7 @@ class HelperClient:
             if accepted != sent or sent == end:
                 return accepted
 
-    async def hold_output(self, task_id: str, holder: str, stdout: int, stderr: int) -> None:
+    async def hold_output(self, task_id: str, holder: str, stdout: int, stderr: int) -> int:
         """Makes a reader the holder of a task's output, or renews its hold.
 
         Args:
@@ -379,13 +379,16 @@ class HelperClient:
             stdout: the reader has received all bytes of stdout before this position.
             stderr: the same for stderr.
 
+        Returns:
+            The unacknowledged bytes of each stream that are stored before the task waits.
+
         Raises:
             FinegrainError: ALREADY_EXISTS (another reader holds the output), TASK_ENDED,
                 TASK_UNKNOWN or UNREACHABLE; INVALID_ARGUMENT if the helper or the task's shim is of
                 an earlier version.
         """
         args = {"task_id": task_id, "holder": holder, "stdout": stdout, "stderr": stderr}
-        await self._call("hold_output", args)
+        return int((await self._call("hold_output", args))["limit_bytes"])
 
     async def inspect(self) -> HelperState:
         """Returns all slots and tasks of the helper, and unknown groups that it has killed."""

@@ -94,13 +94,13 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
         self, request: task_executor_pb2.AcknowledgeOutputRequest, _context: Any
     ) -> task_executor_pb2.AcknowledgeOutputResponse:
         task = self._tasks.need(request.task_id, current_caller())
-        await self._tasks.hold_output(
+        limit_bytes = await self._tasks.hold_output(
             task,
             check_id("holder", request.holder),
             check_output_offset("stdout_offset", request.stdout_offset),
             check_output_offset("stderr_offset", request.stderr_offset),
         )
-        return task_executor_pb2.AcknowledgeOutputResponse()
+        return task_executor_pb2.AcknowledgeOutputResponse(limit_bytes=limit_bytes)
 
     async def ListTasks(
         self, request: task_executor_pb2.ListTasksRequest, _context: Any

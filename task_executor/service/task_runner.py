@@ -454,7 +454,7 @@ class TaskRunner:
             data, offset = data[max(accepted - offset, 0) :], max(accepted, offset)
             await asyncio.sleep(pause_s)
 
-    async def hold_output(self, task: Task, holder: str, stdout: int, stderr: int) -> None:
+    async def hold_output(self, task: Task, holder: str, stdout: int, stderr: int) -> int:
         """Makes a reader the holder of a task's output, or renews its hold; see WatchTaskRequest.
 
         Args:
@@ -463,18 +463,26 @@ class TaskRunner:
             stdout: the reader has received all bytes of stdout before this position.
             stderr: the same for stderr.
 
+        Returns:
+            The unacknowledged bytes of each stream that are stored before the task waits; 0 if the
+            task has ended, or cannot wait.
+
         Raises:
             AlreadyExists: another reader holds the output.
             Unavailable: the helper or the task's shim does not answer.
         """
         await self.await_start(task)
         if task.has_ended:
-            return
+            return 0
         try:
-            await self._unless_ended(self._helper.hold_output(task.task_id, holder, stdout, stderr))
+            return await self._helper.hold_output(task.task_id, holder, stdout, stderr)
         except InvalidArgument:
             # The task was started by a version that cannot hold output, so it never waits.
             log.debug("output_not_held", task_id=task.task_id)
+        except FinegrainError as error:
+            if error.reason not in (Reason.TASK_ENDED, Reason.TASK_UNKNOWN):
+                raise
+        return 0
 
     def of_job(self, job_id: str, caller: Caller) -> list[Task]:
         """Returns the tasks of a job, if the caller owns the job.

@@ -26,7 +26,7 @@ FIRST_HOLD_S = 1.0  # the stream starts after this time even if the helper does 
 
 STDOUT, STDERR = 1, 2  # numbers of the protocol
 
-Hold = Callable[[int, int], Awaitable[None]]
+Hold = Callable[[int, int], Awaitable[object]]
 """Makes the watcher the holder, or renews its hold. The arguments are its positions in both
 streams.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import operator
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -16,11 +17,12 @@ from collections.abc import (
     Callable,
     Mapping,
 )
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from finegrain.errors import FinegrainError, InvalidArgument, NotFound
+from finegrain.resources import MIB
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.values.states import TaskState
 from finegrain_client.decoding import read
@@ -36,8 +38,8 @@ from finegrain_client.types.status import OutputChunk, TaskResult, TaskStatus
 
 OutputFunction = Callable[[OutputChunk], Awaitable[None] | None]
 OutputMode = Literal["capture", "stream"] | OutputFunction
-ACKNOWLEDGE_S = 0.02  # pause after each acknowledgement of output
-ACKNOWLEDGE_RETRY_S = 1.0  # pause after an acknowledgement that failed
+ACKNOWLEDGE_S = 1.0  # processed output is acknowledged after this time at the latest
+ACKNOWLEDGE_BYTES = 16 * MIB  # bytes between two acknowledgements if the limit is unknown
 
 StdinSource = bytes | AsyncIterable[bytes] | Literal["pipe"] | None
 
@@ -131,8 +133,12 @@ class Task:
         self._options = options
         self._capture = Capture()
         self._reader = _Reader(Offsets(), no_output=options.output == "stream")
-        self._processed = asyncio.Event()  # set when `output` has processed a chunk
-        self._processed_offsets = (0, 0)  # of stdout and stderr
+        self._processed = (0, 0)  # offsets up to which `output` has processed stdout and stderr
+        self._acknowledge_at = (
+            1,
+            1,
+        )  # offsets at which to acknowledge; the first answer moves them
+        self._must_acknowledge = asyncio.Event()
         self._input = TaskInput(slot, context, status.task_id)
         self._done: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
         # If no caller waits for the task, asyncio would log that its exception was never
@@ -292,10 +298,11 @@ class Task:
                 returned = self._options.output(chunk)
                 if inspect.isawaitable(returned):
                     await returned
-                # These differ from the reader's offsets, because the reader moves past a chunk
-                # before `output` has processed it.
-                self._processed_offsets = (self._reader.offsets.stdout, self._reader.offsets.stderr)
-                self._processed.set()
+                offsets = self._reader.offsets
+                # Kept apart, because the reader moves past a chunk before it is processed.
+                self._processed = (offsets.stdout, offsets.stderr)
+                if any(map(operator.ge, self._processed, self._acknowledge_at)):
+                    self._must_acknowledge.set()
             else:
                 self._capture.add(chunk)
         if self._reader.status is not None:
@@ -304,19 +311,23 @@ class Task:
 
     async def _acknowledge(self) -> None:
         """Acknowledges the output that was processed, so that the executor may remove it."""
+        acknowledged = (0, 0)
         while True:
-            await self._processed.wait()
-            self._processed.clear()
-            stdout, stderr = self._processed_offsets
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ACKNOWLEDGE_S):
+                    await self._must_acknowledge.wait()
+            self._must_acknowledge.clear()
+            stdout, stderr = processed = self._processed
+            if processed == acknowledged:
+                continue
             message = te.AcknowledgeOutputRequest(
                 task_id=self.task_id,
                 holder=self._options.holder_of(self.task_id),
                 stdout_offset=stdout,
                 stderr_offset=stderr,
             )
-            pause_s = ACKNOWLEDGE_S
             try:
-                await self._slot.call(
+                answer = await self._slot.call(
                     lambda executor, timeout_s, message=message: executor.AcknowledgeOutput(  # type: ignore[misc]
                         message, timeout=timeout_s
                     )
@@ -324,8 +335,13 @@ class Task:
             except FinegrainError:
                 # The task or its slot has ended, or the executor is of an earlier version and drops
                 # output beyond its limit. The watch stream reports what was lost.
-                pause_s = ACKNOWLEDGE_RETRY_S
-            await asyncio.sleep(pause_s)
+                await asyncio.sleep(ACKNOWLEDGE_S)
+                continue
+            acknowledged = processed
+            # The task waits when the limit is reached. With a quarter of it, the next call is in
+            # time, and there are few calls.
+            quarter = answer.limit_bytes // 4 or ACKNOWLEDGE_BYTES
+            self._acknowledge_at = (stdout + quarter, stderr + quarter)
 
     def _finish(self) -> None:
         if self._done.done():

@@ -213,12 +213,13 @@ class FakeHelper:
         self.calls.append(f"input {offset} {len(new)} {eof}")
         return len(self.input_bytes)
 
-    async def hold_output(self, task_id: str, holder: str, stdout: int, stderr: int) -> None:
+    async def hold_output(self, task_id: str, holder: str, stdout: int, stderr: int) -> int:
         self.calls.append(f"hold {task_id} {holder} {stdout} {stderr}")
         self._running(task_id)
         if self.holder not in ("", holder):
             raise AlreadyExists("another reader holds the output")
         self.holder = holder
+        return self.specs[task_id].log_limit_bytes
 
     async def inspect(self) -> HelperState:
         tasks = [
