@@ -95,21 +95,34 @@ class DeviceOptions:
         """
         from finegrain.devices.names import device_requests
 
+        found = self.named()
+        try:
+            # The resource manager checks the same. Here, the error can name the options.
+            requests = device_requests(found)
+        except InvalidArgument as error:
+            raise self.explained(error) from None
+        if self.gpu_model and not any(each.type == "gpu" for each in requests):
+            raise InvalidArgument("--gpu-model", self.gpu_model, "--gpu or another amount of GPUs")
+        return found
+
+    def named(self) -> dict[str, int]:
+        """Returns the amounts that were typed, by name of the resource. A resize may name only some
+        of them.
+
+        Raises:
+            InvalidArgument: a value cannot be read.
+        """
         found = dict(self._counted())
         found["gpu-core"] = self.gpu_core
         found["gpu-memory-ratio"] = self.gpu_memory_ratio
         found["gpu.shared"] = self.gpu_shared
         if self.gpu_memory:
             found["gpu-memory"] = parse_bytes("--gpu-memory", self.gpu_memory)
-        found = {name: amount for name, amount in found.items() if amount}
-        try:
-            # The resource manager checks the same. Here, the error can name the options.
-            requests = device_requests(found)
-        except InvalidArgument as error:
-            raise _about_options(error, self._typed()) from None
-        if self.gpu_model and not any(each.type == "gpu" for each in requests):
-            raise InvalidArgument("--gpu-model", self.gpu_model, "--gpu or another amount of GPUs")
-        return found
+        return {name: amount for name, amount in found.items() if amount}
+
+    def explained(self, error: InvalidArgument) -> InvalidArgument:
+        """Returns an error about named amounts as one about the options that name them."""
+        return _about_options(error, self._typed()) if _FIELD.search(error.field) else error
 
     def hints(self) -> tuple[fg.DeviceHint, ...]:
         """Returns hints: the GPU model, and that NICs must be near the GPUs."""

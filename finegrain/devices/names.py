@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from finegrain.devices.device import (
@@ -109,6 +110,57 @@ def device_requests(
         _gpus(named, field) if type_ == GPU else _others(type_, named[type_], field)
         for type_, named in sorted(by_type.items())
     )
+
+
+def resized_requests(
+    has: Iterable[DeviceRequest], resources: Mapping[str, int], field: str = "devices"
+) -> tuple[DeviceRequest, ...]:
+    """Returns what a slot needs of devices after a resize, by type.
+
+    Types and dimensions that are not named stay as they are; `gpu` stands for both dimensions, and
+    bytes of memory replace its ratio, or the other way round. The devices stay the same. Amounts
+    are those of all devices of the slot together, as in `device_requests`.
+
+    Args:
+        has: what it needs now.
+        resources: new amounts by name.
+        field: for errors.
+
+    Raises:
+        InvalidArgument: a name or amount is not allowed.
+    """
+    named: dict[str, dict[str, int]] = {}
+    for name, amount in resources.items():
+        known = _without_domain(name)
+        named.setdefault(GPU if known in _GPU_NAMES else known, {})[name] = amount
+    found = {}
+    for request in has:
+        asked = named.pop(request.type, None)
+        found[request.type] = request
+        if asked is None:
+            continue
+        whole = _merged(request, asked) if request.type == GPU else asked
+        for each in device_requests(whole, field):
+            # Another number of devices cannot be had; the resource manager's error says so.
+            kept = each.count == request.count
+            found[request.type] = replace(request, amounts=each.amounts) if kept else each
+    others = {name: each for its in named.values() for name, each in its.items()}
+    found |= {each.type: each for each in device_requests(others, field)}
+    return tuple(found[type_] for type_ in sorted(found))
+
+
+def _merged(request: DeviceRequest, asked: Mapping[str, int]) -> dict[str, int]:
+    """Returns amounts of a slot's GPUs, in which those that are asked for replace others."""
+    known = {_without_domain(name): amount for name, amount in asked.items()}
+    if not known.keys() <= {GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO}:
+        return dict(asked)
+    kept = dict(request.totals)
+    for one, other in ((GPU_MEMORY, GPU_MEMORY_RATIO), (GPU_MEMORY_RATIO, GPU_MEMORY)):
+        if one in known and other not in known:
+            kept.pop(other, None)
+    merged = kept | known
+    spread = request.count > 1 and (GPU_MEMORY in merged or GPU_MEMORY_RATIO in merged)
+    return merged | {GPU_SHARED: request.count} if spread else merged
 
 
 def is_dimension(name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from finegrain.devices.device import (
@@ -93,6 +93,12 @@ class DeviceRequest:
         # With `every`, at least one device is needed.
         count = 1 if self.every else self.count
         return tuple((name, amount * count) for name, amount in self.amounts)
+
+    def is_resized(self, other: DeviceRequest) -> bool:
+        """Returns True if another request is for the same devices, with the same or other
+        amounts.
+        """
+        return replace(self, amounts=other.amounts) == other
 
     def accepts(self, device: Device) -> bool:
         """Returns True if a device meets the conditions. Its free capacity does not matter."""

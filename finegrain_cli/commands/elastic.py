@@ -24,6 +24,13 @@ from finegrain_cli.common import (
 from finegrain_cli.connection import open_cluster
 from finegrain_cli.device_options import DeviceOptions
 from finegrain_cli.naming import full_allocation_id
+from finegrain_cli.slot_options import (
+    GpuCoreOption,
+    GpuMemoryOption,
+    GpuMemoryRatioOption,
+    GpuOption,
+    RdmaOption,
+)
 from finegrain_cli.text.columns import size_text
 from finegrain_cli.text.output import OutputFormat, print_object, say
 
@@ -64,11 +71,11 @@ def resize(
             help="Amount of a countable resource, such as license=1.",
         ),
     ] = [],  # noqa: B006 - typer wants the default as a list
-    gpu: Annotated[
-        str,
-        # Hidden, because only the GPUs that the slot has already are accepted.
-        typer.Option("--gpu", metavar="N", hidden=True),
-    ] = "",
+    gpu: GpuOption = "",
+    gpu_core: GpuCoreOption = 0,
+    gpu_memory: GpuMemoryOption = "",
+    gpu_memory_ratio: GpuMemoryRatioOption = 0,
+    rdma: RdmaOption = "",
     wait_for_use: Annotated[
         bool,
         typer.Option(
@@ -98,12 +105,13 @@ def resize(
     """Change the size of a slot while its tasks run.
 
     The slot can belong to any job. Amounts that you do not name stay as they are. If the executor
-    has no room for a larger size, the resize waits in the queue. The devices of a slot cannot be
-    changed.
+    has no room for a larger size, the resize waits in the queue. A slot keeps its devices; only its
+    share of them can change. Amounts of GPUs are those of all GPUs of the slot together.
 
     \b
     Examples:
       finegrain resize 01a20a21 --cpu 2 --memory 1G
+      finegrain resize 01a20a21 --gpu 0.3
       finegrain resize 01a20a21 --withdraw
     """
     enter_command(output, manager, credentials, config)
@@ -112,9 +120,17 @@ def resize(
     memory_bytes = parse_bytes("--memory", memory) if memory else None
     limit_milli = parse_cpu_milli("--cpu-limit", cpu_limit) if cpu_limit else None
     extended = {name: _count(name, text) for name, text in map(_pair, resource)}
-    devices = DeviceOptions(gpu=gpu).amounts() if gpu else None
+    options = DeviceOptions(
+        gpu=gpu,
+        gpu_core=gpu_core,
+        gpu_memory=gpu_memory,
+        gpu_memory_ratio=gpu_memory_ratio,
+        rdma=rdma,
+    )
+    devices = options.named() or None
     if not (withdraw or cpu or memory or cpu_limit or extended or devices):
-        expected = "at least one of --cpu, --memory, --cpu-limit, --resource, or --withdraw"
+        expected = "at least one of --cpu, --memory, --cpu-limit, --resource, --gpu or another"
+        expected += " amount of devices, or --withdraw"
         raise InvalidArgument("size", "", expected)
     # All options are decoded above, so that a bad one fails before any call.
     with open_cluster() as cluster:
@@ -122,18 +138,21 @@ def resize(
         if withdraw:
             done = cluster.withdraw_resize(allocation_id)
         else:
-            with explaining_wait(cluster, allocation_id):
-                done = cluster.resize(
-                    allocation_id,
-                    cpu_milli=cpu_milli,
-                    memory_bytes=memory_bytes,
-                    extended=extended or None,
-                    devices=devices,
-                    cpu_limit_milli=limit_milli,
-                    wait_for_use=wait_for_use,
-                    wait=not no_wait,
-                    timeout_s=timeout_s,
-                )
+            try:
+                with explaining_wait(cluster, allocation_id):
+                    done = cluster.resize(
+                        allocation_id,
+                        cpu_milli=cpu_milli,
+                        memory_bytes=memory_bytes,
+                        extended=extended or None,
+                        devices=devices,
+                        cpu_limit_milli=limit_milli,
+                        wait_for_use=wait_for_use,
+                        wait=not no_wait,
+                        timeout_s=timeout_s,
+                    )
+            except InvalidArgument as error:
+                raise options.explained(error) from None
     print_object("Slot", done.to_dict(), output, f"{allocation_id}  {size_text(done.to_dict())}")
 
 

@@ -47,6 +47,7 @@ from task_executor.service.device_levels import FILES_CLOSED, DeviceEnforcement
 from task_executor.service.device_limits import DeviceLimits
 from task_executor.service.device_overuse import OveruseWatch
 from task_executor.service.device_probe import DeviceProbe
+from task_executor.service.device_shares import ShareChanges
 from task_executor.service.device_watch import DeviceWatch, gpu_monitor
 from task_executor.service.encoding import host_cpus_to_proto
 from task_executor.service.executor_service import ExecutorService
@@ -168,6 +169,8 @@ class Front:
             check_use=OveruseWatch(self.keeper, self.runner, self.metrics.overuse_ended).check,
             measured_changed=self._measured_changed,
         )
+        changes = ShareChanges(self.keeper, lambda: self.device_watch.measurement)
+        self.keeper.refuse_shares = changes.refusal
         self.keeper.mover = Parking(self.keeper, lambda: self.device_watch.measurement)
         self.sync = HostSync(self.keeper, self.runner, self.watch.refresh, self._limit_again)
         # Stage 4: the connections to job masters and to the RM, and the gRPC server.

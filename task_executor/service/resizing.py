@@ -23,6 +23,7 @@ from task_executor.engine.cpu_ledger import CpuBinding
 from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import CarveState, Slot, SlotKey, SlotSpec
 from task_executor.host.helper_messages import IsolationReport, SlotLimits
+from task_executor.service.device_shares import shares_of
 from task_executor.service.failures import size_kept, size_unknown, slot_removed
 from task_executor.service.slot_keeper import SlotKeeper
 
@@ -244,6 +245,7 @@ async def _apply(
         Unavailable, OSError: it is unknown which limits are enforced.
     """
     failure: FinegrainError | None = None
+    other_shares = shares_of(current) != shares_of(wanted)
     try:
         await keeper.cpu_bindings.sync()
     except Unavailable:
@@ -252,9 +254,13 @@ async def _apply(
         log.error("slots_not_moved", allocation_id=wanted.allocation_id, error=str(error))
         # A slot without dedicated cpus can be resized even if the other slots have not moved.
         failure = size_kept(wanted, error) if wanted.is_pinned else None
+    if refused := keeper.refuse_shares(current, wanted):
+        failure = size_kept(wanted, refused)
     if failure is None:
         binding = keeper.table.cpus.binding_of(wanted)
         try:
+            if other_shares:
+                await keeper.prepare_devices([wanted])
             report = await keeper.helper.resize_slot(keeper.limits_of(wanted, binding))
             await keeper.limit_devices([wanted])
             if not (unmet := keeper.unmet_levels(wanted, keeper.isolation_of(report, wanted))):
@@ -268,6 +274,8 @@ async def _apply(
     # An earlier attempt may have set the new limits, so this writes the old limits again.
     if again:
         try:
+            if other_shares:
+                await keeper.prepare_devices([current])
             await keeper.helper.resize_slot(keeper.limits_of(current, binding))
             await keeper.limit_devices([current])
         except FinegrainError as error:

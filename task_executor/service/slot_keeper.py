@@ -147,6 +147,10 @@ class SlotKeeper:
         self.prepare_devices: Callable[[Sequence[SlotSpec]], Awaitable[None]] = _prepare_nothing
         # Limits the memory of devices for slots that exist on the host.
         self.limit_devices: Callable[[Iterable[SlotSpec]], Awaitable[None]] = _prepare_nothing
+        # Says why a slot of one size cannot get the shares of another size; None: it can.
+        self.refuse_shares: Callable[[SlotSpec, SlotSpec], FinegrainError | None] = (
+            lambda _current, _wanted: None
+        )
         self.mover: SlotMover = _NoMover()
         self.resize_lock = asyncio.Lock()  # held while a slot is being resized
         self._epoch_to_save = 0

@@ -355,3 +355,41 @@ async def test_bad_sizes_are_named(slot: fg.Slot, wish: dict[str, object], field
     with pytest.raises(fg.InvalidArgument) as caught:
         await slot.resize(**wish)  # type: ignore[arg-type]
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("has", "named", "expected"),
+    [
+        ({"gpu": 50}, {"gpu": 30}, {"gpu-core": 30, "gpu-memory-ratio": 30}),
+        ({"gpu": 50}, {"gpu-core": 30}, {"gpu-core": 30, "gpu-memory-ratio": 50}),
+        ({"gpu": 50}, {"gpu-memory": 4 * fg.GIB}, {"gpu-core": 50, "gpu-memory": 4 * fg.GIB}),
+        (
+            {"gpu-core": 50, "gpu-memory": fg.GIB},
+            {"gpu-memory-ratio": 20},
+            {"gpu-core": 50, "gpu-memory-ratio": 20},
+        ),
+        (
+            {"gpu.shared": 2, "gpu-memory-ratio": 100},
+            {"gpu-memory-ratio": 60},
+            {"gpu.shared": 2, "gpu-memory-ratio": 60},
+        ),
+        (
+            {"gpu": 50, "rdma": 10},
+            {"gpu": 20},
+            {"gpu-core": 20, "gpu-memory-ratio": 20, "rdma": 10},
+        ),
+        (
+            {"gpu": 50, "rdma": 10},
+            {"rdma": 30},
+            {"gpu-core": 50, "gpu-memory-ratio": 50, "rdma": 30},
+        ),
+    ],
+)
+def test_amounts_of_devices_that_are_not_named_stay(
+    has: dict[str, int], named: dict[str, int], expected: dict[str, int]
+) -> None:
+    hinted = tuple(replace(each, model="H100") for each in device_requests(has))
+    profile = ResourceProfile(500, 64 * fg.MIB, devices=hinted)
+    size, _ = SizeChange(devices=named).applied_to(profile, 500)
+    assert dict(profile_message(size).devices) == expected
+    assert {each.model for each in size.devices} == {"H100"}

@@ -94,3 +94,42 @@ def test_stats_show_the_most_memory_of_gpus(runs: GpuRuns) -> None:
     outcome = finish(process)
     assert outcome.code == 0
     assert ", of GPUs 300Mi, cpu time" in outcome.stderr
+
+
+def test_a_running_command_gets_another_share_of_its_gpu(runs: GpuRuns) -> None:
+    process, pid = runs.start("--gpu", "0.5")
+    [slot] = [each["allocation_id"] for each in runs.cli.items("slots")]
+
+    def uses(mib: int) -> None:
+        runs.plays(lines=f"process 0 {pid} {mib}\n")
+        text = f"uses {mib // 1024}Gi".encode()
+        eventually(lambda: text in runs.cli("slots", "-o", "wide").stdout or None, "it is measured")
+
+    def amounts() -> dict[str, int]:
+        [found] = runs.cli.items("slots")
+        [share] = found["assignment"]["devices"]
+        return {name: share["amounts"][name] for name in ("gpu-core", "gpu-memory-ratio")}
+
+    uses(30 * 1024)
+    refused = runs.cli("resize", slot[:12], "--gpu", "0.2")
+    assert refused.code != 0
+    assert "its tasks use 30Gi of the memory of gpu0, more than the 15.9Gi of its new share" in (
+        refused.stderr
+    )
+    assert amounts() == {"gpu-core": 50, "gpu-memory-ratio": 50}
+    for wrong, text in (("1.5", "--gpu is '1.5'"), ("2", "other amounts of the same devices")):
+        refused = runs.cli("resize", slot, "--gpu", wrong)
+        assert refused.code != 0
+        assert text in refused.stderr
+    # What is not named stays.
+    changed = runs.cli("resize", slot, "--gpu-core", "30")
+    assert changed.code == 0, changed.stderr
+    assert amounts() == {"gpu-core": 30, "gpu-memory-ratio": 50}
+    assert runs.cli("resize", slot, "--gpu-memory-ratio", "40").code == 0
+    assert amounts() == {"gpu-core": 30, "gpu-memory-ratio": 40}
+    # The smaller share holds for the command that runs already.
+    runs.plays(lines=f"process 0 {pid} {36 * 1024}\n")
+    eventually(lambda: process.poll() is not None or None, "the command is ended")
+    outcome = finish(process)
+    assert outcome.code != 0
+    assert "its slot used 36Gi of the memory of gpu0" in outcome.stderr

@@ -94,10 +94,11 @@ class JobCommands(Commands):
     def do_resize(self, words: Words) -> Iterator[str]:
         """Resizes a slot to these amounts; prints the change."""
         job_id, wait = words.job_or_operator(), words.flag("wait")
-        extended = words.extended()
+        extended, its_devices = words.extended(), devices.requests(words)
+        cpu_milli, memory_bytes = words.number("cpu"), words.number("mem") * MIB
         slot = self.cluster.resize(
             words.subjects[0],
-            ResourceProfile(words.number("cpu"), words.number("mem") * MIB, extended=extended),
+            ResourceProfile(cpu_milli, memory_bytes, extended=extended, devices=its_devices),
             job=job_id,
             generation=words.number("generation"),
             number=words.number("number"),

@@ -19,7 +19,7 @@ from tests.simulation.shrink import shrink
 from tests.simulation.world import (
     ALL_WISHES,
     WITH_CPUS,
-    WITH_DEVICE_STORM,
+    WITH_DEVICE_SHARES,
     WITH_DEVICES,
     Failed,
     Plan,
@@ -67,7 +67,7 @@ def main() -> int:
 def _wishes(seed: int) -> frozenset[str]:
     profiles = (ALL_WISHES, WITH_CPUS, ALL_WISHES, WITH_DEVICES)
     # Every second seed with devices has a storm of them.
-    wishes = WITH_DEVICE_STORM if seed % 8 == 7 else profiles[seed % 4]
+    wishes = WITH_DEVICE_SHARES if seed % 8 == 7 else profiles[seed % 4]
     early = Random(f"{seed}/wishes").random() < EARLY_SHARE
     return wishes | {EARLY} if early else wishes
 

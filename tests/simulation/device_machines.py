@@ -46,6 +46,15 @@ RESOURCES: tuple[dict[str, int], ...] = (
     {"rdma": 1},
     {MIG: 100},
 )
+SHARES = (
+    (("gpu-core", 20),),
+    (("gpu-core", 30), ("gpu-memory-ratio", 30)),
+    (("gpu-core", 70), ("gpu-memory", 3 * GIB)),
+    (("gpu-core", 100), ("gpu-memory-ratio", 100)),
+    (("gpu-memory", 9 * GIB),),  # more than a GPU has
+)
+"""Shares of each GPU that slots may have after a resize."""
+
 SLOT = ResourceProfile(250, 64 * MIB)
 """Small in all other dimensions, so that devices decide."""
 
@@ -156,6 +165,17 @@ def with_devices(rng: Random, spec: RequestSpec) -> RequestSpec:
         spec,
         profile=replace(base, devices=requests),
         restart_on_device_loss=rng.random() < 0.5,
+    )
+
+
+def with_other_shares(
+    rng: Random, requests: tuple[DeviceRequest, ...]
+) -> tuple[DeviceRequest, ...]:
+    """Returns what a slot may request of the same devices in a resize."""
+    # Compute alone cannot be spread over several GPUs.
+    return tuple(
+        replace(each, amounts=rng.choice(SHARES[each.count > 1 :])) if each.type == GPU else each
+        for each in requests
     )
 
 

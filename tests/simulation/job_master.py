@@ -31,7 +31,7 @@ from resource_manager.engine.model.events import (
 )
 from task_executor.engine.slots import SlotKey
 from tests.simulation.cpu_machines import with_cpus
-from tests.simulation.device_machines import with_devices
+from tests.simulation.device_machines import with_devices, with_other_shares
 from tests.simulation.follower import Follower, names_of
 from tests.simulation.group_operator import NAMES
 from tests.simulation.manager import Manager
@@ -73,6 +73,7 @@ RANGES = "ranges"
 CPUS = "cpus"  # slots with cpu policies, on hosts with a known topology
 DEVICES = "devices"  # slots with GPUs and NICs, on hosts with a known topology
 DEVICE_STORM = "device storm"  # devices fail often, and operators park slots
+DEVICE_SHARES = "device shares"  # resizes change the shares of devices, too
 FAIR_SHARES = "fair shares"  # several groups with limits, and reuse of slots
 EARLY = "early requests"  # for what no executor could host, from before the first executor
 
@@ -112,6 +113,7 @@ class JobMaster(Follower):
         self.wishes, chance = wishes
         self.wish_rng, self.range_rng = chance(f"{name}/wishes"), chance(f"{name}/ranges")
         self.cpu_rng, self.device_rng = chance(f"{name}/cpus"), chance(f"{name}/devices")
+        self.share_rng = chance(f"{name}/shares")
         self.early_rng = chance(f"{name}/early")
         fair_rng = chance(f"{name}/fair shares")
         self.group = fair_rng.choice(NAMES) if FAIR_SHARES in self.wishes else "default"
@@ -343,6 +345,9 @@ class JobMaster(Follower):
         rng, told = self.wish_rng, self.seen[name]
         assert told.slot is not None
         profile, limit_milli = resized(rng, told.slot)
+        if DEVICE_SHARES in self.wishes and self.share_rng.random() < 0.5:
+            devices = with_other_shares(self.share_rng, profile.devices)
+            profile = replace(profile, devices=devices)
         asked = generation if rng.random() < 0.9 else max(1, generation - 1)
         number = told.resize_number + 1 if rng.random() < 0.3 else 0
         wait = rng.random() < 0.5

@@ -237,7 +237,7 @@ def slot_is_parked_before_its_processes_have_left(patch: Patch) -> None:
 
 def slot_comes_back_to_a_gpu_that_others_have(patch: Patch) -> None:
     """What became of its GPUs meanwhile is not looked at."""
-    patch.setattr(parking, "_obstacle", lambda _share, _ledger: None)
+    patch.setattr(parking, "obstacle", lambda _share, _ledger: None)
 
 
 def parked_gpus_are_forgotten_at_a_start(patch: Patch) -> None:

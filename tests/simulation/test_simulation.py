@@ -24,6 +24,7 @@ from tests.simulation.world import (
     ALL_WISHES,
     WISHES,
     WITH_CPUS,
+    WITH_DEVICE_SHARES,
     WITH_DEVICE_STORM,
     WITH_DEVICES,
     WITH_EARLY,
@@ -85,7 +86,7 @@ def test_devices_hold_through_the_same() -> None:
 def test_devices_that_fail_and_slots_that_are_parked_hold_through_the_same() -> None:
     did = Counter[str]()
     for seed in STORM_SEEDS:
-        world = World(Plan(seed, wishes=WITH_DEVICE_STORM, demands_work=False))
+        world = World(Plan(seed, wishes=WITH_DEVICE_SHARES, demands_work=False))
         struck = world.run().faults
         assert struck.keys() >= OF_PARKING
         did += world.checks.did

@@ -44,6 +44,7 @@ from tests.simulation.group_operator import GroupOperator
 from tests.simulation.healed import check_empty, check_healed
 from tests.simulation.job_master import (
     CPUS,
+    DEVICE_SHARES,
     DEVICE_STORM,
     DEVICES,
     EARLY,
@@ -73,6 +74,7 @@ ALL_WISHES = WISHES | {RANGES, FAIR_SHARES}
 WITH_CPUS = ALL_WISHES | {CPUS}
 WITH_DEVICES = WITH_CPUS | {DEVICES}
 WITH_DEVICE_STORM = frozenset({RESIZES, CPUS, DEVICES, DEVICE_STORM})
+WITH_DEVICE_SHARES = WITH_DEVICE_STORM | {DEVICE_SHARES}
 WITH_EARLY = WISHES | {EARLY}
 
 LEAST = {"grants": 6, "ends": 6, "faults": 5, "batches": 300}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from finegrain.devices.names import device_requests
+from finegrain.devices.names import resized_requests
 from finegrain.devices.parking import has_gpus, without_gpus
 from finegrain.devices.request import DeviceRequest
 from finegrain.errors import InvalidArgument, Reason
@@ -51,8 +51,9 @@ class SizeChange:
         cpu_milli: guaranteed CPU in thousandths of a core.
         memory_bytes: task heap memory, as in `SlotSpec`; the other parts of memory stay.
         extended: countable resources by name; 0 removes a resource, and absent names stay.
-        devices: devices by name of the resource, as in `SlotSpec`. The amounts must be the amounts
-            that the slot has, because a resize cannot change devices.
+        devices: other amounts of the slot's devices, by name of the resource, as in `SlotSpec`.
+            Absent names stay. `gpu` stands for `gpu-core` and `gpu-memory-ratio`. The amounts are
+            those of all devices of the slot together. The slot keeps its devices.
         cpu_limit_milli: CPU limit above the guaranteed CPU; 0: the same as the guaranteed CPU. If
             it is None, a limit above the old guaranteed CPU stays. It is raised to the new
             guaranteed CPU if that is higher.
@@ -118,15 +119,7 @@ class SizeChange:
     def _devices(self, has: tuple[DeviceRequest, ...]) -> tuple[DeviceRequest, ...]:
         if self.device_requests is not None:
             return self.device_requests
-        if self.devices is None:
-            return has
-        asked = device_requests(self.devices)
-        amounts = {each.type: (each.count, each.amounts) for each in has}
-        # `self.devices` has no conditions on devices, so only the amounts are compared. If they are
-        # equal, the slot's own requests, with their conditions, are kept.
-        return (
-            has if amounts == {each.type: (each.count, each.amounts) for each in asked} else asked
-        )
+        return has if self.devices is None else resized_requests(has, self.devices)
 
     def is_met_by(self, status: SlotStatus) -> bool:
         """True if the slot already has the requested amounts."""
@@ -159,7 +152,28 @@ async def parking_change(connection: Connection, allocation_id: str, *, park: bo
     devices = request.profile.devices if request is not None and request.profile else ()
     if request is not None and not has_gpus(devices):
         raise InvalidArgument("slot", allocation_id, "a slot with GPUs; this one has none")
+    slot = request.slot if request is not None else None
+    if slot is not None:
+        devices = tuple(_at_present(each, slot) for each in devices)
     return SizeChange(device_requests=without_gpus(devices) if park else devices)
+
+
+def _at_present(request: DeviceRequest, slot: SlotStatus) -> DeviceRequest:
+    """Returns a request for devices with the amounts that the slot has, or had when it was parked.
+
+    They differ from those of the request if the slot was resized.
+    """
+    newest = slot.resizes[-1].profile if slot.resizes else slot.profile
+    now = next((each for each in newest.devices if each.type == request.type), None)
+    if now is not None:
+        return replace(request, amounts=now.amounts)
+    gave_up = slot.assignment.parked_devices if slot.assignment is not None else ()
+    for share in gave_up:
+        amounts = dict(share.amounts)
+        if share.type == request.type and all(name in amounts for name, _ in request.amounts):
+            had = tuple((name, amounts[name]) for name, _ in request.amounts)
+            return replace(request, amounts=had)
+    return request
 
 
 def profile_message(profile: ResourceProfile) -> resources_pb2.ResourceProfile:

@@ -209,8 +209,8 @@ class Slot(SlotAtExecutor):
                 total.
             StillResizing: (a TimeoutError) the change was not done within `timeout_s`.
             SlotLost: the slot has ended.
-            InvalidArgument: no amount is given, an amount is out of range, or `devices` differs
-                from the devices of the slot.
+            InvalidArgument: no amount is given, an amount is out of range, or `devices` are not
+                amounts of the devices that the slot has.
             FinegrainError: the call to the resource manager failed.
         """
         change = SizeChange(

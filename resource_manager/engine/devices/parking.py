@@ -14,36 +14,14 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.devices.device import GPU, DeviceShare
 from finegrain.devices.parking import ANY_GPU
 from finegrain.devices.request import DeviceRequest
-from finegrain.resources import ResourceProfile, fits
+from finegrain.resources import fits
 from resource_manager.engine.devices.ledger import DeviceLedger
 from resource_manager.engine.devices.refusals import DeviceBlocker
 from resource_manager.engine.model.host_refusal import HostRefusal
 
 
-def with_devices_of(
-    assignment: CpuAssignment, profile: ResourceProfile, ledger: DeviceLedger
-) -> CpuAssignment | HostRefusal:
-    """Returns the assignment of a slot after a resize to a profile that may park or unpark the
-    slot.
-
-    Args:
-        assignment: the assignment after the resize, with the slot's present devices.
-        profile: the new profile.
-        ledger: the device ledger of the slot's host.
-    """
-    request = next((each for each in profile.devices if each.type == GPU), None)
-    if request is None:
-        return _parked(assignment)
-    if not assignment.parked_devices:
-        return assignment
-    found = _regained(assignment.parked_devices, request, ledger)
-    if isinstance(found, HostRefusal):
-        return found
-    devices = sorted((*assignment.devices, *found), key=lambda each: (each.type, each.minor))
-    return replace(assignment, devices=tuple(devices), parked_devices=())
-
-
-def _parked(assignment: CpuAssignment) -> CpuAssignment:
+def parked(assignment: CpuAssignment) -> CpuAssignment:
+    """Returns what a slot has without its GPUs."""
     gpus = tuple(each for each in assignment.devices if each.type == GPU)
     if not gpus:
         return assignment
@@ -51,41 +29,53 @@ def _parked(assignment: CpuAssignment) -> CpuAssignment:
     return replace(assignment, devices=others, parked_devices=gpus)
 
 
-def _regained(
-    parked: tuple[DeviceShare, ...], request: DeviceRequest, ledger: DeviceLedger
+def regained(
+    wanted: tuple[DeviceShare, ...], request: DeviceRequest, ledger: DeviceLedger
 ) -> tuple[DeviceShare, ...] | HostRefusal:
-    """Returns the shares that a slot gets back, in the order of `parked`."""
+    """Returns the shares that a parked slot gets, in the order of those that it had.
+
+    Args:
+        wanted: the shares that it had, with the amounts that it wants of them now.
+        request: what it requests of GPUs.
+        ledger: of its host.
+    """
     refusal = None
-    for share in parked:
-        refusal = refusal or _obstacle(share, ledger)
+    for share in wanted:
+        refusal = refusal or obstacle(share, ledger)
     if refusal is None:
         return tuple(
             _moved(share, ledger.layout.position[share.type, share.uuid], ledger)
-            for share in parked
+            for share in wanted
         )
     # Several GPUs were chosen as a well connected set, so they are not replaced one by one.
-    other = _another(parked[0], request, ledger) if len(parked) == 1 else None
-    return refusal if other is None else (_moved(parked[0], other, ledger),)
+    other = _another(wanted[0], request, ledger) if len(wanted) == 1 else None
+    return refusal if other is None else (_moved(wanted[0], other, ledger),)
 
 
-def _obstacle(share: DeviceShare, ledger: DeviceLedger) -> HostRefusal | None:
-    """Returns why a slot cannot have its share of a GPU again; None: the slot can have it."""
+def obstacle(share: DeviceShare, ledger: DeviceLedger) -> HostRefusal | None:
+    """Returns why a slot cannot have a share of its device, in addition to the shares in the
+    ledger; None: the slot can have it.
+    """
     at = ledger.layout.position.get((share.type, share.uuid))
     if at is None:
         return HostRefusal(
-            DeviceBlocker.NO_SUCH_DEVICE, f"its GPU {share.uuid} is no longer announced"
+            DeviceBlocker.NO_SUCH_DEVICE, f"its {_kind(share)} {share.uuid} is no longer announced"
         )
     name, problem = ledger.layout.devices[at].name, ledger.problem(at)
     if problem:
         blocker = DeviceBlocker.DEVICE_UNUSABLE
         if ledger.is_foreign(at):
             blocker = DeviceBlocker.FOREIGN_USE
-        return HostRefusal(blocker, f"its GPU {name} gets no new slots ({problem})")
+        return HostRefusal(blocker, f"its {_kind(share)} {name} gets no new slots ({problem})")
     if not fits(dict(share.amounts), ledger.free(at)):
         return HostRefusal(
             DeviceBlocker.DEVICE_NOT_ENOUGH, f"other slots have its former share of {name}"
         )
     return None
+
+
+def _kind(share: DeviceShare) -> str:
+    return "GPU" if share.type == GPU else "device"
 
 
 def _another(share: DeviceShare, request: DeviceRequest, ledger: DeviceLedger) -> int | None:

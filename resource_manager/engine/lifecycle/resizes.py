@@ -54,7 +54,7 @@ from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resizing import fits_alone, resized
-from resource_manager.engine.devices.parking import with_devices_of
+from resource_manager.engine.devices.resizing import with_devices_of
 from resource_manager.engine.hosts.cpu_allocator import NO_TOPOLOGY
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeBackoff
@@ -145,10 +145,10 @@ class ResizeMoves:
         )
         if isinstance(found, HostRefusal):
             return found
-        return with_devices_of(found, wanted.profile, host.cpus.devices)
+        return with_devices_of(found, slot.profile, wanted.profile, host.cpus.devices)
 
     def unsuited(self, host: Host, slot: Slot, size: Resize) -> HostRefusal | None:
-        """Returns why the host's cpus and NUMA nodes could never suffice for a slot of this size,
+        """Returns why the host's cpus, NUMA nodes and devices could never suffice for this size,
         even without other slots on the host.
 
         Args:
@@ -160,14 +160,23 @@ class ResizeMoves:
             The refusal; None if the cpus and nodes could suffice.
         """
         # The new size is ordered only after the present order has ended. The slot may then have the
-        # cpus of that order.
-        current = slot.assignment
+        # cpus and devices of that order.
+        current, profile = slot.assignment, slot.profile
         if slot.ordered is not None:
-            current = slot.ordered.assignment or current
+            current, profile = slot.ordered.assignment or current, slot.ordered.profile
         if current is None or host.cpus is None:
             return None
         key = (slot.allocation_id, slot.generation)
-        return fits_alone(host.cpus, key, current, self.cpu_request_of(host, slot, size))
+        refusal = fits_alone(host.cpus, key, current, self.cpu_request_of(host, slot, size))
+        position = host.cpus.devices.layout.position
+        # A device that is absent may return, and then decides.
+        if refusal or not all((each.type, each.uuid) in position for each in current.devices):
+            return refusal
+        alone = host.cpus.devices.empty()
+        alone.add(current.devices)
+        found = with_devices_of(current, profile, size.profile, alone)
+        # A parked slot can wait for its GPUs, whatever became of them.
+        return found if isinstance(found, HostRefusal) and not current.parked_devices else None
 
     def cpu_request_of(self, host: Host, slot: Slot, size: Resize) -> CpuRequest:
         """Returns the cpu request of a slot of this size, for its host's cpu ledger."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from finegrain.cpu_policy import CpuPolicy, QosClass
 from finegrain.devices.device import GPU
+from finegrain.devices.levels import is_at_least
 from finegrain.devices.parking import has_gpus, without_gpus
 from finegrain.devices.request import DeviceRequest
 from finegrain.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
@@ -225,25 +226,60 @@ def _refuse_number(slot: Slot, number: int) -> None:
 def _refuse_other_devices(
     host: Host, slot: Slot, request: Request, target: Resize, *, park: bool
 ) -> None:
-    """Checks that the new size has the devices of the slot, or parks or unparks the slot.
+    """Checks that the new size is for the devices of the slot, or parks or unparks the slot.
 
     Raises:
-        InvalidArgument: the new size has other devices.
+        InvalidArgument: the new size is for other devices, or a device cannot be shared.
         FailedPrecondition: the executor cannot park slots on the slot's GPUs.
     """
     original = _requested_devices(request)
     # The newest size that was requested, because this resize replaces it.
     has, asked = (slot.wanted or slot.ordered or slot).profile.devices, target.profile.devices
-    if asked in (has, slot.profile.devices) or (asked == original and not has_gpus(has)):
+    if asked in (has, slot.profile.devices):
         return
-    if asked != without_gpus(original) or not park:
+    if _are_resized(has, asked) or (not has_gpus(has) and _are_resized(original, asked)):
+        _refuse_unsharable(host, slot, asked)
+        return
+    if not park or not _are_resized(without_gpus(original), asked):
         raise InvalidArgument(
             "profile.devices",
             _devices_text(asked),
-            f"{_devices_text(has)}: a resize cannot change the devices of a slot; release the slot"
-            " and request a new one",
+            f"other amounts of the same devices ({_devices_text(has)}): a resize cannot change the"
+            " number, the types or other properties of a slot's devices; release the slot and"
+            " request a new one",
         )
     _refuse_unparkable(host, slot)
+
+
+def _are_resized(ones: tuple[DeviceRequest, ...], others: tuple[DeviceRequest, ...]) -> bool:
+    pairs = zip(ones, others, strict=False)
+    return len(ones) == len(others) and all(one.is_resized(other) for one, other in pairs)
+
+
+def _refuse_unsharable(host: Host, slot: Slot, asked: Iterable[DeviceRequest]) -> None:
+    """Checks that the devices of a slot can be shared, and are enforced as required.
+
+    Raises:
+        InvalidArgument: they are not.
+    """
+    layout = host.cpus.devices.layout if host.cpus is not None else NO_LAYOUT
+    requests = {each.type: each for each in asked}
+    for share in slot.assignment.devices if slot.assignment is not None else ():
+        at, request = layout.position.get((share.type, share.uuid)), requests.get(share.type)
+        if at is None or request is None:
+            continue
+        device = layout.devices[at]
+        if device.whole_only and request.is_shared:
+            expected = f"all of {device.name}, which slots cannot share"
+            raise InvalidArgument("profile.devices", _devices_text([request]), expected)
+        for name, level in request.isolation:
+            if not is_at_least(request.level_on(device, name), level):
+                raise InvalidArgument(
+                    "profile.devices",
+                    _devices_text([request]),
+                    f"amounts that {device.name} enforces by {level}, which the slot requires: this"
+                    f" share would be enforced by {request.level_on(device, name)}",
+                )
 
 
 def _requested_devices(request: Request) -> tuple[DeviceRequest, ...]:

@@ -51,6 +51,7 @@ signal.pause()
 class MpsHost:
     def __init__(self, driver: FakeDriver, process: ExecutorProcess, rm: ScriptedRM) -> None:
         self.rm, self.process = rm, process
+        self.asked = 0  # tasks that were asked for their environment
         # A short path that every user can enter, for sockets and the control program.
         self.folder = Path(tempfile.mkdtemp(prefix="mps-"))
         self.folder.chmod(0o755)
@@ -90,21 +91,30 @@ class MpsHost:
         return {each.uuid: dict(each.levels) for each in devices}[uuid]
 
     async def allocates(self, name: str, uuid: str, percent: int, **required: str) -> Any:
-        memory = 81320 * MIB * percent // 100
-        amounts = {"gpu-core": percent, "gpu-memory": memory, "gpu-memory-ratio": percent}
-        share = DeviceShare("gpu", uuid, 0, tuple(sorted(amounts.items())))
-        assignment = assignment_to_proto(CpuAssignment(devices=(share,)))
-        order = allocation(name, cpu_milli=100, assignment=assignment)
+        order = allocation(name, cpu_milli=100, assignment=share_of(uuid, percent))
         order.slot.profile.devices["gpu"] = percent
         for dimension, level in required.items():
             order.slot.profile.require_isolation[dimension.replace("_", "-")] = level
         answer = await self.rm.allocate(order)
         return answer.results[0]
 
+    async def resizes(self, name: str, number: int, uuid: str, percent: int) -> Any:
+        profile = resources_pb2.ResourceProfile(devices={"gpu": percent})
+        answer = await self.rm.resize(
+            number,
+            allocation_id=name,
+            assignment=share_of(uuid, percent),
+            profile=profile,
+            cpu_milli=100,
+        )
+        return answer.result
+
     async def environment(self, job_master: JobMaster, name: str) -> dict[str, str]:
         """Variables about MPS that a task of a slot finds."""
-        await job_master.submit("/usr/bin/env", allocation_id=name, task_id=f"env-{name}")
-        seen = await job_master.watch(task_id=f"env-{name}")
+        self.asked += 1
+        task_id = f"env-{name}-{self.asked}"
+        await job_master.submit("/usr/bin/env", allocation_id=name, task_id=task_id)
+        seen = await job_master.watch(task_id=task_id)
         lines = [line.split("=", 1) for line in seen.stdout.decode().splitlines()]
         return {name: value for name, value in lines if name.startswith("CUDA_MPS")}
 
@@ -112,6 +122,13 @@ class MpsHost:
         """The last reported isolation of a slot."""
         full = [each for each in self.rm.states if not each.unchanged]
         return {each.allocation_id: each.isolation for each in full[-1].slots}[name]
+
+
+def share_of(uuid: str, percent: int) -> Any:
+    memory = 81320 * MIB * percent // 100
+    amounts = {"gpu-core": percent, "gpu-memory": memory, "gpu-memory-ratio": percent}
+    share = DeviceShare("gpu", uuid, 0, tuple(sorted(amounts.items())))
+    return assignment_to_proto(CpuAssignment(devices=(share,)))
 
 
 @pytest.fixture(scope="module")
@@ -183,3 +200,23 @@ async def test_without_its_daemon_a_gpu_has_a_lower_level(host: MpsHost) -> None
     await eventually(lambda: host.isolation("half").gpu_memory == "watch", "the slot says so")
     host.broken.unlink()
     await eventually(lambda: host.levels("GPU-a")["gpu-memory"] == "mps", "it is announced again")
+
+
+async def test_a_share_under_mps_changes_only_while_no_task_runs(host: MpsHost) -> None:
+    """Clients keep the limits with which they started."""
+    job_master = await host.starts()
+    await host.allocates("half", "GPU-a", 50)
+    await job_master.submit("/bin/sleep", "600", allocation_id="half", task_id="work")
+    refused = await host.resizes("half", 1, "GPU-a", 20)
+    assert "gpu0 is shared under MPS" in refused.error.message
+    assert "end the tasks of the slot first (work)" in refused.error.message
+    await job_master.cancel("work")
+    await job_master.watch(task_id="work")
+    assert not (await host.resizes("half", 2, "GPU-a", 20)).HasField("error")
+    found = await host.environment(job_master, "half")
+    assert found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "20"
+    assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=16264M"
+    # With the whole GPU it uses no daemon, and with a share it does again.
+    for number, percent, running in ((3, 100, []), (4, 60, ["GPU-a"])):
+        assert not (await host.resizes("half", number, "GPU-a", percent)).HasField("error")
+        assert host.running() == running

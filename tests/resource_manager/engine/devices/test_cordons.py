@@ -8,7 +8,7 @@ import pytest
 
 from finegrain.devices.device import HostDevices
 from finegrain.devices.names import device_requests
-from finegrain.errors import InvalidArgument, NotFound
+from finegrain.errors import NotFound
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.explain.devices import list_devices
 from resource_manager.engine.explain.requests import explain
@@ -138,18 +138,6 @@ def resize(cluster: EngineCluster, name: str, **resources: int) -> None:
     cluster.apply(ResizeRequested(cluster.at, None, name, 0, 0, profile, 0, wait_for_use=False))
     cluster.settle()
     cluster.check()
-
-
-def test_a_resize_keeps_the_devices_of_a_slot() -> None:
-    cluster = EngineCluster.settled(gpu_host(gpus=2))
-    cluster.submit(request("one", gpu=50))
-    before = cluster.assignment("one").devices
-    resize(cluster, "one", gpu=50)
-    assert cluster.assignment("one").devices == before
-    for asked in ({}, {"gpu": 100}):
-        with pytest.raises(InvalidArgument, match="cannot change the devices of a slot") as error:
-            resize(cluster, "one", **asked)
-        assert "expected 50 gpu-core, 50 gpu-memory-ratio" in str(error.value)
 
 
 @pytest.mark.parametrize(

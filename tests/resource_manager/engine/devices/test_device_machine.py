@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from finegrain.cpu_assignment import CpuAssignment
-from finegrain.devices.device import RDMA, DeviceShare, HostDevices
+from finegrain.devices.device import GPU, RDMA, DeviceShare, HostDevices, Pairs
 from finegrain.devices.names import device_requests
 from finegrain.devices.request import DeviceRequest
 from finegrain.errors import ResourceExhausted
@@ -26,7 +26,7 @@ from finegrain.resources import GIB, ResourceProfile, fits
 from resource_manager.engine.devices.choose import choose_devices
 from resource_manager.engine.devices.layout import DeviceLayout
 from resource_manager.engine.devices.ledger import DeviceLedger
-from resource_manager.engine.devices.parking import with_devices_of
+from resource_manager.engine.devices.resizing import with_devices_of
 from resource_manager.engine.model.host_refusal import HostRefusal
 from task_executor.engine.device_ledger import DeviceLedger as ExecutorLedger
 from task_executor.engine.slots import SlotKey
@@ -52,6 +52,16 @@ REQUESTS = [
         {MIG: 100},
     )
 ]
+
+SHARES: tuple[Pairs, ...] = (
+    (("gpu-core", 20),),
+    (("gpu-core", 20), ("gpu-memory-ratio", 60)),
+    (("gpu-core", 100), ("gpu-memory-ratio", 100)),
+    (("gpu-memory", 3 * GIB + 1),),
+)
+"""What slots ask for of each of their GPUs when they are resized or unparked."""
+
+EMPTY = ResourceProfile(1_000)
 
 
 class DeviceMachine(RuleBasedStateMachine):
@@ -176,21 +186,43 @@ class DeviceMachine(RuleBasedStateMachine):
             return
         key = list(self.slots)[at % len(self.slots)]
         assignment = CpuAssignment(devices=self.slots[key])
-        found = with_devices_of(assignment, ResourceProfile(1_000), self.ledger)
+        found = with_devices_of(assignment, EMPTY, EMPTY, self.ledger)
         assert isinstance(found, CpuAssignment)
         if found.parked_devices:
             self.change(key, found)
             self.parked[key] = found.parked_devices
 
-    @rule(at=st.integers(0, 1_000))
-    def unpark(self, at: int) -> None:
+    @rule(at=st.integers(0, 1_000), amounts=st.sampled_from(SHARES))
+    def resize(self, at: int, amounts: Pairs) -> None:
+        """A slot gets another share of its GPUs, unless the ledger refuses."""
+        if not self.slots:
+            return
+        key = list(self.slots)[at % len(self.slots)]
+        before = self.slots[key]
+        gpus = [each for each in before if each.type == GPU]
+        profile = replace(EMPTY, devices=(DeviceRequest(GPU, len(gpus), amounts),))
+        if not gpus:
+            return
+        found = with_devices_of(CpuAssignment(devices=before), EMPTY, profile, self.ledger)
+        if isinstance(found, HostRefusal):
+            return
+        assert [each.uuid for each in found.devices] == [each.uuid for each in before]
+        for old, new in zip(before, found.devices, strict=True):
+            if old.type == GPU:
+                assert dict(amounts).items() <= dict(new.amounts).items()
+            if not fits(dict(new.amounts), dict(old.amounts)):
+                assert new.uuid not in self.cordoned | self.absent
+        self.change(key, found)
+
+    @rule(at=st.integers(0, 1_000), amounts=st.sampled_from(SHARES))
+    def unpark(self, at: int, amounts: Pairs) -> None:
         """A parked slot gets GPUs again, unless the ledger refuses."""
         if not self.parked:
             return
         key = list(self.parked)[at % len(self.parked)]
         has = CpuAssignment(devices=self.slots[key], parked_devices=self.parked[key])
-        profile = ResourceProfile(1_000, devices=device_requests({"gpu-core": 1}))
-        found = with_devices_of(has, profile, self.ledger)
+        gpus = DeviceRequest(GPU, len(self.parked[key]), amounts)
+        found = with_devices_of(has, EMPTY, replace(EMPTY, devices=(gpus,)), self.ledger)
         if isinstance(found, HostRefusal):
             return
         regained = {each.uuid for each in found.devices} - {e.uuid for e in has.devices}

@@ -287,7 +287,7 @@ def test_what_cannot_be_parked_is_refused_with_the_way_out() -> None:
     with pytest.raises(InvalidArgument, match="the slot has no GPU"):
         park(cluster, "plain")
     size = cluster.slot("train").profile
-    with pytest.raises(InvalidArgument, match="cannot change the devices"):
+    with pytest.raises(InvalidArgument, match="cannot change the number, the types"):
         cluster.resize("train", replace(size, devices=()))  # without `park`, as before
     cluster.check()
 

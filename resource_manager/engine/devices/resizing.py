@@ -1,0 +1,100 @@
+"""The devices of a slot after a resize.
+
+A resize does not move a slot: it keeps its devices, and has another share of each. Only parking and
+unparking change the devices themselves (`parking.py`).
+
+Example: a slot has half of GPU 0, and another slot has a quarter of it. The first one can grow to
+three quarters. It has to wait for more, even if GPU 1 is free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.devices.device import GPU, DeviceShare, pairs
+from finegrain.devices.request import DeviceRequest
+from finegrain.resources import DEVICE_PREFIX, ResourceProfile, shortfall
+from resource_manager.engine.devices.choose import completed
+from resource_manager.engine.devices.ledger import DeviceLedger
+from resource_manager.engine.devices.parking import obstacle, parked, regained
+from resource_manager.engine.devices.refusals import DeviceBlocker
+from resource_manager.engine.model.host_refusal import HostRefusal
+from resource_manager.engine.model.texts import number_text
+
+
+def with_devices_of(
+    assignment: CpuAssignment,
+    before: ResourceProfile,
+    profile: ResourceProfile,
+    ledger: DeviceLedger,
+) -> CpuAssignment | HostRefusal:
+    """Returns what a slot has after a resize. Changes nothing.
+
+    Args:
+        assignment: what it has now.
+        before: its present profile.
+        profile: the new one. It may park or unpark the slot.
+        ledger: of its host; it contains what the slot has now.
+    """
+    requests = {each.type: each for each in profile.devices}
+    if GPU not in requests:
+        assignment = parked(assignment)
+    elif assignment.parked_devices:
+        wanted = tuple(_sized(e, requests[GPU], ledger) for e in assignment.parked_devices)
+        found = regained(wanted, requests[GPU], ledger)
+        if isinstance(found, HostRefusal):
+            return found
+        devices = sorted((*assignment.devices, *found), key=lambda each: (each.type, each.minor))
+        assignment = replace(assignment, devices=tuple(devices), parked_devices=())
+        del requests[GPU]
+    # A share is computed again only if the slot asks for another one: its device may have become
+    # smaller since.
+    same = {each.type for each in before.devices if requests.get(each.type) == each}
+    return _resized(assignment, {k: each for k, each in requests.items() if k not in same}, ledger)
+
+
+def _resized(
+    assignment: CpuAssignment, requests: dict[str, DeviceRequest], ledger: DeviceLedger
+) -> CpuAssignment | HostRefusal:
+    """Returns the slot's devices with other shares of these types."""
+    devices = []
+    for share in assignment.devices:
+        request = requests.get(share.type)
+        if request is None:
+            devices.append(share)
+            continue
+        wanted = _sized(share, request, ledger)
+        if (refusal := _refusal(share, wanted, ledger)) is not None:
+            return refusal
+        devices.append(wanted)
+    return replace(assignment, devices=tuple(devices))
+
+
+def _sized(share: DeviceShare, request: DeviceRequest, ledger: DeviceLedger) -> DeviceShare:
+    """Returns the share of a device that a request means: memory both in bytes and as a ratio."""
+    at = ledger.layout.position.get((share.type, share.uuid))
+    total = ledger.layout.totals[at] if at is not None else {}
+    return replace(share, amounts=pairs(completed(dict(request.amounts), total)))
+
+
+def _refusal(share: DeviceShare, wanted: DeviceShare, ledger: DeviceLedger) -> HostRefusal | None:
+    """Returns why a slot cannot have another share of its device now; None: it can."""
+    growth = shortfall(dict(wanted.amounts), dict(share.amounts))
+    at = ledger.layout.position.get((share.type, share.uuid))
+    if at is not None and not growth:
+        return None
+    refusal = obstacle(replace(share, amounts=pairs(growth)), ledger)
+    if refusal is None or refusal.blocker is not DeviceBlocker.DEVICE_NOT_ENOUGH or at is None:
+        return refusal
+    free, name = ledger.free(at), ledger.layout.devices[at].name
+    lacks = ", ".join(
+        f"{_text(each, more)} more {each} (free {_text(each, free.get(each, 0))})"
+        for each, more in growth.items()
+        if more > free.get(each, 0)
+    )
+    return HostRefusal(DeviceBlocker.DEVICE_NOT_ENOUGH, f"it needs {lacks} of its {name}")
+
+
+def _text(name: str, amount: int) -> str:
+    return number_text(DEVICE_PREFIX + name, amount)
