@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from finegrain.devices.device import GPU, GPU_MEMORY, NO_DEVICES, DeviceShare, HostDevices
-from finegrain.devices.levels import KERNEL, VISIBLE_ONLY, WATCH
+from finegrain.devices.levels import KERNEL, MPS, VISIBLE_ONLY, WATCH
 from finegrain.hugepages import kernel_limits, page_bytes
 from finegrain.values.isolation import DeviceIsolation, Isolation
 from task_executor.engine.slots import SlotSpec
@@ -52,6 +52,14 @@ SHARE_VISIBLE_ONLY = (
 MEMORY_WATCHED = (
     "the driver can allocate more GPU memory than the slot's share: the executor measures the use"
     " once a second, and ends the tasks of the slot when two measurements are above the share"
+)
+UNDER_MPS = (
+    "MPS limits each process separately, by variables that a program can change: several processes"
+    " of the slot together, or one without the variables, can use more than its share of {names}"
+)
+MEASURED_BESIDES = (
+    "; the memory is measured besides, and the tasks of the slot are ended when it is above the"
+    " share twice"
 )
 NOT_LIMITED = "the kernel does not limit the memory of {names}: {problem}"
 MANAGED_MEMORY = (
@@ -172,6 +180,9 @@ def _notes_on_devices(
         notes.append(SHARE_VISIBLE_ONLY.format(names=" and ".join(unlimited)))
     if any(level == WATCH for _, level in found):
         notes.append(MEMORY_WATCHED)
+    if under_mps := sorted({name for name, level in found if level == MPS}):
+        measured = MEASURED_BESIDES if GPU_MEMORY in under_mps else ""
+        notes.append(UNDER_MPS.format(names=" and ".join(under_mps)) + measured)
     known = {(each.type, each.uuid): each.vendor.lower() for each in devices.devices}
     vendors = {known.get((each.type, each.uuid), "") for each in shares}
     notes += [HOST_MEMORY[vendor] for vendor in sorted(vendors & HOST_MEMORY.keys())]

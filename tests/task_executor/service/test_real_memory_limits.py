@@ -195,6 +195,19 @@ async def test_limits_are_set_again_after_front_and_helper_were_killed(host: Lim
         await eventually(lambda: host.isolation("half").gpu_memory == "kernel", "it says so")
 
 
+async def test_limits_are_set_again_after_the_helper_alone_was_killed(host: LimitsHost) -> None:
+    """The front goes on, starts another helper, and has the limits set by it."""
+    await host.starts()
+    await host.allocates("half", a=50)
+    known, before = len(host.rm.registrations), host.process.helper_pid()
+    host.forgets_limits()
+    assert host.limits("half") == {}
+    os.kill(before, signal.SIGKILL)
+    await eventually(lambda: host.limits("half") == {"GPU-a": mib(50)}, "the limit is set again")
+    assert host.process.helper_pid() != before
+    assert len(host.rm.registrations) == known  # by the same front
+
+
 async def test_a_resize_changes_the_limits_of_a_running_slot(host: LimitsHost) -> None:
     await host.starts()
     await host.allocates("slot", a=20, b=30)

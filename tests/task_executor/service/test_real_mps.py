@@ -151,6 +151,9 @@ async def test_shares_of_a_gpu_are_limited_by_a_daemon_of_their_own(host: MpsHos
     await host.allocates("quarter", "GPU-a", 25, gpu_memory="mps")
     assert host.running() == ["GPU-a"]
     half, quarter = [await host.environment(job_master, each) for each in ("half", "quarter")]
+    # What MPS does not enforce is stated.
+    [note] = [each for each in host.isolation("half").notes if "MPS limits each process" in each]
+    assert "can use more than its share of gpu-core and gpu-memory; the memory is measured" in note
     assert half["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
     assert half["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=40660M"
     assert quarter["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
