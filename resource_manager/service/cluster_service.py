@@ -44,7 +44,7 @@ from resource_manager.service.wire import decoding, encoding
 from resource_manager.service.wire.advice import advice_wanted
 
 EVENTS_WAIT_MS_MAX = 30_000
-PREFIX_LENGTH_MIN = 4  # minimum length of an id prefix; a shorter one could match many requests
+PREFIX_LENGTH_MIN = 4  # minimum length of an id prefix; a shorter prefix could match many requests
 FILTERED_IDS_MAX = 10_000
 PROVIDERS_ITEMS = 100  # cost of reading all provisions, in items of the fair queues
 T = TypeVar("T")
@@ -216,10 +216,10 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_ms / 1000
         while True:
-            # This is taken before the read, so that an event that commits in between ends the wait
-            # at once.
+            # `news` is taken before the read. So an event that commits between these two steps
+            # ends the wait at once.
             news = self._hub.cluster_news
-            # This is read before the events. If no event matches, the caller continues after
+            # `last` is read before the events. If no event matches, the caller continues after
             # `last`, and must not miss an event that commits between the two reads.
             last = await self._read(lambda state: state.history.last_sequence)
             events = await self._events(request.from_sequence, limit, subject)

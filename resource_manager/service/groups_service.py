@@ -23,7 +23,7 @@ from resource_manager.service.wire.groups import group_set_event
 T = TypeVar("T")
 
 READ_ITEMS = 100
-"""Number of items that reading all groups and their pending requests counts in the fair queues."""
+"""Cost of reading all groups and their pending requests, in items of the fair queues."""
 
 
 class GroupCalls:
@@ -73,7 +73,7 @@ class GroupCalls:
 
 
 def views_at(state: State, clock: Callable[[], Instant]) -> Paused[list[GroupView]]:
-    """Returns all groups as of the last pause. Advances the fairness tree's clock to it."""
+    """Returns all groups. The fairness tree's clock and the groups have the time of the last pause."""
     since = yield from groups_waiting_since(state)
     state.flows.advance(clock().monotonic_ms)
     return group_views(state.flows, state.groups, since)

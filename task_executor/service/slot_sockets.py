@@ -43,7 +43,7 @@ from task_executor.service.task_table import Task
 
 CONNECTIONS_MAX: Final = 16  # maximum number of connections of one task
 REQUEST_BYTES_MAX: Final = 64 << 10
-UNSENT_BYTES_MAX: Final = 4 << 20  # a task that leaves more than this unread is disconnected
+UNSENT_BYTES_MAX: Final = 4 << 20  # a task with more unread bytes is disconnected
 SHRINK_S_MAX: Final = 1.0  # maximum time that a resize waits for pools to return memory
 LATE_S: Final = 0.05
 ENDED_S: Final = 5.0  # time for the end of a task that did not return memory
@@ -68,13 +68,13 @@ log = get_logger(__name__)
 
 
 class SlotSockets:
-    """The sockets of all slots whose tasks may need one.
+    """The sockets of all slots whose tasks may need a socket.
 
     Args:
         keeper: the slots, tasks and operators of this executor.
         calls: the handler that registers operators.
         directory: the directory of the sockets. Its path must be short.
-        owners: finds the task of a process; None: from /proc.
+        owners: finds the task of a process; None: it is found in /proc.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class SlotSockets:
                     await self._given_back.wait()
 
     async def _wait_returned(self, key: SlotKey) -> None:
-        """Waits until no operator of a slot has memory to give back, or its task has ended."""
+        """Waits until operators of a slot have returned borrowed memory, or their tasks have ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REVOKE_S + ENDED_S):
                 while self.operators.next_deadline(key) is not None:

@@ -35,7 +35,8 @@ def gangs_of_call(
     Args:
         messages: the declared gangs.
         requests: all requests of the call, in the order sent.
-        repeated: the refusals of requests whose id an earlier request of the call has, by position.
+        repeated: the refusals of requests that have the id of an earlier request of the call, by
+            position.
         members_max: maximum number of members of a gang.
 
     Raises:
