@@ -73,7 +73,7 @@ class GroupCalls:
 
 
 def views_at(state: State, clock: Callable[[], Instant]) -> Paused[list[GroupView]]:
-    """Returns all groups. The fairness tree's clock and the groups have the time of the last pause."""
+    """Returns all groups at the time of the last pause, and advances the fairness tree to it."""
     since = yield from groups_waiting_since(state)
     state.flows.advance(clock().monotonic_ms)
     return group_views(state.flows, state.groups, since)

@@ -279,7 +279,7 @@ class SlotSockets:
                     await self._given_back.wait()
 
     async def _wait_returned(self, key: SlotKey) -> None:
-        """Waits until operators of a slot have returned borrowed memory, or their tasks have ended."""
+        """Waits until operators have returned borrowed memory, or their tasks have ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REVOKE_S + ENDED_S):
                 while self.operators.next_deadline(key) is not None:
