@@ -147,8 +147,9 @@ async def test_held_output_waits_for_its_holder_and_none_is_lost(any_host: Host)
         at = (len(output["stdout"]), len(output["stderr"]))
         with suppress(FailedPrecondition):  # the task has ended
             await client.hold_output("task", "reader", *at)
-        stored = sum(each.stat().st_size for each in directory.glob("std*.log"))
-        assert stored <= 2 * (100_000 + (1 << 16))
+        with suppress(FileNotFoundError):  # a segment was removed meanwhile
+            stored = sum(each.stat().st_size for each in directory.glob("std*.log"))
+            assert stored <= 2 * (100_000 + (1 << 16))
     for stream, received in output.items():
         received.extend(read_output(directory, stream, len(received), 1 << 20))
     assert output["stdout"] == output["stderr"]

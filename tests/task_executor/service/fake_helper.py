@@ -63,6 +63,7 @@ class FakeHelper:
     place_gate: asyncio.Event = field(default_factory=asyncio.Event)
     park_gate: asyncio.Event = field(default_factory=asyncio.Event)
     input_bytes: bytearray = field(default_factory=bytearray)
+    holder: str = ""  # of the output of any task
     input_pipe_bytes: int = 1 << 20
     stopped: bool = False
     boot_id: str = "boot"
@@ -208,7 +209,6 @@ class FakeHelper:
     async def write_input(self, task_id: str, offset: int, data: bytes, eof: bool = False) -> int:
         self._running(task_id)
         new = data[len(self.input_bytes) - offset :][: self.input_pipe_bytes]
-        self.holder = ""
         self.input_bytes += new
         self.calls.append(f"input {offset} {len(new)} {eof}")
         return len(self.input_bytes)

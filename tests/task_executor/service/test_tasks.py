@@ -90,6 +90,24 @@ async def test_a_stranger_cannot_watch_list_or_cancel_but_an_operator_can(
     assert (await operator.watch()).exit.cancelled
 
 
+async def test_only_the_owner_holds_the_output_and_only_one_reader_does(
+    executor: Executor, job_master: JobMaster
+) -> None:
+    helper = executor.helper
+    await job_master.submit("sleep")
+    with pytest.raises(PermissionDenied):
+        await replace(job_master, who=OPERATOR).watch(holder="second")
+    assert helper.holder == ""
+    await helper.hold_output("task", "first", 0, 0)
+    with pytest.raises(AlreadyExists):
+        await job_master.watch(holder="second")
+    with pytest.raises(InvalidArgument):
+        await job_master.watch(holder="not an id")
+    await job_master.cancel()
+    seen = await job_master.watch(holder="first", stdout_offset=3)
+    assert seen.exit.cancelled
+
+
 @pytest.mark.parametrize(
     ("generation", "reason"),
     [(1, Reason.STALE_GENERATION), (3, Reason.SLOT_NOT_READY)],
