@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaPolicy, QosClass
 from finegrain.errors import InvalidArgument
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms, parse_pair
+from finegrain_cli import completing
 from finegrain_cli.device_options import DeviceOptions
 
 if TYPE_CHECKING:
@@ -141,6 +143,7 @@ QosOption = Annotated[
     typer.Option(
         "--qos",
         metavar="LSE|LSR|LS|BE",
+        autocompletion=completing.words(*QosClass),
         help="QoS class. LSE: dedicated cpus. LSR: dedicated cpus that best-effort slots may also "
         "use. LS (default): the shared pool. BE: best effort.",
     ),
@@ -150,6 +153,7 @@ CpuBindOption = Annotated[
     typer.Option(
         "--cpu-bind",
         metavar="POLICY[:STRENGTH]",
+        autocompletion=completing.words(*BindPolicy),
         help="Cpus of the slot: whole cores (FullPCPUs), one thread per core (SpreadByPCPUs), or, "
         "for LS, the shared pool of one NUMA node (ConstrainedBurst). STRENGTH: required, or "
         "preferred (default).",
@@ -160,6 +164,7 @@ CpuExclusiveOption = Annotated[
     typer.Option(
         "--cpu-exclusive",
         metavar="POLICY[:STRENGTH]",
+        autocompletion=completing.words(*ExclusivePolicy),
         help="Share no core (PCPULevel) or no NUMA node (NUMANodeLevel) with slots of the same "
         "policy. STRENGTH: required, or preferred (default).",
     ),
@@ -169,6 +174,7 @@ NumaOption = Annotated[
     typer.Option(
         "--numa",
         metavar="POLICY[:STRENGTH]",
+        autocompletion=completing.words(*NumaPolicy),
         help="NUMA nodes of the slot: one (SingleNUMANode), as few as possible (Restricted), or "
         "aligned if possible (BestEffort). STRENGTH: required (default of the first two), or "
         "preferred.",
@@ -194,7 +200,10 @@ UserOption = Annotated[
 GroupOption = Annotated[
     str,
     typer.Option(
-        "--group", metavar="GROUP", help="Resource group of the job; default: the group `default`."
+        "--group",
+        metavar="GROUP",
+        autocompletion=completing.groups,
+        help="Resource group of the job; default: the group `default`.",
     ),
 ]
 AllowPendingOption = Annotated[
@@ -227,7 +236,6 @@ def slot_spec(
         InvalidArgument: an option cannot be decoded.
     """
     import finegrain_client
-    from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaPolicy, QosClass
     from finegrain.cpu_words import policy_text, read_policy, read_word
 
     def policy(option: str, text: str, kind: type[StrEnum]) -> str:

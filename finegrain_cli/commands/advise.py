@@ -8,6 +8,7 @@ import typer
 
 from finegrain.errors import InvalidArgument
 from finegrain.units import format_duration, parse_duration_ms
+from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
@@ -33,7 +34,9 @@ def advise(
     job: Annotated[
         str,
         typer.Argument(
-            metavar="JOB", help="Name or id of the job; the beginning or end of the id is enough."
+            metavar="JOB",
+            autocompletion=completing.jobs,
+            help="Name or id of the job; the beginning or end of the id is enough.",
         ),
     ],
     target: Annotated[

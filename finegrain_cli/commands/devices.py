@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from finegrain.errors import InvalidArgument
+from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
@@ -22,6 +23,7 @@ DeviceArgument = Annotated[
     str,
     typer.Argument(
         metavar="EXECUTOR/DEVICE",
+        autocompletion=completing.devices,
         help="Device, such as host-a/gpu3; a UUID instead of gpu3 works, too.",
     ),
 ]
@@ -35,7 +37,12 @@ def register(app: typer.Typer) -> None:
 
 def devices(
     executor: Annotated[
-        str, typer.Argument(metavar="[EXECUTOR]", help="Show only devices of this executor.")
+        str,
+        typer.Argument(
+            metavar="[EXECUTOR]",
+            autocompletion=completing.executors,
+            help="Show only devices of this executor.",
+        ),
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",

@@ -12,6 +12,7 @@ import typer
 
 from finegrain.errors import FinegrainError, InvalidArgument
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms, parse_pair
+from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
@@ -49,7 +50,12 @@ def register(app: typer.Typer) -> None:
 
 def resize(
     slot: Annotated[
-        str, typer.Argument(metavar="SLOT", help="Id of the slot; its beginning or end is enough.")
+        str,
+        typer.Argument(
+            metavar="SLOT",
+            autocompletion=completing.slots,
+            help="Id of the slot; its beginning or end is enough.",
+        ),
     ],
     cpu: Annotated[
         str, typer.Option("--cpu", metavar="CPU", help="CPU in cores, such as 2, 0.5 or 500m.")

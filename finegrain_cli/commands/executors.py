@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from finegrain.errors import InvalidArgument
+from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
@@ -30,7 +31,12 @@ LIST = "list"
 NONE = "none"
 
 ExecutorArgument = Annotated[
-    str, typer.Argument(metavar="EXECUTOR|--defaults", help="Id of the executor.")
+    str,
+    typer.Argument(
+        metavar="EXECUTOR|--defaults",
+        autocompletion=completing.executors,
+        help="Id of the executor.",
+    ),
 ]
 DefaultsOption = Annotated[
     bool,
@@ -48,6 +54,14 @@ class _ListUnlessNamed(TyperGroup):
         if not named and not ctx.resilient_parsing:
             args = [LIST, *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Suggests the commands of the group, and the executors of the list."""
+        (argument,) = (
+            each for each in self.commands[LIST].params if each.param_type_name == "argument"
+        )
+        commands = super().shell_complete(ctx, incomplete)
+        return [*commands, *argument.shell_complete(ctx, incomplete)]
 
 
 def register(app: typer.Typer) -> None:

@@ -13,6 +13,7 @@ from finegrain.errors import InvalidArgument
 from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_pair
 from finegrain.values.bounds import AMOUNT_MAX
+from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
@@ -38,7 +39,7 @@ NONE = "none"
 
 _AMOUNT = re.compile(r"[0-9]{1,18}")  # the client rejects amounts that are too large
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completing.groups)]
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
 
 
@@ -104,7 +105,10 @@ def set_(
     parent: Annotated[
         str | None,
         typer.Option(
-            "--parent", metavar="NAME|none", help="Group that contains this group; none: no parent."
+            "--parent",
+            metavar="NAME|none",
+            autocompletion=completing.groups,
+            help="Group that contains this group; none: no parent.",
         ),
     ] = None,
     description: Annotated[

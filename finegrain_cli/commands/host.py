@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finegrain.errors import InvalidArgument, NotFound, Reason
+from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
@@ -116,6 +117,7 @@ def topo(
         str,
         typer.Argument(
             metavar="[EXECUTOR]",
+            autocompletion=completing.executors,
             help="Id of the executor, or a prefix; not needed if there is only one.",
         ),
     ] = "",

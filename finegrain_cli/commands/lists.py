@@ -12,6 +12,7 @@ import typer
 
 from finegrain.errors import InvalidArgument, NotFound, Reason
 from finegrain.units import format_bytes, format_cpu
+from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
@@ -51,23 +52,36 @@ ALL_STATES = (*ENDED_STATES, "PENDING", "ALLOCATING", "OFFERED", "GRANTED")
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 Rows = Sequence[Mapping[str, Any]]
-IdArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="[ID]", help="Show only the item with this id; its beginning or end is enough."
-    ),
-]
+
+
+def _id_argument(complete: Callable[[typer.Context, str], list[tuple[str, str]]]) -> Any:
+    return typer.Argument(
+        metavar="[ID]",
+        autocompletion=complete,
+        help="Show only the item with this id; its beginning or end is enough.",
+    )
+
+
+ExecutorIdArgument = Annotated[str, _id_argument(completing.executors)]
+SlotIdArgument = Annotated[str, _id_argument(completing.slots)]
+RequestIdArgument = Annotated[str, _id_argument(completing.requests)]
 JobOption = Annotated[
     str,
     typer.Option(
         "--job",
         metavar="JOB",
+        autocompletion=completing.jobs,
         help="Show only items of this job: its name, its id, or the beginning or end of its id.",
     ),
 ]
 ExecutorOption = Annotated[
     str,
-    typer.Option("--executor", metavar="EXECUTOR", help="Show only slots on this executor."),
+    typer.Option(
+        "--executor",
+        metavar="EXECUTOR",
+        autocompletion=completing.executors,
+        help="Show only slots on this executor.",
+    ),
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="Also show items that have ended.")]
 
@@ -92,7 +106,7 @@ def status(
 
 
 def executors(
-    executor_id: IdArgument = "",
+    executor_id: ExecutorIdArgument = "",
     output: OutputOption = OutputFormat.TABLE,
     watch: WatchOption = False,
     manager: ManagerOption = "",
@@ -126,7 +140,7 @@ def executors(
 
 
 def slots(
-    allocation_id: IdArgument = "",
+    allocation_id: SlotIdArgument = "",
     job: JobOption = "",
     executor: ExecutorOption = "",
     output: OutputOption = OutputFormat.TABLE,
@@ -180,7 +194,7 @@ def _add_device_usage(cluster: Cluster, rows: list[dict[str, Any]]) -> None:
 
 
 def requests(
-    allocation_id: IdArgument = "",
+    allocation_id: RequestIdArgument = "",
     job: JobOption = "",
     all_: AllOption = False,
     output: OutputOption = OutputFormat.TABLE,
@@ -221,6 +235,7 @@ def jobs(
         str,
         typer.Argument(
             metavar="[JOB]",
+            autocompletion=completing.jobs,
             help="Show only this job: its name, its id, or the beginning or end of its id.",
         ),
     ] = "",
@@ -259,6 +274,7 @@ def events(
         str,
         typer.Argument(
             metavar="[ID]",
+            autocompletion=completing.subjects,
             help="Show only events of this executor, job, request or slot; the beginning or end of "
             "an id is enough.",
         ),

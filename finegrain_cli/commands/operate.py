@@ -9,6 +9,7 @@ import typer
 from finegrain.errors import FinegrainError, Reason
 from finegrain.units import parse_duration_ms
 from finegrain.values.states import RequestState
+from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
@@ -27,7 +28,10 @@ from finegrain_cli.text.explanation import explanation_text
 from finegrain_cli.text.output import OutputFormat, print_list, print_object, say
 
 ExecutorArgument = Annotated[
-    str, typer.Argument(metavar="EXECUTOR", help="Full id of the executor.")
+    str,
+    typer.Argument(
+        metavar="EXECUTOR", autocompletion=completing.executors, help="Full id of the executor."
+    ),
 ]
 GraceOption = Annotated[
     str,
@@ -49,12 +53,19 @@ def explain(
         str,
         typer.Argument(
             metavar="REQUEST|JOB",
+            autocompletion=completing.requests,
             help="Id of the request, or the beginning of it; or name or state file of a job of "
             "`finegrain job run`.",
         ),
     ],
     executor: Annotated[
-        str, typer.Option("--executor", metavar="EXECUTOR", help="Show only this executor.")
+        str,
+        typer.Option(
+            "--executor",
+            metavar="EXECUTOR",
+            autocompletion=completing.executors,
+            help="Show only this executor.",
+        ),
     ] = "",
     max_executors: Annotated[
         int,
@@ -183,7 +194,12 @@ def forget(
 
 
 def release(
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of slots or requests.")],
+    ids: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ID...", autocompletion=completing.requests, help="Ids of slots or requests."
+        ),
+    ],
     grace: GraceOption = "",
     yes: YesOption = False,
     dry_run: DryRunOption = False,
@@ -232,7 +248,9 @@ def terminate(
     job: Annotated[
         str,
         typer.Argument(
-            metavar="JOB", help="Name or id of the job; the beginning or end of the id is enough."
+            metavar="JOB",
+            autocompletion=completing.jobs,
+            help="Name or id of the job; the beginning or end of the id is enough.",
         ),
     ],
     grace: GraceOption = "",

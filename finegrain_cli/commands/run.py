@@ -8,6 +8,7 @@ import typer
 
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from finegrain.units import parse_bytes
+from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
@@ -171,6 +172,7 @@ def run(
         typer.Option(
             "--gang-placement",
             metavar="PLACEMENT",
+            autocompletion=completing.words(*PLACEMENTS),
             help="Hosts of the gang: anywhere (default), same-executor, same-label:KEY, or spread "
             "(each member on another executor).",
         ),

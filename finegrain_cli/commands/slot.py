@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from finegrain.units import parse_duration_ms
+from finegrain_cli import completing
 from finegrain_cli.commands.elastic import explaining_wait
 from finegrain_cli.common import (
     ConfigOption,
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
     from finegrain_client.types.status import SlotStatus
 
 SlotArgument = Annotated[
-    str, typer.Argument(metavar="SLOT", help="Id of the slot; its beginning or end is enough.")
+    str,
+    typer.Argument(
+        metavar="SLOT",
+        autocompletion=completing.slots,
+        help="Id of the slot; its beginning or end is enough.",
+    ),
 ]
 NoWaitOption = Annotated[
     bool, typer.Option("--no-wait", help="Return as soon as the change is stored durably.")
