@@ -149,13 +149,13 @@ def _asked(
     from finegrain_cli.text.output import OutputFormat
 
     typed = {
-        name: str(context.params.get(name) or "") for name in ("manager", "token_file", "config")
+        name: str(context.params.get(name) or "") for name in ("manager", "credentials", "config")
     }
     # Warnings about a configuration file would appear in the middle of the user's line.
     with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
         try:
             enter_command(
-                OutputFormat.TABLE, typed["manager"], typed["token_file"], typed["config"]
+                OutputFormat.TABLE, typed["manager"], typed["credentials"], typed["config"]
             )
             with open_cluster(PATIENCE_S) as cluster:
                 return [each for each in find(cluster) if each[0].startswith(incomplete)]

@@ -174,7 +174,10 @@ def create_token(
         typer.Option("--rm", help="For another resource manager, which gets the cluster's key."),
     ] = False,
     ttl: Annotated[
-        str, typer.Option("--ttl", help="How long the token can be used, at most 7d.")
+        str,
+        typer.Option(
+            "--ttl", metavar="DURATION", help="How long the token can be used, at most 7d."
+        ),
     ] = TTL,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
@@ -242,7 +245,9 @@ def revoke_token(
 
 def deny(
     subject: SubjectArgument,
-    reason: Annotated[str, typer.Option("--reason", help="Reason, shown to operators.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to operators.")
+    ] = "",
     yes: YesOption = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
