@@ -467,6 +467,10 @@ class Scripted(_Servicer):
             self.programs[request.task_id] = Program(ends=False)
         return te.SubmitTaskResponse(task=self._status(request.task_id))
 
+    async def ListTasks(self, request: Any, context: Any) -> Any:
+        await self._begin("ListTasks", request, context)
+        return te.ListTasksResponse(tasks=map(self._status, self.tasks))
+
     async def CancelTask(self, request: Any, context: Any) -> Any:
         await self._begin("CancelTask", request, context)
         if request.task_id not in self.tasks:
@@ -545,7 +549,12 @@ class Scripted(_Servicer):
     def _status(self, task_id: str) -> te.TaskStatus:
         submitted, program = self.tasks[task_id], self.programs[self._name(task_id)]
         status = te.TaskStatus(
-            task_id=task_id, state=te.TASK_STATE_RUNNING, pid=42, argv=submitted.spec.argv
+            task_id=task_id,
+            allocation_id=submitted.allocation_id,
+            generation=submitted.generation,
+            state=te.TASK_STATE_RUNNING,
+            pid=42,
+            argv=submitted.spec.argv,
         )
         if program.error_reason:
             status.state = te.TASK_STATE_FAILED

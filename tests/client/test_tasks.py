@@ -40,6 +40,27 @@ async def test_a_good_result_checks_out(servant: Scripted, slot: fg.Slot) -> Non
     assert result.to_dict()["cpu_time_s"] == 1.5
 
 
+async def test_the_tasks_of_a_slot_are_listed(servant: Scripted, slot: fg.Slot) -> None:
+    servant.programs["wait"] = Program(ends=False)
+    servant.programs["true"] = Program()
+    first = await slot.run(["wait"], task_id="first")
+    await (await slot.run(["true"], task_id="second")).wait(timeout_s=10)
+    # A task of another placement of the same request is not one of this slot.
+    other = type(servant.tasks["first"])()
+    other.CopyFrom(servant.tasks["first"])
+    other.task_id, other.generation = "other", 7
+    servant.tasks["other"] = other
+
+    found = await slot.tasks()
+
+    assert [(each.task_id, str(each.state)) for each in found] == [
+        ("first", "RUNNING"),
+        ("second", "EXITED"),
+    ]
+    assert found[0].argv == ("wait",)
+    await first.cancel()
+
+
 @pytest.mark.parametrize("reason", ["COMMAND_NOT_FOUND", "CWD_UNAVAILABLE"])
 async def test_a_command_that_cannot_run(servant: Scripted, slot: fg.Slot, reason: str) -> None:
     servant.programs["nope"] = Program(error_reason=reason)

@@ -283,6 +283,18 @@ class Slot(ContextHandle[AsyncSlot]):
             ),
         )
 
+    def tasks(self) -> list[TaskStatus]:
+        """Returns the tasks of the slot that its executor knows, in order of submission.
+
+        A job master that is attached to its job again finds its tasks here. To wait for one of
+        them, it calls `run` with the same arguments and the `task_id`: no task runs twice.
+
+        Raises:
+            SlotLost: the slot has ended.
+            FinegrainError: the executor could not be reached.
+        """
+        return self.loop.run(self.inner.tasks())
+
     def release(self, grace_s: float | None = None) -> None:
         """Releases the slot. Releasing it twice, or after it was lost, is not an error.
 

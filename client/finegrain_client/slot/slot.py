@@ -12,7 +12,9 @@ from finegrain.errors import FinegrainError
 from finegrain.ids import new_id
 from finegrain.resources import ResourceProfile
 from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.v1 import task_executor_pb2 as te
 from finegrain.values.isolation import Isolation
+from finegrain_client.decoding import read
 from finegrain_client.durations import duration
 from finegrain_client.errors import SlotLost, StillResizing
 from finegrain_client.internal import internal
@@ -21,7 +23,7 @@ from finegrain_client.slot.resizing import SizeChange, parking_change
 from finegrain_client.slot.reusing import Reusable, reuse
 from finegrain_client.slot.size import SlotSize
 from finegrain_client.slot.task import OutputMode, Task, TaskOptions, start_task
-from finegrain_client.types.status import SlotStatus
+from finegrain_client.types.status import SlotStatus, TaskStatus
 
 
 class Slot(SlotAtExecutor):
@@ -134,6 +136,24 @@ class Slot(SlotAtExecutor):
             options,
             cancel_on_interrupt=cancel_on_interrupt,
         )
+
+    async def tasks(self) -> list[TaskStatus]:
+        """Returns the tasks of the slot that its executor knows, in order of submission.
+
+        A job master that is attached to its job again finds its tasks here. To wait for one of
+        them, it calls `run` with the same arguments and the `task_id`: no task runs twice.
+
+        Raises:
+            SlotLost: the slot has ended.
+            FinegrainError: the executor could not be reached.
+        """
+        message = te.ListTasksRequest(job_id=self.status.job_id)
+        answer = await self.call(
+            lambda executor, timeout_s: executor.ListTasks(message, timeout=timeout_s)
+        )
+        of_slot = (self.allocation_id, self.generation)
+        found = read.each(TaskStatus, answer.tasks)
+        return [each for each in found if (each.allocation_id, each.generation) == of_slot]
 
     async def release(self, grace_s: float | None = None) -> None:
         """Releases the slot. Releasing it twice, or after it was lost, is not an error.
