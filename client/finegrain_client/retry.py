@@ -93,6 +93,16 @@ def delay_before_retry(error: grpc.RpcError, backoff: Backoff) -> float | None:
     return None
 
 
+def was_ended_during_write(error: grpc.RpcError) -> bool:
+    """True if the server ended a stream while this client was writing to it.
+
+    grpc.aio then reports an internal error of its own, and the server's status is lost. A repeated
+    call gets that status.
+    """
+    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else ""
+    return code_of(error) is grpc.StatusCode.INTERNAL and details == "Internal error from Core"
+
+
 def raise_if_closed() -> None:
     """Raises an error if a call was cancelled because its channel was closed.
 

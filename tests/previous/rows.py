@@ -17,6 +17,9 @@ from resource_manager.engine.model.effects import Snapshot
 RENAMED: dict[str, str] = {"tallies": "usage_records"}
 """The present name of each field that has another one in the evidence."""
 
+REMOVED = {"secret_sha256"}
+"""Fields that this version has no use for: jobs have owners instead of secrets."""
+
 NOT_STORED = {
     "Gang": {"members", "waiting_until_ms"},
     "Job": {
@@ -106,6 +109,8 @@ def lost(old: Any, new: Any, path: str = "") -> list[str]:
         found = []
         for name, value in old.items():
             now = RENAMED.get(name, name)
+            if name in REMOVED:
+                continue
             if now in new:
                 found += lost(value, new[now], f"{path}.{name}")
             else:

@@ -16,7 +16,7 @@ from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain_client.errors import SlotLost
 from finegrain_client.job.context import JobContext
-from finegrain_client.retry import Backoff, delay_before_retry
+from finegrain_client.retry import Backoff, delay_before_retry, was_ended_during_write
 from finegrain_client.slot.at_executor import SlotAtExecutor
 
 MESSAGE_BYTES_MAX = 64 * 1024 - 1024  # 64 KiB per message with its envelope
@@ -98,7 +98,11 @@ class TaskInput:
             try:
                 accepted = (await call).accepted_bytes
             except grpc.RpcError as error:
-                delay_s = delay_before_retry(error, backoff)
+                delay_s = (
+                    backoff.next_s()
+                    if was_ended_during_write(error)
+                    else delay_before_retry(error, backoff)
+                )
                 if delay_s is None:
                     raise error_from_rpc(error, self._slot.executor_address) from None
                 await self._slot.after_break(backoff.failures)
