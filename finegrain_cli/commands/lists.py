@@ -12,6 +12,7 @@ import typer
 
 from finegrain.errors import InvalidArgument, NotFound, Reason
 from finegrain.units import format_bytes, format_cpu
+from finegrain.values.states import RequestState
 from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from finegrain_client.blocking import Cluster
 
 WATCH_INTERVAL_S = 1.0
-ALL_STATES = (*ENDED_STATES, "PENDING", "ALLOCATING", "OFFERED", "GRANTED")
+ALL_STATES = tuple(RequestState)
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 Rows = Sequence[Mapping[str, Any]]
