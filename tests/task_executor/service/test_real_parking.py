@@ -207,7 +207,7 @@ async def test_a_slot_that_must_leave_its_gpu_again_keeps_it_until_it_has(host: 
     await eventually(lambda: host.available() == 2, "its GPU is free")
     with host.cuda.failing("checkpoint"):
         host.number += 1
-        while "could not be undone yet" not in host.message:
+        while "the undo has failed until now" not in host.message:
             reason = await host.order_once((A,), (), heap_bytes=16 * MIB)
             assert reason == "IN_PROGRESS"
             await asyncio.sleep(0.1)
