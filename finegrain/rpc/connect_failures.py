@@ -70,6 +70,22 @@ _FAILURES: tuple[tuple[str, str, Reason], ...] = (
         "{where} cannot be reached (connection refused); " + _NOT_RUNNING,
         Reason.UNREACHABLE,
     ),
+    # The time limit of the handshake has passed.
+    (
+        "Endpoint closing",
+        "{where} cannot be reached (no answer); " + _NOT_RUNNING,
+        Reason.UNREACHABLE,
+    ),
+    (
+        "No route to host",
+        "{where} cannot be reached (no answer); " + _NOT_RUNNING,
+        Reason.UNREACHABLE,
+    ),
+    (
+        "Network is unreachable",
+        "{where} cannot be reached (no answer); " + _NOT_RUNNING,
+        Reason.UNREACHABLE,
+    ),
     (
         "Connection timed out",
         "{where} cannot be reached (no answer); " + _NOT_RUNNING,

@@ -1,7 +1,7 @@
 """Explains why the resource manager cannot connect to an executor, and what an operator can do.
 
-gRPC has no codes for these causes. So they are recognized by words in the error messages of grpcio
-1.85 (tests cover them). An unknown message is shown as it is. This module makes no calls.
+The causes are recognized by the sentences of `finegrain/rpc/connect_failures.py`. An unknown
+message is shown as it is. This module makes no calls.
 """
 
 from __future__ import annotations
@@ -54,19 +54,13 @@ class Obstacle(Enum):
 
 _QUESTION = "; is it running, and is the address right?"  # removed, because the hint is better
 _WORDS = (
-    ("WRONG_VERSION_NUMBER", Obstacle.PLAIN_EXECUTOR),
-    ("CERTIFICATE_VERIFY_FAILED", Obstacle.OTHER_AUTHORITY),
-    ("Hostname Verification", Obstacle.OTHER_NAME),
-    ("Connection refused", Obstacle.REFUSED),
-    ("errors resolving", Obstacle.UNKNOWN_NAME),
-    ("DNS resolution failed", Obstacle.UNKNOWN_NAME),
-    ("Endpoint closing", Obstacle.NO_ANSWER),  # the handshake took too long
-    ("Socket closed", Obstacle.CLOSED),
-    ("Connection reset", Obstacle.CLOSED),
-    ("handshake failed", Obstacle.CLOSED),
-    ("timed out", Obstacle.NO_ANSWER),
-    ("No route to host", Obstacle.NO_ANSWER),
-    ("Network is unreachable", Obstacle.NO_ANSWER),
+    ("does not use TLS", Obstacle.PLAIN_EXECUTOR),
+    ("belongs to another cluster", Obstacle.OTHER_AUTHORITY),
+    ("another member of the cluster answers", Obstacle.OTHER_NAME),
+    ("connection refused", Obstacle.REFUSED),
+    ("the name is unknown", Obstacle.UNKNOWN_NAME),
+    ("closed the connection", Obstacle.CLOSED),
+    ("no answer", Obstacle.NO_ANSWER),
     ("did not answer in time", Obstacle.NO_ANSWER),
 )
 

@@ -60,7 +60,7 @@ async def test_nobody_listens() -> None:
     assert obstacle_of(error) is Obstacle.REFUSED
     told = cause_of(error, address)
     assert told.startswith("cannot be reached (")
-    assert "Connection refused); nothing listens there: " in told
+    assert "connection refused); nothing listens there: " in told
     assert not was_reached(error)
 
 

@@ -69,7 +69,7 @@ async def test_its_requests_go_elsewhere_and_it_is_used_again_once_it_can_be_dia
             assert list(other.slots) == ["slot-1"]
             seen = await status(rm, "host-a")
             assert seen.state == cluster_pb2.EXECUTOR_STATE_ACTIVE
-            assert "Connection refused" in seen.unreachable_reason
+            assert "connection refused" in seen.unreachable_reason
             assert "--advertise" in seen.unreachable_reason
             event = (await events_of(rm, "host-a"))["executor_unreachable"]
             assert event.reason == Reason.UNREACHABLE
