@@ -25,6 +25,7 @@ from finegrain_cli.common import (
 )
 from finegrain_cli.connection import open_cluster, resolve_target
 from finegrain_cli.context import current
+from finegrain_cli.text.columns import age
 from finegrain_cli.text.output import Column, OutputFormat, print_list, print_object, say
 
 if TYPE_CHECKING:
@@ -38,16 +39,25 @@ USES = {
 }
 """What to do with a token, if it is not for a login."""
 
+
+def _left(moment: object) -> str:
+    """Returns the time until a moment: "12m"; "-" if the row has none."""
+    if not moment:
+        return "-"
+    left_s = (datetime.fromisoformat(str(moment)) - datetime.now(UTC)).total_seconds()
+    return format_duration(max(0.0, left_s))
+
+
 TOKEN_COLUMNS = (
     Column("id", lambda row: str(row["token_id"])),
     Column("identity", lambda row: str(row["identity"])),
-    Column("expires", lambda row: str(row["expire_time"])),
+    Column("expires in", lambda row: _left(row["expire_time"])),
     Column("made by", lambda row: str(row["made_by"])),
 )
 DENIAL_COLUMNS = (
     Column("subject", lambda row: str(row["subject"])),
-    Column("since", lambda row: str(row["deny_time"])),
-    Column("denied by", lambda row: str(row["denied_by"])),
+    Column("denied", lambda row: age(row, "deny_time")),
+    Column("by", lambda row: str(row["denied_by"])),
     Column("reason", lambda row: str(row["reason"]) or "-"),
 )
 

@@ -183,7 +183,14 @@ def _say(message: str) -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[None]:
+    is_stopping = False
+
     def stop(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_stopping
+        # A second signal must not interrupt the stop that the first one has begun.
+        if is_stopping:
+            return
+        is_stopping = True
         raise _Stopped
 
     before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}

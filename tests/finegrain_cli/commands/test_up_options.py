@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from finegrain_cli.local import foreground
 from finegrain_cli.local.cluster import LocalCluster
 from tests.support.cli import Finegrain
 
@@ -44,3 +47,14 @@ def test_a_mistake_in_the_configuration_is_told_at_once(
 
     assert (result.exit_code, made) == (1, [])
     assert "usage_measure" in result.stderr
+
+
+def test_a_second_signal_does_not_interrupt_the_stop() -> None:
+    found: list[str] = []
+    with foreground._stop_signals():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except foreground._Stopped:
+            os.kill(os.getpid(), signal.SIGINT)
+            found.append("stopped in order")
+    assert found == ["stopped in order"]
