@@ -243,6 +243,11 @@ class Agent:
 
     async def _handle_answer(self, answer: resource_manager_pb2.ReportSlotsResponse) -> _NextStep:
         keeper = self._keeper
+        if answer.register_again and answer.rm_epoch < keeper.fence.rm_epoch:
+            # This RM was replaced, or its database is older than what this executor knows. Only a
+            # registration shows it the proof of the newer epoch, and then it stops.
+            log.info("register_again", manager=self._link.address, rm_epoch=answer.rm_epoch)
+            return _NextStep.REGISTER
         keeper.fence.check_epoch(answer.rm_epoch)
         if answer.rm_epoch > keeper.fence.rm_epoch:
             # The epoch must be durable first, because a command of this epoch may arrive at any
