@@ -38,9 +38,13 @@ class IssuedCertificate(google.protobuf.message.Message):
         """"host:port" of the resource managers; those that the caller knows stay valid."""
 
     @property
-    def not_before(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def not_before(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """The certificate is valid from here on."""
+
     @property
-    def not_after(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def not_after(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """The certificate is not valid any more after this."""
+
     def __init__(
         self,
         *,
@@ -84,6 +88,8 @@ global___EpochProof = EpochProof
 
 @typing.final
 class RenewCertificateRequest(google.protobuf.message.Message):
+    """Asks for a new certificate of the same key."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -94,11 +100,15 @@ global___RenewCertificateRequest = RenewCertificateRequest
 
 @typing.final
 class RenewCertificateResponse(google.protobuf.message.Message):
+    """The new certificate."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ISSUED_FIELD_NUMBER: builtins.int
     @property
-    def issued(self) -> global___IssuedCertificate: ...
+    def issued(self) -> global___IssuedCertificate:
+        """The new certificate."""
+
     def __init__(
         self,
         *,
@@ -111,6 +121,8 @@ global___RenewCertificateResponse = RenewCertificateResponse
 
 @typing.final
 class CreateTokenRequest(google.protobuf.message.Message):
+    """Makes a token for one new member."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ROLE_FIELD_NUMBER: builtins.int
@@ -139,6 +151,8 @@ global___CreateTokenRequest = CreateTokenRequest
 
 @typing.final
 class CreateTokenResponse(google.protobuf.message.Message):
+    """The new token."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TOKEN_FIELD_NUMBER: builtins.int
@@ -151,7 +165,9 @@ class CreateTokenResponse(google.protobuf.message.Message):
     id: builtins.str
     """Id of the token, for `RevokeToken`."""
     @property
-    def expires_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def expires_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """After this time the token is useless."""
+
     def __init__(
         self,
         *,
@@ -166,6 +182,8 @@ global___CreateTokenResponse = CreateTokenResponse
 
 @typing.final
 class ListTokensRequest(google.protobuf.message.Message):
+    """Lists tokens."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -176,11 +194,15 @@ global___ListTokensRequest = ListTokensRequest
 
 @typing.final
 class ListTokensResponse(google.protobuf.message.Message):
+    """The tokens that can still be used."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: builtins.int
     @property
-    def tokens(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TokenInfo]: ...
+    def tokens(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TokenInfo]:
+        """In no particular order."""
+
     def __init__(
         self,
         *,
@@ -201,12 +223,15 @@ class TokenInfo(google.protobuf.message.Message):
     EXPIRES_AT_FIELD_NUMBER: builtins.int
     MADE_BY_FIELD_NUMBER: builtins.int
     id: builtins.str
+    """Id of the token."""
     identity: builtins.str
     """Identity that the token is for, as `ROLE/NAME`."""
     made_by: builtins.str
     """Identity of the operator who made it."""
     @property
-    def expires_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def expires_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """After this time the token is useless."""
+
     def __init__(
         self,
         *,
@@ -222,10 +247,13 @@ global___TokenInfo = TokenInfo
 
 @typing.final
 class RevokeTokenRequest(google.protobuf.message.Message):
+    """Makes a token useless."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ID_FIELD_NUMBER: builtins.int
     id: builtins.str
+    """Id of the token."""
     def __init__(
         self,
         *,
@@ -237,6 +265,8 @@ global___RevokeTokenRequest = RevokeTokenRequest
 
 @typing.final
 class RevokeTokenResponse(google.protobuf.message.Message):
+    """The token is useless now, durably."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -247,6 +277,8 @@ global___RevokeTokenResponse = RevokeTokenResponse
 
 @typing.final
 class DenyIdentityRequest(google.protobuf.message.Message):
+    """Rejects an identity or a certificate."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SUBJECT_FIELD_NUMBER: builtins.int
@@ -267,6 +299,8 @@ global___DenyIdentityRequest = DenyIdentityRequest
 
 @typing.final
 class DenyIdentityResponse(google.protobuf.message.Message):
+    """It is rejected now, durably."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -277,6 +311,8 @@ global___DenyIdentityResponse = DenyIdentityResponse
 
 @typing.final
 class AllowIdentityRequest(google.protobuf.message.Message):
+    """Takes back a denial."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SUBJECT_FIELD_NUMBER: builtins.int
@@ -293,6 +329,8 @@ global___AllowIdentityRequest = AllowIdentityRequest
 
 @typing.final
 class AllowIdentityResponse(google.protobuf.message.Message):
+    """It is accepted again."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -303,6 +341,8 @@ global___AllowIdentityResponse = AllowIdentityResponse
 
 @typing.final
 class ListDeniedRequest(google.protobuf.message.Message):
+    """Lists denials."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -313,11 +353,15 @@ global___ListDeniedRequest = ListDeniedRequest
 
 @typing.final
 class ListDeniedResponse(google.protobuf.message.Message):
+    """All denials."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DENIALS_FIELD_NUMBER: builtins.int
     @property
-    def denials(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Denial]: ...
+    def denials(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Denial]:
+        """The oldest first."""
+
     def __init__(
         self,
         *,
@@ -338,11 +382,15 @@ class Denial(google.protobuf.message.Message):
     DENIED_AT_FIELD_NUMBER: builtins.int
     DENIED_BY_FIELD_NUMBER: builtins.int
     subject: builtins.str
+    """`ROLE/NAME`, or the serial number of one certificate in hexadecimal."""
     reason: builtins.str
+    """Why, for other operators."""
     denied_by: builtins.str
     """Identity of the operator."""
     @property
-    def denied_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def denied_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Since when."""
+
     def __init__(
         self,
         *,
@@ -358,6 +406,8 @@ global___Denial = Denial
 
 @typing.final
 class JoinRequest(google.protobuf.message.Message):
+    """Exchanges a token for a certificate."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SECRET_FIELD_NUMBER: builtins.int
@@ -380,6 +430,8 @@ global___JoinRequest = JoinRequest
 
 @typing.final
 class JoinResponse(google.protobuf.message.Message):
+    """The certificate of the new member."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ISSUED_FIELD_NUMBER: builtins.int
@@ -389,7 +441,9 @@ class JoinResponse(google.protobuf.message.Message):
     resource manager of this cluster can sign.
     """
     @property
-    def issued(self) -> global___IssuedCertificate: ...
+    def issued(self) -> global___IssuedCertificate:
+        """The certificate."""
+
     def __init__(
         self,
         *,
@@ -403,6 +457,8 @@ global___JoinResponse = JoinResponse
 
 @typing.final
 class RenewExpiredRequest(google.protobuf.message.Message):
+    """Renews an expired certificate."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CERTIFICATE_FIELD_NUMBER: builtins.int
@@ -427,6 +483,8 @@ global___RenewExpiredRequest = RenewExpiredRequest
 
 @typing.final
 class RenewExpiredResponse(google.protobuf.message.Message):
+    """What the caller must sign, or the new certificate."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NONCE_FIELD_NUMBER: builtins.int

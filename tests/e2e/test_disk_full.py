@@ -32,7 +32,7 @@ class SmallDisk:
 
     def __init__(self, folder: Path, size: str) -> None:
         self.folder = folder
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         options = f"size={size},mode=0750"
         command = ["mount", "-t", "tmpfs", "-o", options, "finegrain-test", str(folder)]
         subprocess.run(command, check=True)

@@ -30,7 +30,10 @@ from resource_manager.providers.provider import Observation, Presence, ProviderF
 from tests.support.control_groups import groups_called
 from tests.support.providers import (
     configuration,
+    give_token,
     halves,
+    join_token,
+    joining,
     make_provider,
     processes_naming,
     provider_context,
@@ -90,8 +93,12 @@ class Host:
 @pytest.fixture
 async def host(tmp_path: Path) -> AsyncIterator[Host]:
     made = Host(tmp_path)
-    yield made
-    await made.close()
+    async with joining() as address:
+        context = provider_context(made.state_dir)
+        for executor_id in ("half-1-1", "half-1-2"):
+            give_token(context, executor_id, join_token(address, executor_id))
+        yield made
+        await made.close()
 
 
 async def ended(provider: ProcessProvider) -> str:
