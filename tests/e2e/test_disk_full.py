@@ -33,9 +33,14 @@ class SmallDisk:
     def __init__(self, folder: Path, size: str) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        # The folder may have certificates already, which the file system would hide.
+        kept = folder.with_name(f"{folder.name}-kept")
+        shutil.copytree(folder, kept)
         options = f"size={size},mode=0750"
         command = ["mount", "-t", "tmpfs", "-o", options, "finegrain-test", str(folder)]
         subprocess.run(command, check=True)
+        shutil.copytree(kept, folder, dirs_exist_ok=True)
+        shutil.rmtree(kept)
 
     def fill(self) -> None:
         """Not one more byte fits."""
