@@ -29,6 +29,7 @@ from resource_manager.providers.process_sweep import stop_everything
 from resource_manager.providers.provider import Presence, ProviderContext
 from resource_manager.providers.registry import find_kind
 from tests.support.patience import PATIENCE_S
+from tests.support.providers import give_token, join_token, joining
 
 pytestmark = pytest.mark.full
 
@@ -177,9 +178,14 @@ def _start_one(scaled: ScaledExecutors, executor_id: str) -> None:
     provider = kind.make(found.common["process"], found.shapes["process"], around)
 
     async def start() -> None:
-        await provider.start(executor_id, scaled.shape, again=False)
-        observation = await provider.status(executor_id, scaled.shape, "")
-        assert observation.presence is Presence.RUNS
+        async with joining() as address:
+            give_token(around, executor_id, join_token(address, executor_id))
+            await provider.start(executor_id, scaled.shape, again=False)
+            observation = await provider.status(executor_id, scaled.shape, "")
+            assert observation.presence is Presence.RUNS
+            own = scaled.directory / "executors" / executor_id / "state/executor.credentials"
+            while not own.exists():  # noqa: ASYNC110 -- another process writes it
+                await asyncio.sleep(0.05)
         await provider.close()
 
     asyncio.run(start())

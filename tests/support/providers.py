@@ -33,7 +33,7 @@ def provider_context(state_dir: Path, manager: str = NOBODY_LISTENS) -> Provider
 def give_token(context: ProviderContext, executor_id: str, token: str = TOKEN) -> Path:
     """Writes a join token for an executor, as the resource manager does before a start."""
     path = context.token_file(executor_id)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.write_text(token)
     path.chmod(0o600)
     return path
