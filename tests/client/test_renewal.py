@@ -106,7 +106,7 @@ async def test_a_file_with_a_new_key_is_not_overwritten(file: Path) -> None:
     assert read_credentials(file) == other
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives a file to another user")
+@pytest.mark.needs("root")  # gives a file to another user
 async def test_a_file_of_another_user_stays_as_it_is(file: Path) -> None:
     os.chown(file, 12_345, 12_345)
     own = OwnCertificate(AGED)

@@ -9,6 +9,7 @@ import os
 import pwd
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,7 @@ async def test_a_server_of_another_cluster_gets_no_secret(rm: RunningRm, tmp_pat
 
 async def test_an_executor_cannot_pass_as_the_manager_at_the_join_port(rm: RunningRm) -> None:
     token = await token_for(rm, "user", "alice")
-    async with channelless_server(rm, "executor/web-1") as address:
+    async with squatting(rm, "executor/web-1") as address:
         error = await error_of(replace(token, addresses=(address,)))
     assert error.reason is Reason.CERTIFICATE_WRONG
 
@@ -210,20 +211,14 @@ async def test_a_program_that_does_not_speak_tls_gets_no_secret(rm: RunningRm) -
     assert token.secret.encode() not in got
 
 
-class channelless_server:  # noqa: N801 -- reads as a function
-    """Serves TLS with the certificate of an identity, at an address that it returns."""
-
-    def __init__(self, rm: RunningRm, who: str) -> None:
-        self._server = grpc.aio.server()
-        self._own = rm.own(who)
-
-    async def __aenter__(self) -> str:
-        port = self._server.add_secure_port("127.0.0.1:0", self._own.joining_credentials())
-        await self._server.start()
-        return f"127.0.0.1:{port}"
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._server.stop(0)
+@asynccontextmanager
+async def squatting(rm: RunningRm, who: str) -> AsyncIterator[str]:
+    """Serves TLS with the certificate of an identity; gives its address."""
+    server = grpc.aio.server()
+    port = server.add_secure_port("127.0.0.1:0", rm.own(who).joining_credentials())
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(0)
 
 
 async def test_a_certificate_is_renewed_with_the_same_key(rm: RunningRm) -> None:
