@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,2}0*)?|\.[0-9]{1,2}0*", re.ASCII)
 _PERCENTAGE: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
-_FIELD: Final = re.compile(r"devices\[([^]]*)\]")
+_FIELD: Final = re.compile(r"\bdevices(?:\[([^]]*)\])?$")
+"""A field about devices, with the names of the amounts if the error is only about some of them."""
 _OPTIONS: Final = {
     "gpu": "--gpu",
     "gpu-core": "--gpu-core",
@@ -193,7 +194,7 @@ def _about_options(error: InvalidArgument, typed: Mapping[str, str]) -> InvalidA
         typed: values as typed, by name of the resource.
     """
     about = _FIELD.search(error.field)
-    names = about[1].split(", ") if about is not None else []
+    names = about[1].split(", ") if about is not None and about[1] else list(typed)
     given = [(_OPTIONS.get(name, f"--device {name}"), typed.get(name, "")) for name in names]
     value: object = error.details["value"]
     if len(given) == 1 and given[0][1]:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from finegrain.errors import Reason, Unavailable
 
 _NOT_RUNNING = "is it running, and is the address right?"
+_CLOSED = "{where} closed the connection; is it running, and does it accept your certificate?"
 
 
 def connect_failure(text: str, address: str = "") -> Unavailable:
@@ -92,9 +93,7 @@ _FAILURES: tuple[tuple[str, str, Reason], ...] = (
         Reason.UNREACHABLE,
     ),
     ("DNS", "{where} cannot be reached (the name is unknown); " + _NOT_RUNNING, Reason.UNREACHABLE),
-    (
-        "Socket closed",
-        "{where} closed the connection; is it running, and does it accept your certificate?",
-        Reason.UNREACHABLE,
-    ),
+    ("Socket closed", _CLOSED, Reason.UNREACHABLE),
+    ("Connection reset by peer", _CLOSED, Reason.UNREACHABLE),
+    ("Broken pipe", _CLOSED, Reason.UNREACHABLE),
 )

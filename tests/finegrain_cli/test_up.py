@@ -124,7 +124,8 @@ def test_two_executors_are_found_used_and_gone() -> None:
         assert "nothing is left behind" in said
         assert running.leftovers() == []
         gone = running.finegrain("jobs", "--manager", running.told["address"])
-        assert gone.returncode == 7, gone.stderr
+        assert gone.returncode == 8, gone.stderr
+        assert "no cluster of this user runs on this host" in gone.stderr
 
 
 def test_fake_gpus_are_given_out_shown_and_cordoned() -> None:
@@ -165,16 +166,21 @@ def test_fake_gpus_are_given_out_shown_and_cordoned() -> None:
 
 
 def check_resize(running: Up) -> None:
-    """A resize keeps the GPUs of a slot, and refuses to change them."""
+    """A resize keeps the GPUs of a slot, and changes their shares only if `--gpu` says so."""
     with busy(running, "--gpu", "0.5"):
         [slot] = json.loads(running.finegrain("slots", "-o", "json").stdout)["items"]
         larger = running.finegrain("resize", slot["allocation_id"], "--cpu", "0.2")
         assert larger.returncode == 0, larger.stderr
-        refused = running.finegrain("resize", slot["allocation_id"], "--gpu", "1")
-        assert refused.returncode != 0
-        assert "a resize cannot change the devices of a slot" in refused.stderr
         [after] = json.loads(running.finegrain("slots", "-o", "json").stdout)["items"]
         assert after["assignment"]["devices"] == slot["assignment"]["devices"]
+        whole = running.finegrain("resize", slot["allocation_id"], "--gpu", "1")
+        assert whole.returncode == 0, whole.stderr
+        [after] = json.loads(running.finegrain("slots", "-o", "json").stdout)["items"]
+        [before, now] = [each["assignment"]["devices"] for each in (slot, after)]
+        assert [each["uuid"] for each in now] == [each["uuid"] for each in before]
+        refused = running.finegrain("resize", slot["allocation_id"], "--gpu", "2")
+        assert refused.returncode != 0
+        assert "--gpu" in refused.stderr
 
 
 def test_what_is_not_enforced_is_said_with_reason_and_fix() -> None:

@@ -80,7 +80,7 @@ FOUND_BY = {
     "stop_that_failed_is_taken_for_done": 4,
     "what_was_asked_for_is_not_planned_on": 5,
     "maximum_is_about_those_who_are_there": 5,
-    "latecomers_are_nobodys": 12,
+    "latecomers_are_nobodys": 24,
     "idle_executors_are_kept": 4,
     "who_was_planned_waits_like_everybody": 6,
     "shape_is_asked_for_beyond_its_count": 4,
