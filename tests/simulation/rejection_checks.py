@@ -110,11 +110,15 @@ def _wrong(state: State, spec: RequestSpec) -> Iterator[str]:
 
 
 def _is_choosy(request: DeviceRequest) -> bool:
-    """True if not every device with the amounts suits the request: it wants a virtual function, a
-    model, a certain place, or a level of enforcement.
+    """True if sums of amounts do not say whether the devices of a host suit the request.
+
+    The request needs shares of several devices, a virtual function, a model, a certain place, or a
+    level of enforcement.
     """
+    if request.count > 1:
+        return True
     bare = DeviceRequest(request.type, 1, (), near=request.near)
-    return replace(request, count=1, amounts=()) != bare
+    return replace(request, amounts=()) != bare
 
 
 def _could_host(total: Amounts, labels: Mapping[str, str], spec: RequestSpec) -> bool:
