@@ -27,6 +27,7 @@ from finegrain.errors import (
     ResourceExhausted,
 )
 from finegrain.resources import (
+    DEVICE_PREFIX,
     Amounts,
     ResourceProfile,
     add,
@@ -282,8 +283,13 @@ class SlotTable:
         self._check_content(wanted)
         booked, target = self.booked_by(slot), self.booking_of(wanted)
         # Only the growth must fit, because the present size is booked, and stays booked until
-        # `resized`.
-        growth = subtract(larger_of(booked, target), booked)
+        # `resized`. Devices were checked one by one above. Their sums would be wrong here: a share
+        # that is now named in bytes and was named in percent would count as growth.
+        growth = {
+            name: amount
+            for name, amount in subtract(larger_of(booked, target), booked).items()
+            if not name.startswith(DEVICE_PREFIX)
+        }
         what = f"the growth of slot {key.allocation_id}"
         check_fit(what, growth, self.available(), self.share.total)
         return self._rebook(replace(slot, becoming=wanted))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpuset import CpuSet
+from finegrain.devices.device import DeviceShare
+from finegrain.devices.names import device_requests
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
-from finegrain.resources import MIB, ResourceProfile
-from task_executor.engine.slot_table import Outcome, SlotTable
+from finegrain.resources import GIB, MIB, ResourceProfile
+from task_executor.engine.slot_table import HostShare, Outcome, SlotTable
 from task_executor.engine.slots import CarveState, Slot, SlotKey
+from tests.support.devices import made_up
 from tests.task_executor.engine.test_slot_table import TOTAL, carve, spec, table
 
 KEY = SlotKey("a", 1)
@@ -202,3 +208,28 @@ def test_a_change_that_is_under_way_is_booked_when_it_is_adopted() -> None:
         "extended.license-x": 2,
     }
     books.check_invariants()
+
+
+def test_a_share_of_a_gpu_may_be_named_in_bytes_instead_of_percent() -> None:
+    """The GPU is full, but the slot only needs less of it: 3 GiB and not half of its 8 GiB."""
+    host = made_up(1, memory_bytes=8 * GIB)
+    total = TOTAL | {f"device.{name}": amount for name, amount in host.devices[0].capacity}
+    books = SlotTable(HostShare(total, CpuSet.parse("0-3"), devices=host))
+
+    def half(core: int, memory_bytes: int) -> CpuAssignment:
+        amounts = {"gpu-core": core, "gpu-memory": memory_bytes}
+        amounts["gpu-memory-ratio"] = memory_bytes * 100 // (8 * GIB)
+        return CpuAssignment(devices=(DeviceShare("gpu", "GPU-0", 0, tuple(amounts.items())),))
+
+    percent = device_requests({"gpu-core": 50, "gpu-memory-ratio": 50})
+    for name in ("a", "b"):
+        one = spec(name, assignment=half(50, 4 * GIB))
+        carve(books, replace(one, profile=replace(one.profile, devices=percent)))
+    in_bytes = device_requests({"gpu-core": 40, "gpu-memory": 3 * GIB})
+    profile = ResourceProfile(1000, task_heap_memory_bytes=256 * MIB, devices=in_bytes)
+    assert books.resize(KEY, 1, profile, 1000, half(40, 3 * GIB)).error is None
+    books.resized(KEY)
+    assert books.available()["device.gpu-memory"] == GIB
+    more = replace(profile, devices=device_requests({"gpu-core": 40, "gpu-memory": 5 * GIB}))
+    refused = refusal(books.resize(KEY, 2, more, 1000, half(40, 5 * GIB)))
+    assert refused.reason is Reason.DEVICES_UNAVAILABLE
