@@ -1,14 +1,15 @@
 """Limits the memory of GPUs for control groups: `python -m task_executor.device_agent`.
 
-This needs root and a library of the driver. The front has no privileges, and the helper loads no
-library. So the helper runs this program: it reads a JSON order from stdin, and writes a JSON answer
-to stdout.
+Limits need root and a library of the driver. But the front has no privileges, and the helper loads
+no library. So the helper runs this program, which reads a JSON order from stdin and writes a JSON
+answer to stdout.
 
     {"groups": [{"path": "/sys/fs/cgroup/...", "limits": {"GPU-...": 42949672960}}]}
     {"problems": [{}]}
 
-A device is the UUID of an NVIDIA GPU, or a region of the kernel's dmem controller ("drm/..."). 0
-bytes mean no limit. The program reads back each limit. The answer lists the failures of each group.
+A device is the UUID of an NVIDIA GPU, or a region of the kernel's dmem controller ("drm/..."). A
+limit of 0 bytes means no limit. After the program has set a limit, it reads the limit back. The
+answer lists the failures of each group.
 """
 
 from __future__ import annotations
@@ -72,8 +73,9 @@ class Nvml:
         device = ctypes.c_void_p()
         name = ctypes.c_char_p(uuid.encode())
         self._call(self._library, "nvmlDeviceGetHandleByUUID", name, ctypes.byref(device))
-        # Set no soft limit: it would reserve memory in all groups above until it is lowered again.
-        # It is not needed, because the amounts of all slots together fit on the GPU.
+        # Set no soft limit: a soft limit reserves memory in all parent groups until the soft limit
+        # is lowered again. No soft limit is needed, because the amounts of all slots together fit
+        # on the GPU.
         wanted = SetLimits(path.encode(), 0, limit_bytes or NO_LIMIT)
         self._call(self._library, "nvmlDeviceSetMemoryLimits_v1", device, ctypes.byref(wanted))
         if not limit_bytes:
@@ -121,7 +123,9 @@ def limit_region(region: str, path: str, limit_bytes: int) -> None:
 
 
 def obey(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Sets all limits of an order. If a limit fails, the others are still set."""
+    """Sets all limits of an order. If one limit cannot be set, the function still sets the
+    remaining limits.
+    """
     nvml = Nvml()
     problems = []
     for group in order["groups"]:
@@ -138,8 +142,8 @@ def obey(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     """Reads an order and writes the answer. Returns the exit status."""
-    # Limit the lifetime, because a driver may hang while the helper that waits for this process is
-    # killed.
+    # Limit the run time of this process: the driver may hang, and if the helper is killed then,
+    # nothing else would end this process.
     signal.alarm(LIFETIME_S)
     answer = obey(json.load(sys.stdin))
     # Use one write, so that the helper never reads a part of the answer.

@@ -24,7 +24,7 @@ EXIT_USAGE = 2
 
 
 def run(options: TaskExecutorOptions) -> int:
-    """Replaces this process with the helper. Returns only if this fails.
+    """Replaces this process with the helper. Returns only if the helper cannot be started.
 
     Returns:
         The exit status 2. The reason is on standard error.
@@ -39,7 +39,7 @@ def run(options: TaskExecutorOptions) -> int:
         front = _front_user(options)
         config = helper_config(options, executor_id(options), user_policy(options))
         socket.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # This is checked before the socket is made, because in an unsafe directory another process
+        # Check the directory before the socket is made: in an unsafe directory, another process
         # could replace the socket.
         check_ours(socket.parent)
         # A separate unit starts the front, so its pid is not known here.
@@ -65,15 +65,16 @@ def _front_user(options: TaskExecutorOptions) -> User:
 def executor_id(options: TaskExecutorOptions) -> str:
     """Returns the id of the executor: the configured id, the id that the front has saved, or the
     host name."""
-    # The front uses the name in its certificate instead of the host name, and refuses a helper with
-    # another id.
+    # The front never uses the host name: without a configured id, its id is the name in its
+    # certificate. The front refuses a helper that has another id.
     return options.executor_id or _saved_id(options.state_dir / STATE_FILE) or host_name()
 
 
 def _saved_id(path: Path) -> str:
     """Returns the id in the front's checkpoint; empty if it is not a valid id.
 
-    The helper uses nothing else of this file, because the front has fewer privileges.
+    The helper reads nothing else from this file, because the front, which has fewer privileges,
+    writes the file.
     """
     try:
         found = json.loads(json.loads(path.read_text())["content"])["executor_id"]

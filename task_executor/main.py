@@ -1,10 +1,11 @@
 """Runs the front of one task executor: the command `finegrain executor serve`.
 
-The helper starts before this process imports grpc. The reason: the helper forks for every task, and
-a process that uses grpc must not fork. So this module must not import grpc at module level.
+The helper forks for every task, but a process that uses grpc must not fork. So this process starts
+the helper before it imports grpc, and this module must not import grpc at module level.
 
 A planned stop (SIGTERM, SIGINT) ends only the front. Slots, tasks, shims and the helper continue,
-and the next front adopts them. With `stop_tasks_on_exit`, they are stopped too.
+and the next front adopts them. With `stop_tasks_on_exit`, the front first ends all tasks and frees
+all slots.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ async def serve(
 ) -> None:
     """Serves inside a running event loop.
 
-    To stop the executor as planned, set `stop` or cancel the task.
+    To stop the executor as planned, set `stop`, or cancel the asyncio task that runs this function.
 
     Args:
         options: the options of this executor.
-        ready: called once, when the executor accepts calls. At that time it may not have registered
-            with the resource manager yet.
-        stop: the caller sets this event to end the service.
+        ready: a function that is called once, when the executor accepts calls. The executor may not
+            have registered with the resource manager yet.
+        stop: an event that the caller sets to end the service.
 
     Raises:
         ConfigurationError, InvalidArgument: the executor cannot start with this configuration.
@@ -78,7 +79,8 @@ async def serve(
     try:
         prepared = await asyncio.to_thread(prepare, options, stopping)
     finally:
-        stopping.set()  # after a cancellation, the thread must not wait for a resource manager
+        # if this coroutine was cancelled, the thread must not wait longer for a resource manager
+        stopping.set()
     await _serve(prepared, ready=ready, stop=stop or asyncio.Event())
 
 
@@ -91,7 +93,7 @@ async def _serve_until_signal(prepared: Prepared) -> None:
 
 
 async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event) -> None:
-    # Imported only now, because these modules import grpc.
+    # Import these modules only now, because they import grpc.
     from task_executor.host.helper_client import HelperClient
     from task_executor.service.front import Front
     from task_executor.service.host_plan import beside_kubelet
@@ -121,15 +123,16 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
             finally:
                 await front.stop()
         except BaseException:
-            # If this process started the helper and then failed, an idle helper must not remain.
+            # If this process started the helper and then failed, stop the helper unless it has
+            # slots or tasks.
             if prepared.helper_is_ours:
                 await _end_idle_helper(helper)
             raise
         finally:
             await helper.close()
     finally:
-        # This releases the lock on the state directory. It comes last, so that another front cannot
-        # start while this front still runs.
+        # Closing the directory releases its lock. Do this last, so that no other front can start
+        # while this front still runs.
         prepared.directory.close()
 
 

@@ -4,8 +4,9 @@
     executor.join         the addresses at which to join, and the id of the token that was used
     executor.key          the key, from the first attempt to join until it succeeds
 
-The name in the certificate is the executor's id. A token works once, so its file is deleted after
-it was used. This module must not import grpc at module level, see `task_executor/main.py`.
+The name in the certificate is the executor's id. A token works only once, so the executor deletes
+the file of a used token. This module must not import grpc at module level, see
+`task_executor/main.py`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class JoinRecord:
 
 
 def read_join_record(state_dir: Path) -> JoinRecord:
-    """Reads how this executor has joined; an empty record if that is not known."""
+    """Reads how this executor has joined. Returns an empty record if there is no saved record."""
     try:
         data = json.loads((state_dir / JOIN_FILE).read_text())
         return JoinRecord(tuple(str(each) for each in data["addresses"]), str(data["token"]))
@@ -62,21 +63,21 @@ def executor_credentials(
 ) -> Credentials:
     """Returns the credentials of this executor, and joins the cluster if there is a new token.
 
-    The first join waits until a resource manager can be reached. An executor that has credentials
-    starts in any case, because it must adopt its tasks. If its certificate has expired, it is
-    renewed later, see `task_executor/service/renewal.py`.
+    The first join waits until a resource manager can be reached. An executor that already has
+    credentials does not wait, because it must adopt its tasks. If its certificate has expired, the
+    executor renews the certificate later, see `task_executor/service/renewal.py`.
 
     Args:
         state_dir: the state directory of the executor.
         token_file: the file with a join token; None: join.token in the state directory.
         executor_id: the configured or saved id of the executor; empty: any id.
-        stopping: when it is set, a first join gives up.
+        stopping: an event that ends the wait of a first join.
 
     Raises:
         ConfigurationError: there are neither credentials nor a token, a file cannot be used, or the
             certificate is of another executor.
         Unauthenticated: the token cannot be used.
-        Unavailable: the executor stops before it could join.
+        Unavailable: the executor was stopped before it had joined.
     """
     path = state_dir / CREDENTIALS_FILE
     token_file = token_file or state_dir / TOKEN_FILE
@@ -95,7 +96,8 @@ def executor_credentials(
     try:
         token = read_join_token(token_file)
         if present is not None and _id_of(token) == read_join_record(state_dir).token:
-            return present  # the file of a token that was used could not be deleted
+            # the token in the file was used before, but its file could not be deleted
+            return present
         joined = _join(token, _key(state_dir / KEY_FILE), stopping, patient=present is None)
         _check_own(joined, executor_id, f"the token in {token_file}")
     except FinegrainError as error:
@@ -129,8 +131,9 @@ def _key(path: Path) -> str:
 
 
 def _join(token: JoinToken, key: str, stopping: threading.Event, *, patient: bool) -> Credentials:
-    # Imported only now, because it imports grpc. At the first start, the helper is then started by
-    # a process that has imported grpc. This is safe: the process executes the helper at once.
+    # Import this module only now, because it imports grpc. At the first start, this process
+    # therefore imports grpc before it starts the helper. This is safe, because the forked process
+    # executes the helper's program at once.
     from finegrain.certificates.joining import join
 
     pause_s = PAUSE_S_MIN

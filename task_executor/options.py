@@ -19,82 +19,123 @@ DEFAULT_KUBELET_DIR = Path("/var/lib/kubelet")
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
-    """A type of devices that the operator configured; either `paths` or `command` is set."""
+    """A type of devices from the configuration. Either `paths` or `command` is set."""
 
     name: str
-    paths: tuple[str, ...] = ()  # files or patterns; each file is a device
-    command: str = ""  # command that lists the devices
-    capacities: tuple[tuple[str, int], ...] = ()  # amounts of each device; the type itself has 100
-    shared: bool = False  # True: slots can have parts of a device
-    numa_node: int | None = None  # node of all devices; None: the kernel or the command reports it
+    paths: tuple[str, ...] = ()  # paths or patterns of files; each matching file is one device
+    command: str = ""  # a command that lists the devices
+    # amounts of each device by dimension; the dimension of the type itself is always 100
+    capacities: tuple[tuple[str, int], ...] = ()
+    shared: bool = False  # True: a slot can have a part of a device
+    # the NUMA node of all devices; None: the kernel or the command reports the node
+    numa_node: int | None = None
     model: str = ""
     vendor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskExecutorOptions:
-    """Options of `finegrain executor serve`. docs/configuration.md describes them for operators."""
+    """Options of `finegrain executor serve`. docs/configuration.md lists them."""
 
     state_dir: Path
-    run_dir: Path  # sockets; short, since socket paths are limited to 107 bytes
-    managers: tuple[str, ...]  # "host:port"; empty: those in the executor's credentials
-    executor_id: str = ""  # empty: the name in the executor's certificate
+    # directory of the sockets; use a short path, because a socket path has at most 107 bytes
+    run_dir: Path
+    # resource managers as "host:port"; empty: use the addresses in the executor's credentials
+    managers: tuple[str, ...]
+    executor_id: str = ""  # id of the executor; empty: use the name in the executor's certificate
     listen: ListenOptions = field(
         default_factory=lambda: ListenOptions(
             address=DEFAULT_ADDRESS, metrics_address=DEFAULT_METRICS_ADDRESS
         )
     )
-    advertise_address: str = ""  # empty: the address that is bound
-    join_token_file: Path | None = None  # None: join.token in state_dir
-    provided_as: str = ""  # executor shape of its provider; empty: FINEGRAIN_PROVIDED_AS
+    # address that other hosts connect to; empty: the address in `listen`
+    advertise_address: str = ""
+    # file with the join token; None: the file join.token in `state_dir`
+    join_token_file: Path | None = None
+    # executor shape that the provider started; empty: read the variable FINEGRAIN_PROVIDED_AS
+    provided_as: str = ""
     log: LogOptions = field(default_factory=LogOptions)
-    labels: tuple[tuple[str, str], ...] = ()
-    reserved_cpus: str = ""  # cpu list reserved for the system
-    reserved_cpus_strict: bool = False  # True: slots in shared pools cannot use them either
-    reserved_memory_bytes: int | None = None  # None: 5 %, at least 256 MiB, at most 4 GiB
-    cpus: str = ""  # share of the host: exactly these cpus, without a reserve
-    cpu_milli: int | None = None  # share of the host: largest cpu time to book
-    memory_bytes: int | None = None  # share of the host: its memory, without a reserve
-    memory_pools: tuple[tuple[str, int], ...] = ()  # a separate pool for each memory part, in bytes
-    extended: tuple[tuple[str, int], ...] = ()  # countable resources by name, or NAME@NODE
-    task_ports: str = TASK_PORTS_DEFAULT  # range of network ports for slots, or none
-    devices: str = "auto"  # auto: all devices, unless `cpus` is a share of the host; all; none
+    labels: tuple[tuple[str, str], ...] = ()  # labels that requests can require
+    reserved_cpus: str = ""  # list of the cpus that are reserved for the system
+    reserved_cpus_strict: bool = False  # True: slots in shared pools cannot use the reserved cpus
+    # memory reserved for the system; None: 5 % of the host, at least 256 MiB, at most 4 GiB
+    reserved_memory_bytes: int | None = None
+    # share of the host: the executor uses exactly these cpus and reserves none of them
+    cpus: str = ""
+    # share of the host: the CPU time that slots can book, in thousandths of a core
+    cpu_milli: int | None = None
+    # share of the host: the memory that slots can book; nothing of it is reserved
+    memory_bytes: int | None = None
+    # bytes of a separate pool for each memory part; empty: no separate pools
+    memory_pools: tuple[tuple[str, int], ...] = ()
+    # amounts of countable resources, by NAME or NAME@NODE
+    extended: tuple[tuple[str, int], ...] = ()
+    task_ports: str = TASK_PORTS_DEFAULT  # range of network ports that slots get, or "none"
+    # auto: all devices, or none if `cpus` is set and the GPUs are real; all: all; none: none
+    devices: str = "auto"
     open_devices: tuple[str, ...] = ()  # types of devices that every task can open
-    device_types: tuple[DeviceType, ...] = ()  # in addition to the detected types
+    device_types: tuple[DeviceType, ...] = ()  # types of devices in addition to the detected types
     gpu_context_bytes: int = 300 * MIB  # memory of a GPU that CUDA uses for each task
-    foreign_gpu_use: str = "auto"  # GPUs that other programs use: avoid, ignore, auto
-    gpu_partitions: tuple[str, ...] = ()  # see `task_executor/host/gpu_partitions.py`
-    gpu_partitions_only: bool = False  # True: several whole GPUs of a slot must be a partition
+    # how to treat GPUs that other programs use: avoid, ignore or auto
+    foreign_gpu_use: str = "auto"
+    # groups of GPUs, as described in `task_executor/host/gpu_partitions.py`
+    gpu_partitions: tuple[str, ...] = ()
+    # True: a slot with several whole GPUs gets exactly a partition
+    gpu_partitions_only: bool = False
     gpu_parking: str = "off"  # one of `finegrain.devices.parking.MODES`
     mps: bool = False  # True: run MPS daemons for shared NVIDIA GPUs
-    fake_gpus: str = ""  # name of a machine whose GPUs are simulated; empty: real GPUs
-    bind_policy: str = ""  # a HostBindPolicy; here and in the next four lines, empty: not set
-    numa_strategy: str = ""  # a NumaStrategy
-    alignment_policy: str = ""  # a NumaPolicy, not Default
-    default_bind_policy: str = ""  # a BindPolicy, neither Default nor ConstrainedBurst
-    default_exclusive_policy: str = ""  # an ExclusivePolicy, not Default
-    best_effort_percent: int = 100  # CPU that best-effort slots may book, in percent of their pool
-    best_effort_squeeze: str = "none"  # none, cpuset
-    best_effort_squeeze_threshold: int = 65  # largest busy share of the host, in percent
-    best_effort_squeeze_minimum: int = 0  # share that best-effort slots keep, in percent
-    kubelet_dir: Path | None = DEFAULT_KUBELET_DIR  # None: do not look for a kubelet
-    kubelet_config: Path | None = None  # None: config.yaml in kubelet_dir
+    fake_gpus: str = ""  # name of the machine whose GPUs are simulated; empty: use the real GPUs
+    # policy for the cpus of pinned slots, as a HostBindPolicy; empty: not set
+    bind_policy: str = ""
+    numa_strategy: str = ""  # the NUMA node that is used first, as a NumaStrategy; empty: not set
+    # how slots are bound to NUMA nodes, as a NumaPolicy, but not Default; empty: not set
+    alignment_policy: str = ""
+    # bind policy of requests that name none, as a BindPolicy, but neither Default nor
+    # ConstrainedBurst; empty: not set
+    default_bind_policy: str = ""
+    # exclusive policy of requests that name none, as an ExclusivePolicy, but not Default; empty:
+    # not set
+    default_exclusive_policy: str = ""
+    # CPU time that best-effort slots may book, in percent of the CPU time of their pool
+    best_effort_percent: int = 100
+    best_effort_squeeze: str = "none"  # how best-effort slots are squeezed: none or cpuset
+    # percentage of the host's cpus that may be busy before best-effort slots are squeezed
+    best_effort_squeeze_threshold: int = 65
+    # percentage of the host's cpus that best-effort slots always keep
+    best_effort_squeeze_minimum: int = 0
+    # directory of the kubelet on this host; None: do not look for a kubelet
+    kubelet_dir: Path | None = DEFAULT_KUBELET_DIR
+    # configuration file of the kubelet; None: config.yaml in `kubelet_dir`
+    kubelet_config: Path | None = None
+    # fraction of the executor that a default slot gets; None: 1 / number of cores
     default_slot_fraction: float | None = None
-    default_slot_managed_percent: int = 40  # part of a default slot's memory; no effect with pools
-    number_of_slots: int | None = None  # deprecated: use default_slot_fraction
-    slots_max: int = 0
-    pids_max: int = 4096  # for each slot whose request does not set it
-    managed_memory_page_bytes: int = 32 * 1024  # quotas of operators are multiples of it
-    isolation: str = "auto"  # auto, none
-    cgroup_parent: str = ""  # delegated subtree; empty: the daemon's own cgroup
-    task_user: str = "nobody"  # user of tasks if it runs as root; "" or "self": the daemon's user
-    allow_root_tasks: bool = False
-    task_kill_grace_ms: int = 5_000
-    output_limit_bytes: int = 64 * 1024 * 1024  # for each output stream of a task
-    offer_timeout_ms: int = 10_000
-    offer_targets: tuple[str, ...] = ()  # host names and networks for offers; empty: all
-    orphan_timeout_ms: int | None = 600_000  # None: never
-    helper_socket: Path | None = None  # socket of a helper unit; None: the front starts a helper
-    helper_state_dir: Path | None = None  # state directory of this helper
-    front_user: str = ""  # user that may connect to `helper_socket`
-    stop_tasks_on_exit: bool = False  # True: end all tasks when the executor ends (`finegrain up`)
+    # percentage of a default slot's memory that is managed memory; `memory_pools` replaces this
+    # value
+    default_slot_managed_percent: int = 40
+    number_of_slots: int | None = None  # deprecated: use `default_slot_fraction`
+    slots_max: int = 0  # maximum number of slots at one time; 0: no limit
+    pids_max: int = 4096  # maximum number of processes of a slot whose request sets no number
+    # size of a page of managed memory; operators of job graphs get whole pages
+    managed_memory_page_bytes: int = 32 * 1024
+    # auto: enforce limits as far as the host allows; none: only count the amounts
+    isolation: str = "auto"
+    # delegated cgroup in which slots are created; empty: the cgroup of the daemon
+    cgroup_parent: str = ""
+    # user that runs the tasks if the daemon runs as root; "" or "self": root
+    task_user: str = "nobody"
+    allow_root_tasks: bool = False  # True: tasks may run as root
+    task_kill_grace_ms: int = 5_000  # time between SIGTERM and SIGKILL when a task is ended
+    # maximum size of the stored output, for each output stream of a task
+    output_limit_bytes: int = 64 * 1024 * 1024
+    offer_timeout_ms: int = 10_000  # timeout of an offer of a slot to a job master
+    # host names and networks to which slots may be offered; empty: all
+    offer_targets: tuple[str, ...] = ()
+    # time without a resource manager after which the executor frees all slots; None: never
+    orphan_timeout_ms: int | None = 600_000
+    # socket of a helper that runs as a separate systemd unit; None: the front starts a helper
+    helper_socket: Path | None = None
+    # state directory of the helper that runs as a separate unit
+    helper_state_dir: Path | None = None
+    front_user: str = ""  # user, besides root, that may connect to `helper_socket`
+    # True: a planned stop of the executor ends all tasks (`finegrain up` sets this)
+    stop_tasks_on_exit: bool = False

@@ -1,13 +1,12 @@
-"""Moves processes off their GPUs and back, with NVIDIA's `cuda-checkpoint`. The helper runs this
-program.
+"""Moves processes off their GPUs and back, with NVIDIA's `cuda-checkpoint`.
 
-It reads one order from standard input and writes one answer to standard output, both as JSON. A
-process that uses CUDA is running, locked (its calls wait), or checkpointed (its memory contains its
-data from the GPU, and it has left the GPU). An order can be repeated after any failure, because it
-begins from the present state of each process.
+The helper runs this program. The program reads one order from standard input and writes one answer
+to standard output, both as JSON. A process that uses CUDA is running, locked (its calls wait), or
+checkpointed (it has left the GPU, and its own memory contains its data from the GPU). An order can
+be repeated after any failure, because it begins from the present state of each process.
 
-The program needs root, and may load the driver's library. So it runs in a separate process, which
-uses only the standard library.
+The program needs root, and `cuda-checkpoint` may load the driver's library. So the program runs in
+a separate process, and it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ def unpark(pids: list[int], device_map: str) -> int:
 def _state(pid: int) -> str:
     """Returns the state of a process; empty if it does not use CUDA, or has ended.
 
-    For a process that it cannot reach, the program fails in the same way. So at the end the
-    executor reads from the driver which processes still have memory.
+    `cuda-checkpoint` fails in the same way for a process that it cannot reach. So the executor
+    finally asks the driver which processes still have memory of the GPU.
     """
     status, output = _run(_STATE_S, "--get-state", "--pid", str(pid))
     if status == 0 and output not in (RUNNING, LOCKED, CHECKPOINTED):
@@ -84,7 +83,8 @@ def _state(pid: int) -> str:
 
 def _act(pid: int, action: str, *options: str) -> None:
     status, output = _run(_COPY_S, "--action", action, "--pid", str(pid), *options)
-    # A process that has ended has left the GPU. An earlier agent may have carried out the action.
+    # A failure is no error if the process has ended, because it has left the GPU then, or if an
+    # earlier agent has already carried out the action.
     if status != 0 and Path(f"/proc/{pid}").exists() and _state(pid) != _AFTER[action]:
         raise ParkError(f"{PROGRAM} could not {action} process {pid}: {output or 'no output'}")
 

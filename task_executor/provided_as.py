@@ -1,4 +1,4 @@
-"""The name of the executor shape with which a provider has started this executor."""
+"""Finds the executor shape as which a provider has started this executor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ PROVIDED_AS_VARIABLE = "FINEGRAIN_PROVIDED_AS"
 
 
 def provided_as(configured: str) -> str:
-    """Returns the executor shape that a provider started this executor as; empty: no provider did.
+    """Returns the executor shape as which a provider started this executor; empty: no provider
+    started it.
 
     Raises:
         InvalidArgument: it is not a valid name.

@@ -37,7 +37,7 @@ class CommandFence(Generic[Answer]):
     _last_answer: Answer | None = None
 
     def raise_epoch(self, rm_epoch: int) -> None:
-        """Accepts a higher epoch, and restarts the numbering of commands.
+        """Accepts a higher epoch, after which commands are numbered from 1 again.
 
         An epoch that is lower or equal has no effect.
         """
@@ -80,8 +80,8 @@ class CommandFence(Generic[Answer]):
         """Admits a new command, or returns the recorded answer of a repeated command.
 
         Returns:
-            None if the caller must execute the command and then call `record`. Otherwise the answer
-            that was recorded for the same command.
+            None if the command is new: the caller must execute it and then call `record`. For a
+            repeated command, the recorded answer.
 
         Raises:
             FailedPrecondition: STALE_EPOCH, STALE_REGISTRATION or COMMAND_OUT_OF_ORDER.
@@ -101,8 +101,8 @@ class CommandFence(Generic[Answer]):
         # The leader of a new epoch numbers its commands from 1 again.
         if numbers.rm_epoch > self.rm_epoch:
             expected = 1
-        # The caller repeats the command because it did not receive the answer. Executing the
-        # command again could carve or free slots a second time, so the recorded answer is returned.
+        # The RM repeats a command if it has not received the answer. Return the recorded answer,
+        # because a second execution could carve or free slots again.
         elif numbers.command_number == self.command_number and self._repeats(numbers):
             return self._last_answer
         if numbers.command_number != expected:
@@ -124,7 +124,7 @@ class CommandFence(Generic[Answer]):
     def record(self, numbers: CommandNumbers, answer: Answer) -> None:
         """Stores the answer for retries of this command."""
         # The executor may have registered again while the command was running. The answer then
-        # belongs to an earlier numbering, and is not stored.
+        # belongs to an earlier registration, so do not store it.
         if self._is_current(numbers):
             self._last_digest = numbers.digest
             self._last_answer = answer
@@ -132,8 +132,8 @@ class CommandFence(Generic[Answer]):
     def contained(self, numbers: CommandNumbers) -> None:
         """Records that the effects of this command are in the slot table.
 
-        From now on, reports contain its number. If the executor has registered again while the
-        command ran, the command must not change the numbering of the new registration.
+        From now on, reports contain its number. If the executor registered again while the command
+        ran, this method does nothing, because the new registration has its own numbers.
         """
         if self._is_current(numbers):
             self.command_number = numbers.command_number

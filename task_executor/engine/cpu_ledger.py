@@ -1,8 +1,8 @@
 """Records which cpus are dedicated to slots of this executor, and which cpus other slots share.
 
-A cpu is dedicated to a slot from the order of the slot until its last process has ended and its
-cgroup is removed. During a resize, both the old cpus and the new cpus are dedicated. No slot may
-take the last cpu of a pool that other slots run in. `finegrain.cpu_pools` computes the pools.
+A cpu is dedicated to a slot from the order for the slot until the slot's last process has ended and
+its cgroup is removed. During a resize, both the old cpus and the new cpus are dedicated. No slot
+may take the last cpu of a pool that other slots run in. `finegrain.cpu_pools` computes the pools.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HostCpus:
 
     slot_cpus: CpuSet  # cpus that count in the executor's total
     reserved: CpuSet = EMPTY  # cpus that the configuration reserves; not in the total
-    isolated: CpuSet = EMPTY  # cpus of both sets that the kernel does not load-balance
+    isolated: CpuSet = EMPTY  # cpus, reserved or not, on which the kernel does no load balancing
     pools: tuple[tuple[PoolName, CpuSet], ...] = ()  # cpus by pool; empty: one pool
     memory_nodes: NodeSet = EMPTY  # NUMA nodes that memory can be bound to; empty: not known
     policy: HostPolicy = NO_SETTINGS  # settings from the configuration
@@ -96,11 +96,11 @@ class CpuLedger:
         """The settings in effect.
 
         A setting of an operator has priority over the configuration, and the configuration has
-        priority over the kubelet. Only reserved cpus are combined: cpus that one of the three
-        reserves are reserved.
+        priority over the kubelet. Only reserved cpus are combined: a cpu is reserved if at least
+        one of the three reserves it.
         """
-        # The policies are in the sequence of their priority: the first policy that sets a value
-        # decides.
+        # The policy with the highest priority is first: for each setting, the first policy that
+        # sets a value decides.
         return settle(
             [
                 (PolicyOrigin.OPERATOR, self.conditions.operator_policy),
@@ -155,7 +155,8 @@ class CpuLedger:
     def put(self, key: SlotKey, assignments: Iterable[CpuAssignment]) -> None:
         """Sets the assignments of a slot. During a resize these are the old and the new one."""
         held = tuple(assignments)
-        # Only dedicated cpus change the pools. A slot that shares a pool moves no other slot.
+        # Only dedicated cpus change the pools. A slot without dedicated cpus never moves another
+        # slot.
         if _dedicated(held) != _dedicated(self._slots.get(key, ())):
             self.version += 1
         self._slots[key] = held
@@ -180,8 +181,8 @@ class CpuLedger:
         assignment = spec.assignment or WHOLE_SHARED_POOL
         self._check_assignment(assignment, spec.profile.cpu_milli)
         cpus_here = self.host.slot_cpus | self.host.reserved
-        # `spec.cpus` may name reserved cpus too, because they are in the shared pools unless they
-        # are reserved strictly.
+        # `spec.cpus` may also name reserved cpus, because reserved cpus are in the shared pools
+        # unless `reserved_cpus_strict` is set.
         if spec.cpus and not CpuSet.parse(spec.cpus) <= cpus_here:
             raise InvalidArgument("cpus", spec.cpus, f"cpus of this executor ({cpus_here})")
         if assignment.cpus:
@@ -219,7 +220,9 @@ class CpuLedger:
             raise refuse("pools", ", ".join(map(_name, unknown)), expected)
 
     def _check_dedicated(self, key: SlotKey, allocation_id: str, wanted: CpuAssignment) -> None:
-        """Checks that the cpus are free, and that slots which share them now keep a cpu."""
+        """Checks that the cpus are free, and that each slot that runs on them now keeps at least
+        one cpu.
+        """
         # Part 1: each cpu is free, and is not reserved, not offline and not used by a kubelet.
         others = {other: assignments for other, assignments in self._slots.items() if other != key}
         held = {
@@ -245,7 +248,7 @@ class CpuLedger:
         # Part 2: each pool keeps a cpu. A set is used, because thousands of slots have few
         # different assignments.
         sharing = {each for each in chain.from_iterable(others.values()) if not each.cpus}
-        # The assignments are sorted, so that the error names the same pool at every attempt.
+        # Sort the assignments, so that the error names the same pool at every attempt.
         for each in sorted(sharing, key=lambda one: (one.qos, one.pools)):
             # If a pool was already empty before, this slot is not the cause, so the pool is
             # ignored.

@@ -1,7 +1,7 @@
-"""Computes the default slot: the slot that a request without a resource profile gets.
+"""Computes the size of the default slot: the slot that a request without a resource profile gets.
 
-It is computed once, when the executor starts. Each executor has its own default slot: with the same
-fraction, a larger host has a larger default slot (as in Flink's dynamic slot allocation, FLIP-56).
+Each executor computes its default slot once, at its start. With the same fraction, a larger host
+has a larger default slot (as in Flink's dynamic slot allocation, FLIP-56).
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,8 @@ def default_slot(
         memory_bytes_total: memory of the executor.
         core_count: physical cores of the executor.
         default_slot_fraction: a fraction above 0, at most 1.
-        number_of_slots: deprecated. The result contains a warning that names the new option.
+        number_of_slots: the deprecated option. If it is set, the result contains a warning that
+            names the new option.
 
     Raises:
         InvalidArgument: the fraction is outside (0, 1], the count is below 1, or the slot would be
@@ -88,8 +89,8 @@ def parse_fraction(
         InvalidArgument: `value` is not a number.
     """
     try:
-        # This parses the text, so that the float 0.1 becomes exactly a tenth, and not the nearest
-        # binary fraction.
+        # Parse the text of the number, so that the float 0.1 becomes exactly a tenth, and not the
+        # nearest binary fraction.
         return Fraction(str(value))
     except (ValueError, ZeroDivisionError):
         raise InvalidArgument(field, value, "a fraction such as 0.25 or 1/3") from None

@@ -1,11 +1,10 @@
-"""Health of one device over time: its failures, and the conditions for using it again.
+"""Follows the health of one device: its failures, and when it may be used again.
 
-A device that failed and then works again is not used at once. If it has failed often, it must first
-work for a delay without a failure. Then it must pass a probe. So a device that fails again and
-again gets no work, and a device that answers but is broken gets no work either.
+A device that failed and then works again is not used at once. If the device has failed often, a
+delay without a failure must pass first. Then the device must pass a probe. So the executor gives no
+work to a device that fails again and again, or to a device that answers but is broken.
 
-Example, with failures at 0:00, 0:10, 0:20 and 0:30, after each of which the device answers again at
-once:
+Example: a device fails at 0:00, 0:10, 0:20 and 0:30, and answers again at once after each failure:
 
   failure  in the last hour  delay before the probe
   0:00     1                 none
@@ -33,7 +32,9 @@ DELAY_MAX_MS: Final = 3_600_000
 _FAILURES_KEPT: Final = 64
 
 LOST_AFTER_MS: Final = 5_000
-"""Slots may be ended only if their work was impossible for this long, not after one bad reading."""
+"""The executor ends slots only after their work has been impossible for this time: one bad reading
+is not enough.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Observation:
     Attributes:
         health: the health that the driver reports; never PROBING.
         problem: why the device is not healthy, and how to repair it.
-        work_lost: True if there is a problem because of which work on the device cannot continue.
+        work_lost: True if work on the device cannot continue because of the problem.
         wait_ms: the minimum time between the end of the problem and the next use of the device.
     """
 
@@ -82,7 +83,8 @@ class HealthRecord:
         if seen.health is DeviceHealth.HEALTHY:
             self._answers(now_ms)
             return
-        # If the driver does not answer, its devices are unknown, which is no failure of a device.
+        # If the driver does not answer, the health of its devices is UNKNOWN. This does not count
+        # as a failure of the devices.
         is_failure = seen.health is not DeviceHealth.UNKNOWN
         if is_failure and self.health not in (DeviceHealth.UNHEALTHY, DeviceHealth.GONE):
             self._count_failure(now_ms)
@@ -141,13 +143,13 @@ class HealthRecord:
             self.problem = f"it {times}; it is probed after {delay_s} s without a failure"
 
     def _count_failure(self, now_ms: int) -> None:
-        # A device may fail thousands of times. More than `_FAILURES_KEPT` failures do not change
-        # the delay.
+        # A device may fail thousands of times. So only `_FAILURES_KEPT` failures are stored: with
+        # this number, the delay has reached its maximum.
         self._failures = [*self._failures[1 - _FAILURES_KEPT :], now_ms]
 
     def _delay_ms(self, now_ms: int) -> int:
         extra = self.failures(now_ms) - FREE_FAILURES
         if extra <= 0:
             return 0
-        # The exponent is limited first, because a device may fail thousands of times.
+        # Limit the exponent first, because a device may fail thousands of times.
         return int(min(DELAY_FIRST_MS << min(extra - 1, 10), DELAY_MAX_MS))

@@ -24,9 +24,9 @@ DeviceKey = tuple[str, str]
 class DeviceLedger:
     """The devices of the host, and the shares that slots have of them.
 
-    `conditions` are the conditions of devices that differ from the announced devices. They are
-    reported, but a slot with such a device is still carved, because the resource manager decides
-    which slot gets a device.
+    `conditions` has an entry for each device whose condition differs from the registered one. The
+    executor reports these conditions, but it still carves a slot with such a device, because the
+    resource manager decides which slot gets a device.
     """
 
     host: HostDevices
@@ -73,8 +73,8 @@ class DeviceLedger:
     def left(self, slots: Collection[SlotKey] | None = None) -> dict[str, int]:
         """Returns the free amounts of all devices together, by dimension of the executor's total.
 
-        If a device has vanished, the total does not contain it, so shares of it are not deducted
-        either.
+        If a device has vanished, the total does not contain it, so the shares of this device are
+        not deducted.
 
         Args:
             slots: the slots whose shares are deducted; None: all slots.

@@ -1,10 +1,10 @@
-"""Lends managed memory of a slot that some operators do not use to operators that need more.
+"""Lends managed memory that some operators of a slot do not use to operators that need more.
 
-Only pools that take part lend and borrow memory. A pool reports how much memory it wants, and which
-limit it currently obeys. Each pool can always have the memory that it wants, up to its quota.
-Unused quotas are lent to pools that want more than their quota, in the sequence of their requests.
-One pool's limit is raised only after another pool has confirmed a lower limit. So the limits that
-pools obey never add up to more than the slot's managed memory.
+Only pools that have joined lend and borrow memory. Each of them reports how much memory it wants,
+and which limit it obeys at present. Each pool can always have the memory that it wants, up to its
+quota. Pools that want more than their quota borrow the unused memory of others, in the sequence in
+which the pools joined. One pool's limit is raised only after another pool has confirmed a lower
+limit. So the limits that pools obey never add up to more than the slot's managed memory.
 
 Example: a slot has 100 pages, and "sort" and "join" have quotas of 50 pages. Sort wants 20 pages,
 and join wants 80. Join gets 80 pages when sort has confirmed a limit of 20. Later sort wants 40
@@ -37,7 +37,8 @@ class _Pool:
         kept: the limit that the pool obeys at present. It is above `limit` until the pool has
             confirmed a lower limit.
         borrows: True if the pool can use more memory than its quota.
-        revoked_at: when the pool was first ordered to use less, if it has not confirmed this yet.
+        revoked_at: the time when the pool was ordered to obey a lower limit; None: no order is
+            unconfirmed.
     """
 
     quota: int
@@ -49,7 +50,7 @@ class _Pool:
 
 
 class Lending:
-    """The pools of one slot that take part.
+    """The pools of one slot that lend and borrow memory.
 
     Args:
         deadline_s: time in seconds that a pool has to confirm a lower limit.
@@ -68,8 +69,9 @@ class Lending:
         return self._pools[key].limit
 
     def revoked(self, key: PoolKey) -> int:
-        """Returns how many bytes a pool must still give back: its present limit minus its new
-        limit."""
+        """Returns the bytes that a pool must still give back: the limit that it obeys minus its new
+        limit.
+        """
         pool = self._pools[key]
         return pool.kept - pool.limit
 
@@ -87,13 +89,13 @@ class Lending:
         return min(times) + self._deadline_s if times else None
 
     def join(self, key: PoolKey, quota: int, kept: int, *, borrows: bool) -> None:
-        """Lets a pool take part.
+        """Adds a pool, which can then lend memory.
 
         Args:
             key: the pool.
             quota: the quota of the pool, in bytes.
-            kept: the limit that the pool obeys. This is its quota, or another limit if it took part
-                before the executor restarted.
+            kept: the limit that the pool obeys: its quota, or another limit if the pool had joined
+                before a restart of the executor.
             borrows: True if the pool can use more memory than its quota.
         """
         self._pools[key] = _Pool(quota, quota, kept, kept, borrows)
@@ -104,19 +106,21 @@ class Lending:
         Args:
             key: the pool.
             wanted: the bytes that the pool wants to use.
-            kept: the limit that the pool obeys. It is above the pool's limit while the pool uses
-                more.
+            kept: the limit that the pool obeys. While the pool uses more than its limit, `kept` is
+                above the limit.
             now: the present time in seconds.
         """
         pool = self._pools[key]
         pool.wanted = wanted
-        # The pool may already have received a limit that was raised after its report.
+        # The executor may have raised the limit after the pool sent this report, and the pool may
+        # already use the higher limit.
         pool.kept = max(kept, pool.limit)
         self._settle(now)
 
     def leaves(self, key: PoolKey, now: float) -> None:
-        """Handles that a pool stops reporting. It then has its quota, and must return borrowed
-        memory."""
+        """Handles that a pool stops reporting: its limit is then its quota, and it must return
+        borrowed memory.
+        """
         pool = self._pools[key]
         self.report(key, pool.quota, pool.kept, now)
 
@@ -124,8 +128,8 @@ class Lending:
         """Updates the quotas. Pools without a quota have ended and are removed.
 
         Args:
-            room: the bytes that all these pools share: the managed memory without the quotas of
-                operators that do not take part.
+            room: the bytes that the pools share: the slot's managed memory minus the quotas of
+                operators whose pools have not joined.
             quotas: the quota of each pool, in bytes.
             now: the present time in seconds.
         """
@@ -138,7 +142,9 @@ class Lending:
         self._settle(now)
 
     def _settle(self, now: float) -> None:
-        """Lowers limits that are too high, and raises others as far as there is room."""
+        """Lowers the limits that are too high, and raises the limits that are too low as far as
+        there is room.
+        """
         targets = self._targets()
         for pool, target in targets:
             pool.limit = min(pool.limit, target)

@@ -50,8 +50,8 @@ class Claim:
 class ManagedMemory:
     """The registered operators of all slots.
 
-    This class does not store the sizes of slots. They are arguments, because the slot table has
-    them.
+    This class does not store the sizes of slots, because the slot table stores them. The caller
+    passes the size of a slot.
 
     Args:
         page_bytes: the size of a page, in bytes.
@@ -63,10 +63,10 @@ class ManagedMemory:
         self._sums: dict[SlotKey, Fraction] = defaultdict(Fraction)
 
     def register(self, key: SlotKey, task_id: str, operators: Mapping[str, Fraction]) -> None:
-        """Registers all of the operators or none.
+        """Registers all operators, or none of them if one cannot be registered.
 
-        If an operator is already registered with the same fraction, for this task or for the whole
-        slot, it does not change.
+        An operator that is already registered with the same fraction, for this task or for the
+        whole slot, stays unchanged.
 
         Args:
             key: the slot.
@@ -75,7 +75,7 @@ class ManagedMemory:
             operators: the fraction of each operator, by its id.
 
         Raises:
-            AlreadyExists: an operator has another fraction, or belongs to another task.
+            AlreadyExists: an operator is registered with another fraction, or for another task.
             FailedPrecondition: MANAGED_MEMORY_EXCEEDED. The fractions would add up to more than 1.
             InvalidArgument: the slot would have too many operators.
         """
@@ -122,7 +122,9 @@ class ManagedMemory:
         return MappingProxyType(self._claims.get(key, {}))
 
     def quota(self, fraction: Fraction, managed_bytes: int) -> Quota:
-        """Returns the quota of a fraction in a slot with this much managed memory."""
+        """Returns the quota of an operator with this fraction, in a slot with `managed_bytes` of
+        managed memory.
+        """
         size = compute_memory_size(fraction, managed_bytes)
         return Quota(size, compute_number_of_pages(fraction, managed_bytes, self.page_bytes))
 

@@ -1,10 +1,10 @@
 """Decides which slots use more memory of a GPU than their share, from a sequence of readings.
 
-One reading above the share is not enough: it may still count a process that has just ended,
-together with the process that replaces it. A second reading must confirm it.
+One reading above the share is not enough: this reading may still count a process that has just
+ended, together with the process that replaces it. A second reading must confirm the overuse.
 
 Example: a slot has 10 GiB. The readings are 8, 12, 9, 12 and 13 GiB. Only the fifth reading shows a
-confirmed overuse. The third reading was the last one in which the slot was within its share.
+confirmed overuse. The third reading was the last reading in which the slot was within its share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from task_executor.engine.slots import SlotKey
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """The GPU memory that the processes of a slot use, and the slot's share of this memory."""
+    """The memory of one GPU that the processes of a slot use, and the slot's share of this
+    memory.
+    """
 
     key: SlotKey
     uuid: str
@@ -35,8 +37,8 @@ class Overuse:
 
     Attributes:
         use: the use in the reading that confirmed the overuse.
-        within_at_s: the time of the last reading in which the slot was within its share. If there
-            was no such reading, the time of the first reading.
+        within_at_s: the time of the last reading in which the slot was within its share. If the
+            slot was never within its share, this is the time of the first reading.
     """
 
     use: MemoryUse
@@ -61,7 +63,8 @@ class MemoryWatch:
 
         Args:
             at_s: the time of the reading, in seconds.
-            uses: the use of each watched slot on each GPU, even if it uses no memory.
+            uses: the use of each watched slot on each of its GPUs, even if the slot uses no memory
+                there.
 
         Returns:
             The slots that are above their share in this reading and in the reading before. A slot

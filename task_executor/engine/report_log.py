@@ -19,12 +19,13 @@ from task_executor.engine.slots import EndedSlot, Slot, SlotKey
 _NUMBERS_KEPT_MAX = 1_000
 """Maximum number of unacknowledged reports that are remembered.
 
-After the acknowledgement of a report that is no longer remembered, the next report is full.
+If the RM acknowledges a report that is no longer remembered, the next report is full.
 """
 
 _NUMBERS_PER_START = 1 << 40
-"""Size of the range of numbers for one start. No start uses all of them. 8 million such ranges fit
-into 63 bits."""
+"""Size of the range of report numbers for one start of the executor. No start needs more numbers. 8
+million such ranges fit into 63 bits.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,10 @@ class ReportLog:
         )
 
     def ended(self, slot: EndedSlot) -> None:
-        """Adds a slot that ended without an order. Reports contain it until the RM acknowledges
-        one."""
-        # A known entry is not replaced, because its report number would be lost. A later
+        """Adds a slot that ended without an order. Reports contain this slot until the RM
+        acknowledges one of these reports.
+        """
+        # Do not replace a known entry, because its report number would be lost. A later
         # acknowledgement of this report could then not remove the entry.
         self._ended.setdefault(slot.key, (slot, 0))
 
@@ -117,7 +119,8 @@ class ReportLog:
         version = self._sent.get(report_number)
         if version is not None:
             self._acknowledged = (report_number, version)
-        # The table version of this report is no longer remembered, so the next report must be full.
+        # The log no longer remembers the table version of this report, so the next report must be
+        # full.
         elif self._acknowledged is None or report_number != self._acknowledged[0]:
             self._acknowledged = None
         self._sent = {n: v for n, v in self._sent.items() if n >= report_number}
@@ -140,15 +143,17 @@ class ReportLog:
     def continue_after(self, report_number: int) -> None:
         """Continues above a number that the RM received from an earlier start of this executor.
 
-        It skips a whole range, because reports of the earlier start may still arrive at the RM.
+        This method skips a whole range of numbers, because reports of the earlier start may still
+        arrive at the RM.
         """
         self.report_number = max(self.report_number, report_number + _NUMBERS_PER_START)
 
     def require_full_report(self) -> None:
         """Makes the next report full.
 
-        The caller needs this if the RM may not know the slots, for example because another RM has
-        become the leader. An `unchanged` report would then refer to an unknown report.
+        The caller calls this method if the RM may not know the slots, for example because another
+        RM has become the leader. An `unchanged` report would then refer to a report that the RM
+        does not know.
         """
         self._acknowledged = None
 

@@ -11,8 +11,8 @@ def check_amounts(spec: SlotSpec) -> None:
     """Checks the CPU, the CPU time limit and the memory of an ordered slot.
 
     Raises:
-        InvalidArgument: CPU or memory is zero. Or the limit is below the booked CPU, or differs
-            from the booked CPU although the slot is pinned.
+        InvalidArgument: the CPU or the memory is zero, the limit is below the booked CPU, or the
+            slot is pinned and its limit differs from the booked CPU.
     """
     cpu_milli, cap = spec.profile.cpu_milli, spec.cpu_limit_milli
     if cpu_milli <= 0:
@@ -37,8 +37,8 @@ def check_fit(subject: str, need: Amounts, free: Amounts, total: Amounts) -> Non
         total: the capacity of the executor, for the message.
 
     Raises:
-        ResourceExhausted: INSUFFICIENT_RESOURCES. For each dimension that is not sufficient, the
-            details contain the requested, available and total amount.
+        ResourceExhausted: INSUFFICIENT_RESOURCES. The details contain the requested, available and
+            total amount of each dimension that does not fit.
     """
     if fits(need, free):
         return

@@ -1,9 +1,9 @@
 """The slots of this executor and the capacity that they book.
 
-The table accepts or rejects an ordered slot by the free capacity of this host, even if the resource
-manager (RM) has other information. A slot is booked from its order (CARVING) until its last process
-has ended (`freed`). While a slot is being resized, the larger one of the old and the new amount is
-booked in each dimension.
+Only the free capacity of this host decides whether the table accepts an ordered slot, even if the
+state of the resource manager (RM) differs. A slot is booked from its order (CARVING) until its last
+process has ended (`freed`). While a slot is being resized, the table books the larger of the old
+and the new amount in each dimension.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class HostShare:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result for one ordered slot: the slot, or the error because of which there is no slot."""
+    """The result for one ordered slot: the slot, or the error that prevented it."""
 
     key: SlotKey
     slot: Slot | None = None
@@ -76,7 +76,7 @@ class Outcome:
 
     @property
     def must_carve(self) -> bool:
-        """True if the slot is new and must still be created on the host."""
+        """True if the caller must still create the slot on the host."""
         return self.slot is not None and self.slot.state is CarveState.CARVING
 
 
@@ -128,7 +128,9 @@ class SlotTable:
         )
 
     def booked_by(self, slot: Slot) -> dict[str, int]:
-        """Returns the amounts that a slot books now. During a resize, the larger amount counts."""
+        """Returns the amounts that a slot books now. During a resize, this is the larger of the old
+        and the new amount in each dimension.
+        """
         booked = self.booking_of(slot.spec)
         return larger_of(booked, self.booking_of(slot.becoming)) if slot.becoming else booked
 
@@ -144,9 +146,9 @@ class SlotTable:
     def available_beside(self, slots: Iterable[Slot]) -> dict[str, int]:
         """Returns the total minus the bookings of these slots and withheld amounts; never negative.
 
-        Reports that contain `slots` use this for the available amounts. The plain difference can be
-        negative, because the total may have become smaller by a restart, and adopted slots can then
-        exceed it.
+        A report that contains `slots` states these available amounts. The difference is limited to
+        0, because the executor may have restarted with a smaller total, which the adopted slots
+        exceed.
         """
         beside = tuple(slots)
         taken = total_of(self.booked_by(slot) for slot in beside)
@@ -267,8 +269,8 @@ class SlotTable:
         assignment: CpuAssignment | None,
     ) -> Slot:
         slot = self._slots.get(key)
-        # Commands run one at a time. So if a slot is CARVING here, its carve has failed and its
-        # remains are being removed.
+        # Commands run one at a time. So if a slot is CARVING here, its carve has failed, and the
+        # executor is removing its remains.
         if slot is None or slot.state is CarveState.CARVING:
             raise NotFound(
                 f"this executor has no slot {key.allocation_id} generation {key.generation}",
@@ -358,8 +360,9 @@ class SlotTable:
         slot = self._slots.get(key)
         if slot is None or slot.state is CarveState.CARVING:
             return None
-        # A slot that is already FREEING keeps its reason. But if the RM now orders to free the
-        # slot, the reason is removed, because the RM needs no report of an end that it has ordered.
+        # A slot that is already FREEING keeps its reason, unless the RM has now ordered to free the
+        # slot. In this case remove the reason, because the RM needs no report of an end that it has
+        # ordered.
         if slot.state is CarveState.FREEING:
             if slot.end_reason and not end_reason:
                 return self._put(replace(slot, end_reason=""))  # the RM has ordered it by now
@@ -391,7 +394,7 @@ class SlotTable:
     def vanished(self, key: SlotKey) -> Slot:
         """Removes a slot that no longer exists on the host, and frees its amounts.
 
-        The reason is a reboot, or another program that removed the slot's cgroup.
+        A slot vanishes through a reboot, or because another program removed the slot's cgroup.
 
         Raises:
             IllegalTransition: the slot is CARVING. Call `carve_failed` for such a slot.
@@ -408,8 +411,8 @@ class SlotTable:
         Raises:
             IllegalTransition: the slot exists already, or is CARVING.
         """
-        # A checkpoint never contains a slot that is CARVING, so such a slot is an error of the
-        # caller.
+        # A checkpoint never contains a slot that is CARVING, so adopting such a slot is an error of
+        # the caller.
         if slot.key in self._slots or slot.state is CarveState.CARVING:
             raise illegal_transition(slot, slot.state)
         self._book(slot)
@@ -431,7 +434,7 @@ class SlotTable:
         return changed
 
     def update_device_conditions(self, conditions: tuple[DeviceCondition, ...]) -> bool:
-        """Replaces the conditions of devices. They only appear in reports.
+        """Replaces the conditions of devices, which this executor only reports.
 
         Returns:
             False if nothing changed.
@@ -454,7 +457,7 @@ class SlotTable:
             amounts: the known amounts of the slot.
             dedicated_cpus: cpus that no other slot must get until the capacity is released.
         """
-        # It is unknown how much of the other dimensions the remains use, so these dimensions count
+        # It is unknown how much of the other dimensions the remains use, so count these dimensions
         # as fully used.
         self._withheld[key] = {
             name: amounts.get(name, amount) for name, amount in self.share.total.items()
@@ -527,7 +530,7 @@ class SlotTable:
             InvariantBroken: the sums differ or are negative, an index disagrees with the slots, or
                 a slot is becoming another slot or an older size.
         """
-        # All sums are recomputed, to find a change that was made without `_book`, `_rebook` or
+        # Recompute all sums, to find a change that was made without `_book`, `_rebook` or
         # `_remove`.
         recomputed = total_of(self.booked_by(slot) for slot in self)
         if recomputed != self._booked or any(amount < 0 for amount in recomputed.values()):

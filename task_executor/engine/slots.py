@@ -132,7 +132,8 @@ class Slot:
     spec: SlotSpec
     state: CarveState = CarveState.CARVING
     isolation: Isolation = NOTHING_REPORTED
-    allocated_time_ms: int = 0  # time of the wall clock, only for display
+    # wall clock time at which the slot became ALLOCATED, only for display
+    allocated_time_ms: int = 0
     end_reason: str = ""  # why the slot is FREEING, if the RM did not order it
     accepted: bool = False  # True: the job master at the target address has accepted the slot
     becoming: SlotSpec | None = None  # the new size during a resize, booked in addition to `spec`
@@ -143,7 +144,7 @@ class Slot:
 
     @property
     def is_moving(self) -> bool:
-        """True while it is being parked or unparked."""
+        """True while the slot is being parked or unparked."""
         return self.becoming is not None and self.becoming.is_parked != self.spec.is_parked
 
     def with_state(self, state: CarveState, **changes: Any) -> Slot:
@@ -166,7 +167,9 @@ class EndedSlot:
 
 
 def illegal_transition(slot: Slot, to: CarveState | None) -> IllegalTransition:
-    """Returns the error for a transition that is not in the table; `to` None means removal."""
+    """Returns the error for a transition that is not allowed. If `to` is None, the transition is
+    the removal of the slot.
+    """
     wanted = to.value if to else "gone"
     return IllegalTransition(
         f"slot {slot.spec.allocation_id} generation {slot.spec.generation} cannot go from "
@@ -192,8 +195,8 @@ def check_resizable(slot: Slot, number: int) -> None:
     details = {"allocation_id": slot.spec.allocation_id, "resize_number": last}
     if slot.state is CarveState.FREEING:
         raise FailedPrecondition(f"{name} is being freed", details=details)
-    # The number is checked first, because an outdated number stays outdated. If the result of an
-    # earlier resize is unknown, the caller can try again.
+    # Check the number before the state: a retry cannot succeed with an outdated number, but it can
+    # succeed later if only the result of an earlier resize is unknown.
     if number <= last:
         raise FailedPrecondition(
             f"the last resize of {name} has number {last}; number {number} is outdated, or had "

@@ -1,4 +1,5 @@
-"""Computes which cpus best-effort slots are confined to, so that other slots can use the rest.
+"""Computes which cpus best-effort slots are confined to, so that other slots can use the other
+cpus.
 
 The rule is taken from Koordinator's node agent (cpu suppress). The budget is the part of the host
 that may be busy, minus the CPU that other slots and the system use, rounded up to whole cpus. These
@@ -6,8 +7,8 @@ cpus are taken proportionally from the cpus of LSR slots and from the other cpus
 threads are taken first, alternating between NUMA nodes.
 
 Example: a host has 16 cpus and a threshold of 65 %. Other slots use 4 cpus, and the system uses 1.
-The budget is 10.4 - 4 - 1 = 5.4 cpus, rounded up to 6 cpus. But it may be only 2 cpus (10 % of 16,
-rounded up) more than in the step before.
+The budget is 10.4 - 4 - 1 = 5.4 cpus, rounded up to 6 cpus. But in one step, the number of cpus
+grows by at most 2 (10 % of 16, rounded up).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ GROWTH_PERCENT: Final = 10
 class CpuLocation(NamedTuple):
     """Core, NUMA node and package of a cpu.
 
-    The numbers identify cores, nodes and packages. Cpus are taken in the sequence of core numbers.
+    The numbers identify cores, nodes and packages. Cpus with a lower core number are taken first.
     """
 
     cpu: int
@@ -71,15 +72,16 @@ def budget_milli(
 
 
 def cpu_count(budget: int, *, previous: int, host_cpus: int) -> int:
-    """Returns the whole cpus for a budget, rounded up, with a lower bound and limited growth.
+    """Returns the number of cpus for a budget, rounded up. The result has a lower bound, and grows
+    by a limited number of cpus in one step.
 
     Args:
         budget: the budget, in thousandths of a cpu.
         previous: the number of cpus in the step before.
         host_cpus: the number of cpus of the host.
     """
-    # Both divisions round up: a fraction of a cpu becomes a whole cpu, and growth by at least
-    # one cpu is always possible.
+    # Both divisions round up: a fraction of a cpu becomes a whole cpu, and the number of cpus can
+    # always grow by at least one.
     wanted = max(-(-budget // 1000), CPUS_MIN)
     return min(wanted, previous + -(-host_cpus * GROWTH_PERCENT // 100))
 
@@ -87,9 +89,9 @@ def cpu_count(budget: int, *, previous: int, host_cpus: int) -> int:
 def pick(count: int, locations: Iterable[CpuLocation]) -> list[int]:
     """Returns `count` cpus, in the sequence in which they are taken; empty if there are too few.
 
-    Cpus are grouped by NUMA node and package, and the largest group comes first. While at least two
-    cpus are missing, pairs of threads of one core are taken, from one group after the other. Then
-    single cpus are taken, and the next group comes first.
+    The function groups the cpus by NUMA node and package, the largest group first. While at least
+    two cpus are missing, it takes a pair of threads of one core from each group in turn. Then it
+    takes single cpus, beginning with the group after the last pair.
 
     Example: cpus 0-3 are on node 0, cpus 4-7 are on node 1, and each core has two threads. With a
     count of 5, the function takes 0 and 1, then 4 and 5, then 2.
@@ -146,7 +148,7 @@ def squeeze(
 ) -> list[int]:
     """Returns the cpus that best-effort slots may use, in the sequence in which they are taken.
 
-    The result is empty only if the pool is empty. The caller must then not move any slot.
+    If the pool is empty, the result is empty, and the caller must not move any slot.
 
     Args:
         count: the number of cpus. If the pool has fewer cpus, all of them are taken.
@@ -156,8 +158,8 @@ def squeeze(
         first: cpus of the pool that are taken before all others, because no slot can have them as
             dedicated cpus.
     """
-    # Stage 1: take the cpus that no slot can have as dedicated cpus, because no other slot needs
-    # them.
+    # Stage 1: take the cpus that no slot can have as dedicated cpus, because pinned slots do not
+    # need these cpus.
     set_aside = [location for location in locations if location.cpu in pool & first]
     taken = pick(min(count, len(set_aside)), set_aside)
     # Stage 2: take other cpus, in proportion from the cpus of LSR slots and from cpus that are not

@@ -1,1 +1,1 @@
-"""The privileged helper: it manages cgroups and tasks, and imports only the standard library."""
+"""Manages cgroups and tasks as a privileged process, which imports only the standard library."""

@@ -1,4 +1,4 @@
-"""The privileged process: `python -m task_executor.helper CONFIG`.
+"""Runs the helper, the privileged process: `python -m task_executor.helper CONFIG`.
 
 CONFIG is JSON, or the path of a JSON file. The process starts, detaches (or notifies systemd), and
 answers calls at its socket until it must stop. Tasks continue when the helper stops.
@@ -39,8 +39,8 @@ from task_executor.helper.server import FrameServer, listen
 from task_executor.helper.slots import Slots, slot_name
 from task_executor.helper.tasks import Tasks
 
-_PAGE = 400  # maximum number of slots and tasks in one answer, so that it fits into a frame
-_LIMIT_S = 10.0  # a driver may first have to start its GPUs
+_PAGE = 400  # maximum number of slots and tasks in one answer, so that the answer fits into a frame
+_LIMIT_S = 10.0  # time limit of a device agent; the driver may first have to start the GPUs
 _REMOVE_BASE_S = 3600.0  # maximum time for the removal of scratch directories
 
 
@@ -57,7 +57,7 @@ class Helper:
             config = config | {"isolation": "auto"}  # existing slots are in cgroups and stay there
         self.driver = choose_driver(config, Kernel(), base)
         found = {"boot_id": boot_id(), "base": self.driver.base}
-        # Without a change, nothing is written, so a restart works on a full disk.
+        # Write the file only if it changes, so that a restart works on a full disk.
         if found != known:
             write_json(state / "helper.json", found)
         self.loop = Loop(_reap)
@@ -71,13 +71,15 @@ class Helper:
         self.holder_fd = os.pidfd_open(config["holder_pid"]) if config["holder_pid"] else -1
         if self.holder_fd >= 0:
             self.loop.watch(self.holder_fd, self._on_holder_exit)
-        # Tasks are adopted before slots: to complete a resize, the shims of the slot's tasks must
-        # be known.
+        # Adopt tasks before slots: to complete a resize, the helper must know the shims of the
+        # slot's tasks.
         self.tasks.adopt()
         for unfinished in self.slots.adopt():
             self.loop.run(unfinished)
-        self.strangers: list[dict[str, Any]] = []  # killed unknown groups, not yet reported
-        # This comes after the adoption, because it kills every group without an adopted slot.
+        # unknown groups that were killed, but are not reported yet
+        self.strangers: list[dict[str, Any]] = []
+        # Call this after the adoption, because it kills every group that belongs to no adopted
+        # slot.
         self._destroy_strangers()
 
     def send_event(self, event: dict[str, Any]) -> None:
@@ -118,8 +120,8 @@ class Helper:
         return self.slots.destroy(slot_name(args), args["grace_ms"] / 1000)
 
     def start_task(self, args: dict[str, Any]) -> Job:
-        # The slot is checked now, so that an error comes early. The lambda checks it again, because
-        # the slot may be destroyed while the start waits.
+        # Check the slot now, so that an error comes early. The lambda checks the slot again,
+        # because the slot may be destroyed while the start waits.
         self.slots.need(args)
         return self.tasks.start(args, lambda: self.slots.limits[self.slots.need(args)])
 
@@ -161,14 +163,14 @@ class Helper:
         if not args["after"]:
             self._destroy_strangers()
         slots, tasks, after = self._page(args["after"])
-        # Empty rules for devices are left out, because fronts of version 0.2 reject unknown fields.
+        # Leave out empty rules for devices, because fronts of version 0.2 reject unknown fields.
         described = [
             {k: v for k, v in self.slots.limits[n].items() if v or not k.startswith("devices_")}
             | {"destroying": n in self.slots.destroying}
             for n in slots
         ]
-        # Only the last page reports the unknown groups. If a front stops before the last page, they
-        # are reported again later.
+        # Only the last page reports the unknown groups. If a front stops before the last page, the
+        # next inspection reports the groups again.
         pending = [] if after else self.strangers[:_PAGE]
         del self.strangers[: len(pending)]
         return {
@@ -196,7 +198,7 @@ class Helper:
     def limit_device_memory(self, args: dict[str, Any]) -> Job:
         driver, probe = self.driver, args["probe"]
         orders = [(driver.slot(slot_name(each)), each["limits"]) for each in args["slots"]]
-        # The group of shims is good for the probe, because shims use no device.
+        # Use the group of shims for the probe, because shims use no device.
         orders += [(driver.shims(), probe), (driver.shims(), dict.fromkeys(probe, 0))]
         groups = [{"path": at.get("unified"), "limits": most} for at, most in orders]
         # Run one order at a time, so that an older order never ends after a newer order.
@@ -220,13 +222,14 @@ class Helper:
 
         This name is empty on the last page.
         """
-        # The items are sorted by name. So an item that is added or removed between two calls does
-        # not change the pages of other items.
+        # Sort the items by name, so that an item that is added or removed between two calls does
+        # not move other items to other pages.
         both = sorted({*self.slots.limits, *self.tasks.known})
         names = [name for name in both if name > after][:_PAGE]
         slots = [name for name in names if name in self.slots.limits]
         tasks = [name for name in names if name in self.tasks.known]
-        # If a full page is the last one, the next page is empty.
+        # After a full page, the caller asks again. If there are no more items, the next page is
+        # empty.
         return slots, tasks, names[-1] if len(names) == _PAGE else ""
 
     def stop(self, _args: dict[str, Any]) -> dict[str, Any]:
@@ -253,19 +256,18 @@ class Helper:
         this, so that a new helper can start during the removal and use the groups.
         """
         self.loop.serve()
-        # The lock of the state directory is still held, so this cannot be the socket of a new
-        # helper.
+        # This process still has the lock of the state directory, so the path cannot be the socket
+        # of a new helper.
         Path(self.config["socket_path"]).unlink(missing_ok=True)
         running = not all(task.exit for task in self.tasks.known.values())
         if running or self.slots.limits or self.tasks.unidentified:
             return
-        # The rest only removes empty groups, so any signal may end it.
+        # The code below only removes empty groups, so any signal may end it.
         default_signals()
         if self.holder_fd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.holder_fd, signal.SIGKILL)  # removes the scope
-        # This releases all locks, so that a new helper can start while the groups are being
-        # removed.
+        # Release all locks, so that a new helper can start while this process removes the groups.
         close_all_but((0, 1, 2))
         end = time.monotonic() + _REMOVE_BASE_S
         while self.driver.remove_base() and time.monotonic() < end:
@@ -301,7 +303,7 @@ def main(argument: str) -> int:
         config = check_fields("configuration", json.loads(text), CONFIG)
         state = Path(config["state_dir"])
         state.mkdir(mode=0o750, parents=True, exist_ok=True)
-        # The lock comes first, because two helpers with the same state directory would adopt the
+        # Take the lock first, because two helpers with the same state directory would adopt the
         # same slots.
         lock = os.open(state / "helper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -316,7 +318,7 @@ def main(argument: str) -> int:
         os.close(up)
         # The end of the stream without a byte means that the fork ended before its socket answered.
         return 0 if os.read(ready, 1) else EXIT_CONFIG
-    with suppress(PermissionError):  # under systemd this process is a session leader already
+    with suppress(PermissionError):  # under systemd, this process is already a session leader
         os.setsid()
     os.chdir("/")
     become_subreaper()
@@ -333,7 +335,8 @@ def main(argument: str) -> int:
         sys.stderr.write(f"helper: {error}\n")
         if config["holder_pid"] and not any((state / "slots").glob("*.json")):
             with suppress(ProcessLookupError):
-                os.kill(config["holder_pid"], signal.SIGKILL)  # its scope contains no slot
+                # the scope of this process contains no slot
+                os.kill(config["holder_pid"], signal.SIGKILL)
         return EXIT_CONFIG
     if not config["detached"]:
         signal.signal(signal.SIGTERM, helper._request_stop)
@@ -341,8 +344,8 @@ def main(argument: str) -> int:
     os.write(up, b"1")
     os.close(up)
     os.close(ready)
-    # Shims are forks. Memory pages of objects that the garbage collector does not visit stay shared
-    # with the shims.
+    # Shims are forks that share memory pages with the helper until a page is written. Freeze the
+    # present objects, because the garbage collector writes to each object that it visits.
     gc.collect()
     gc.freeze()
     helper.serve()

@@ -1,7 +1,7 @@
 """Runs agents: programs that may load a driver's library, or start a program that does so.
 
-Each agent is a separate process, not a fork. A library in the helper's memory would get into every
-fork.
+Each agent is a separate program, so the helper itself never loads a library. Otherwise every fork
+of the helper would contain the library.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)  # signals that the he
 
 
 def run_agent(name: str, order: dict[str, Any], answer_s: float) -> Job:
-    """A job that returns an agent's answer to an order, or None if the agent does not answer in
-    time.
+    """Returns a job that gives an order to an agent. The job returns the agent's answer, or None if
+    the agent does not answer in time.
     """
-    # Use files in memory and not pipes, so that a long order or answer blocks nothing.
+    # Use files in memory instead of pipes, because a long order or answer could block a pipe.
     files = [os.memfd_create("order"), os.memfd_create("answer")]
     try:
         os.pwrite(files[0], json.dumps(order).encode(), 0)

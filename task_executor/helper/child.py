@@ -35,7 +35,7 @@ _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 def bound_to(cpus: str) -> Iterator[None]:
     """Binds this process to cpus, so that processes forked inside run only on these cpus.
 
-    "" means that the cpus do not change.
+    If `cpus` is empty, the cpus of this process do not change.
     """
     ours = os.sched_getaffinity(0)
     try:
@@ -50,9 +50,8 @@ def bound_to(cpus: str) -> Iterator[None]:
 
 
 def spare_from_oom(score: int) -> None:
-    """Sets the OOM score of this process, if this is allowed (only root may lower it).
-
-    With a low score of the helper and the shims, the kernel kills tasks first.
+    """Sets the OOM score of this process, if this is allowed: only root may lower the score. The
+    helper and the shims have a low score, so that the kernel kills tasks first.
     """
     try:
         Path("/proc/self/oom_score_adj").write_text(str(score))
@@ -74,7 +73,7 @@ def become_task(
         error_fd: the descriptor that receives the reason of a failure, as JSON.
     """
     try:
-        # This is the first step, so that no code of the task ever runs outside of the slot.
+        # Enter the groups first, so that no code of the task ever runs outside of the slot.
         driver.enter(groups)
         os.setsid()
         default_signals()
@@ -82,16 +81,15 @@ def become_task(
         spare_from_oom(0)
         for number, fd in enumerate(stdio):
             os.dup2(fd, number)
-        # There are no core files, because the core file of a large task could fill the disk of the
-        # host.
+        # Disable core files, because the core file of a large task could fill the disk of the host.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.umask(0o022)
         _drop_privileges(spec["uid"], spec["gid"])
-        # This runs as the task's user, so that the task cannot start in a directory that its user
-        # may not enter.
+        # Change the directory as the task's user, so that a task cannot start in a directory that
+        # its user may not enter.
         _change_directory(spec["cwd"])
         _execute(spec["argv"], spec["env"])
-    # Every exception is caught. Otherwise this fork would continue with the code of the helper.
+    # Catch every exception, because otherwise this fork would continue with the code of the helper.
     except BaseException as problem:
         error = as_fault(problem, "START_FAILED").as_dict()
     os.write(error_fd, json.dumps(error).encode())
@@ -108,9 +106,10 @@ def become_user(uid: int, gid: int) -> None:
 def remove_as(uid: int, gid: int, path: str) -> int:
     """Removes a task's directory in a new process that runs as the task's user. Returns its pid.
 
-    So a symbolic link in the directory cannot make a privileged process remove other files. The
-    process runs outside of the slot's limits, so it must not execute another program: after an
-    exec, tasks of the same user could read its environment and attach to it.
+    Because the process has only the user's privileges, a symbolic link in the directory cannot make
+    it remove files of other users. The process runs outside of the slot's limits, so it must not
+    execute another program: after an exec, tasks of the same user could read the environment of the
+    process and attach to the process.
     """
 
     def work() -> None:
@@ -130,7 +129,8 @@ def _remove_tree(path: str) -> None:
     """
     if os.path.islink(path):  # noqa: PTH114
         return os.unlink(path)  # noqa: PTH108
-    # The mark is random, because several processes may remove the same tree at once.
+    # Use a random mark, because each process must use names of moved directories that differ from
+    # the names of other processes.
     mark, numbers = os.urandom(8).hex(), itertools.count()
     with suppress(FileNotFoundError):
         # A task can leave a directory that its owner may not list.
@@ -169,14 +169,14 @@ def _drop_privileges(uid: int, gid: int) -> None:
 
     uid 0 (only if allowed) keeps its capabilities, and exec adds no capabilities.
     """
-    # Capabilities are dropped first, because the task's user may not drop them.
+    # Drop capabilities before the user changes, because the task's user may not drop them.
     if os.geteuid() == 0:
         capability = 0
         # The loop ends at the first capability number that the kernel does not know.
         while uid != 0 and prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
             capability += 1
         become_user(uid, gid)
-    # This is set for every task, so that a setuid program does not give the task more privileges.
+    # Set this for every task, so that a setuid program cannot give the task more privileges.
     if prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise Fault("START_FAILED", "the kernel refused no_new_privs")
 
@@ -204,8 +204,8 @@ def _execute(argv: list[str], env: dict[str, str]) -> None:
             if not os.path.lexists(candidate):
                 continue
             raise _not_executable(candidate, "its interpreter does not exist") from None
-        # Like execvp, this tries the other directories of PATH. If no directory has the program,
-        # the first refusal is reported.
+        # Like execvp, try the next directories of PATH. If no directory has an executable program,
+        # report the first refusal.
         except PermissionError:
             denied = denied or candidate
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Forks of the helper. They do not share its descriptors and signal handlers."""
+"""Makes forks of the helper, which do not keep the helper's descriptors and signal handlers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def close_all_but(keep: Collection[int]) -> None:
             try:
                 os.close(int(name))
             except OSError:
-                continue  # this descriptor belonged to the listing
+                # this descriptor belonged to the listing of the directory, and is already closed
+                continue
 
 
 def run_in_fork(work: Callable[[], None]) -> int:
@@ -38,8 +39,8 @@ def run_in_fork(work: Callable[[], None]) -> int:
         return pid
     try:
         default_signals()
-        # This closes locks and sockets as well, because a fork that kept the helper's lock would
-        # block the next helper.
+        # Close locks and sockets as well, because a fork that kept the helper's lock would block
+        # the next helper.
         close_all_but(())
         work()
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Reads the files of a kubelet on the same host. This needs the privilege of the helper.
+"""Reads the files of a kubelet on the same host, which needs the privileges of the helper.
 
 The helper returns the contents unchanged. A caller cannot choose a path: paths come from the
 helper's configuration, or from the command line of a kubelet that has the helper's user and mount
@@ -27,7 +27,7 @@ _SEARCH_S = 30.0
 
 
 class UnsuitableFile(OSError):
-    """The file is not a regular file, or is larger than any file of a kubelet."""
+    """The file is not a regular file, or is too large to be a file of a kubelet."""
 
 
 class KubeletFiles:
@@ -51,8 +51,8 @@ class KubeletFiles:
         `found` is true if the host has a kubelet. `command` contains its arguments. `texts`
         contains the texts of the files by name, and `failures` the reasons why files could not be
         read. The names are the names in STATES, then "config", then "config/NAME" in alphabetical
-        sequence. `mark` changes whenever another part of the answer changes. If the caller's mark
-        `seen` is still valid, only `mark` is returned.
+        sequence. `mark` changes whenever another part of the answer changes. If the mark still
+        equals `seen`, the mark of the caller's last call, the answer has only `mark`.
         """
         directory = self._directory
         if directory is None or not Path(directory).is_dir():
@@ -65,8 +65,8 @@ class KubeletFiles:
         files = [(name, f"{directory}/{name}") for name in STATES]
         config = self._config or flags.get("config", f"{directory}/config.yaml")
         files += [("config", config), *_drop_ins(flags.get("config-dir", ""))]
-        # The mark is computed before the files are read. So a later change gives another mark, and
-        # the caller reads the files again.
+        # Compute the mark before the files are read. If a file changes after this, the next call
+        # has another mark, so that the caller gets the new contents.
         mark = repr([self._process, *(_identity(path) for _, path in files)])
         if mark == seen:
             return {"mark": mark}
@@ -83,7 +83,7 @@ class KubeletFiles:
     def _find_kubelet(self) -> None:
         """Searches for the kubelet's process while it is not known, at most every `_SEARCH_S`."""
         pid, started = self._process
-        # A search lists all processes, so it is not repeated while the known kubelet runs.
+        # A search lists all processes, so do not repeat it while the known kubelet runs.
         if (pid and start_ticks(pid) == started) or time.monotonic() < self._search_at:
             return
         self._search_at = time.monotonic() + _SEARCH_S
@@ -97,7 +97,8 @@ class KubeletFiles:
     def _kubelet_command(self, process: str) -> list[str]:
         """Returns the arguments of a kubelet; empty if the process is not a kubelet of this user.
 
-        The result is also empty for a kubelet in a container, because its paths mean other files.
+        The result is also empty for a kubelet in a container, because the same paths are other
+        files there.
         """
         try:
             if Path(f"{process}/comm").read_text().strip() != "kubelet":
@@ -111,7 +112,8 @@ class KubeletFiles:
             text = Path(f"{process}/cmdline").read_bytes().decode(errors="replace")
         except OSError:
             return []
-        # The kubelet has no arguments. An empty list would mean that there is no kubelet.
+        # If a kubelet has no arguments, return a list that is not empty, because an empty list
+        # means that there is no kubelet.
         return text.rstrip("\0").split("\0")[1:256] or ["--"]
 
 
@@ -134,7 +136,7 @@ def _flags(command: list[str]) -> dict[str, str]:
 
 def _drop_ins(directory: str) -> list[tuple[str, str]]:
     try:
-        # Without a directory, a path that does not exist is used, so that the same error occurs.
+        # Without a directory, list a path that does not exist, so that the same error occurs.
         names = sorted(entry.name for entry in os.scandir(directory or "/-"))
     except OSError:
         return []
@@ -157,7 +159,7 @@ def _read(path: str) -> str:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnsuitableFile(None, "not a regular file")
         with open(fd, "rb", closefd=False) as file:
-            # This reads one byte more than allowed, to see whether the file is too large.
+            # Read one byte more than allowed, to find out whether the file is too large.
             content = file.read(_FILE_BYTES_MAX + 1)
     finally:
         os.close(fd)

@@ -1,8 +1,8 @@
 """Starts the helper from the front, finds a running helper, or replaces this process with the
 helper.
 
-The front must start the helper before it imports grpc, because a process that uses grpc must not
-fork.
+The front must start the helper before the front imports grpc, because a process that uses grpc must
+not fork.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class HelperConfig:
         front_gid: the group that may read the logs of tasks.
         cgroup_root: the root of the cgroup tree, for tests.
         cgroup_parent: the delegated group ("/finegrain.slice/..."); None: the helper's own group.
-        front_pid: the process of the front. On cgroup v2 it moves to a leaf together with the
-            helper.
+        front_pid: the process of the front. On cgroup v2, the helper moves this process to a leaf
+            group, together with itself.
         isolation: "auto" or "none".
         task_uid: the user of tasks that name no user.
         task_gid: the group of this user.
@@ -87,18 +87,19 @@ class HelperNotStarted(RuntimeError):
 
 
 def start_helper(config: HelperConfig) -> int:
-    """Starts a detached helper, or finds one, and returns its pid when it answers at the socket.
+    """Finds a running helper or starts a detached one. Returns its pid when the helper answers at
+    the socket.
 
-    A running helper with the same configuration is reused. A helper with another configuration is
-    replaced, and its tasks continue.
+    The function reuses a running helper with the same configuration. It replaces a helper with
+    another configuration, whose tasks continue.
 
     Raises:
         HelperNotStarted: no helper answers, or the socket belongs to another executor or user.
     """
     config = replace(config, front_pid=config.front_pid or os.getpid())
     path, output = Path(config.socket_path), ""
-    # Each attempt calls the helper again. The reasons: another start may run at the same time, and
-    # a helper that was ordered to stop still answers for a moment.
+    # Call the helper again in each attempt, because another process may start a helper at the same
+    # time, and because a helper that was ordered to stop still answers for a moment.
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_PAUSE_S)
@@ -176,8 +177,8 @@ def _spawn(config: HelperConfig) -> str:
     try:
         log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         with log.open("ab") as out:
-            # The log also contains the output of earlier helpers. Only the output of this helper is
-            # returned.
+            # The log also contains the output of earlier helpers, but return only the output of
+            # this helper.
             before, devnull = out.tell(), subprocess.DEVNULL
             command = _command(_in_scope(config, out))
             done = subprocess.run(command, stdin=devnull, stdout=out, stderr=out, check=False)

@@ -1,8 +1,8 @@
-"""Event loop with one thread, for descriptors, timers, ended child processes, and jobs.
+"""Runs an event loop in one thread, for descriptors, timers, ended child processes, and jobs.
 
 A job is a generator. To wait, it yields a number of seconds, or a pair (descriptor, seconds). In
 the second form, the wait also ends when the descriptor becomes readable. So a slow operation can be
-written as a plain loop, and does not block other operations.
+written as a plain loop that does not block other operations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def within(seconds: float, job: Job, too_late: Callable[[], Fault]) -> Job:
     Args:
         seconds: the time limit.
         job: the job.
-        too_late: returns the Fault that is raised when the job takes longer.
+        too_late: a function that returns the Fault to raise when the job takes longer.
     """
     end = time.monotonic() + seconds
     for step in job:
@@ -52,7 +52,7 @@ class Loop:
     """The event loop. A process has only one.
 
     Args:
-        on_child: called when child processes may have ended.
+        on_child: a function that is called when child processes may have ended.
     """
 
     def __init__(self, on_child: Callable[[], None]) -> None:
@@ -94,7 +94,8 @@ class Loop:
         except Exception as error:
             return done(None, error)
         fd, seconds = step if isinstance(step, tuple) else (-1, step)
-        # Both the descriptor and the timer resume the job, but only the first of the two counts.
+        # The descriptor and the timer can both resume the job, but only the first resumption
+        # counts.
         waiting = [job]
 
         def resume(_events: int = 0) -> None:
@@ -115,7 +116,8 @@ class Loop:
             for key, events in self._selector.select(wait):
                 if self._selector.get_map().get(key.fd) is key:  # no earlier callback removed it
                     self._guard(lambda key=key, events=events: key.data(events))  # type: ignore[misc]
-            due = time.monotonic()  # later timers wait until descriptors were served again
+            # timers that become due later wait until the loop has served descriptors again
+            due = time.monotonic()
             while self._timers and self._timers[0][0] <= due:
                 self._guard(heapq.heappop(self._timers)[2])
 

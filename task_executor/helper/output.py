@@ -1,4 +1,5 @@
-"""Collects the output of a task from its pipes. One reader, the holder, receives all of it.
+"""Collects the output of a task from its pipes. One reader of the output, the holder, receives
+every byte.
 
 While there is a holder, the shim does not read a pipe whose log is full of unacknowledged bytes. So
 the task waits, as in a shell pipeline. Without a holder, the task never waits.
@@ -17,8 +18,10 @@ from task_executor.helper.loop import Job, Loop
 from task_executor.helper.output_log import OutputLog
 from task_executor.helper.protocol import Fault
 
-HOLD_S = 65.0  # the front renews it every 5 s, so a hold ends 60 to 65 s after its holder
-_DISK_S = 60.0  # the disk may be full for this time before held output is dropped
+# the front renews a hold every 5 s while the holder reads, so a hold ends 60 to 65 s after the last
+# read
+HOLD_S = 65.0
+_DISK_S = 60.0  # if the disk is full for longer than this time, the shim drops held output
 _DRAIN_S, _RETRY_S = 2.0, 0.5
 _CHUNK_BYTES = 1 << 16
 _PIPE_BYTES_MAX = 1 << 20  # the largest pipe that a task without privileges can make
@@ -38,8 +41,7 @@ class TaskOutput:
         directory: the directory of the task.
         limit: the maximum number of bytes to store of each stream.
         gid: the group that may read the logs.
-        holder: the id of a holder that holds the output from the start of the task; None: no
-            holder.
+        holder: the id of the reader that is the holder from the start of the task; None: no holder.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class TaskOutput:
 
     @property
     def is_held(self) -> bool:
-        # With a limit of 0, the holder could never receive a byte.
+        # With a limit of 0, no output is stored, so a holder would block the task indefinitely.
         return self._limit > 0 and time.monotonic() < self._held_until
 
     def collect(self, name: str, fd: int) -> None:
@@ -80,7 +82,7 @@ class TaskOutput:
         return {"limit_bytes": self._limit}
 
     def finish(self) -> Job:
-        """Reads the rest of the pipes after the end of the task.
+        """Reads all remaining bytes of the pipes after the end of the task.
 
         The time is limited, because without cgroups a process that has escaped can keep the pipes
         open. Held output may exceed the limit by the size of a pipe, so that the end of the task
@@ -147,7 +149,9 @@ class TaskOutput:
             self._loop.later(_RETRY_S, self._retry)
 
     def _retry(self) -> None:
-        """Reads again. The disk may have space again, or the hold may have expired."""
+        """Reads the pipes again, because the disk may have space again, or the hold may have
+        expired.
+        """
         self._retries = False
         self._resume()
 

@@ -1,4 +1,4 @@
-"""The log of one output stream of a task: segments with absolute positions, within a limit.
+"""Stores one output stream of a task in segments with absolute positions, up to a limit.
 
 Segments can be removed from the start or from the middle, and the other bytes keep their positions.
 `task_executor/host/task_log.py` reads the segments.
@@ -18,7 +18,7 @@ _SEGMENTS_MAX = 1024
 def segment_path(directory: Path, stream: str, start: int) -> Path:
     """Returns the path of the segment whose first byte has the position `start`.
 
-    The first segment has the name that the whole log had in version 0.2.
+    The name of the first segment is the name of the whole log in version 0.2.
     """
     return directory / (f"{stream}.{start}.log" if start else f"{stream}.log")
 
@@ -44,9 +44,9 @@ class _Segment:
 class OutputLog:
     """Stores one stream.
 
-    With `keep=True`, no unacknowledged byte is lost. For this, the caller adds at most `room()`
-    bytes, and then calls `flush` until it returns True. With `keep=False`, the log stores the first
-    half of the limit, and the last bytes in the other half. The bytes between the two halves are
+    With `keep=True`, no unacknowledged byte is lost, if the caller adds at most `room()` bytes, and
+    then calls `flush` until `flush` returns True. With `keep=False`, the log stores the first half
+    of the limit, and the last bytes in the other half. The bytes between the two halves are
     dropped.
 
     Example: the limit is 160 bytes, so segments have 10 bytes, and there are 300 bytes of output
@@ -77,8 +77,8 @@ class OutputLog:
         self._begin_segment()  # so that the start of the task fails if the disk is full
 
     def room(self, most: int) -> int:
-        """Returns the number of bytes that fit, at most `most`. Removes acknowledged segments if
-        needed.
+        """Returns the number of bytes that fit, at most `most`. Removes acknowledged segments to
+        make room.
         """
         while self._stored + most > self.limit and self._remove_acknowledged():
             pass
@@ -88,8 +88,10 @@ class OutputLog:
         """Appends bytes.
 
         Args:
-            data: the bytes; with `keep`, at most `room()`, and only after `flush` returned True.
-            keep: see the class. If the disk is full, the bytes are kept in memory for `flush`.
+            data: the bytes. With `keep`, these must be at most `room()` bytes, and the last `flush`
+                must have returned True.
+            keep: True if no unacknowledged byte may be lost, as the class describes. If the disk is
+                full, the bytes then stay in memory until `flush` can write them.
         """
         view = memoryview(data)
         while view:
@@ -119,7 +121,9 @@ class OutputLog:
         self.acknowledged = max(self.acknowledged, min(position, self.end))
 
     def sync(self) -> None:
-        """Syncs the bytes that the holder has not received. A failure counts as a loss."""
+        """Syncs the bytes that the holder has not received. If this fails, bytes count as
+        dropped.
+        """
         try:
             for each in self._segments:
                 if each.end >= self.acknowledged:
@@ -129,12 +133,12 @@ class OutputLog:
                     finally:
                         os.close(fd)
         except OSError:
-            # The kernel could not write all data. The lost amount is unknown, so the count is at
+            # The kernel could not write all data. The number of lost bytes is unknown, so count at
             # least 1.
             self.dropped = max(1, self.dropped)
 
     def _append(self, view: memoryview, *, keep: bool) -> int:
-        """Writes bytes to one segment. Returns the number of bytes; 0: there is no room."""
+        """Writes bytes to one segment. Returns the number of written bytes; 0: there is no room."""
         try:
             segment = self._segments[-1] if self._segments else None
             if segment is None or segment.fd < 0:
@@ -156,7 +160,8 @@ class OutputLog:
         return written
 
     def _begin_segment(self) -> _Segment:
-        # A segment ends where the first part ends, so that the first part is stored exactly.
+        # A segment must end where the first half of the limit ends, so that no byte of this half is
+        # dropped later.
         before = self._first_bytes - self.end
         capacity = min(self._segment_bytes, before) if before > 0 else self._segment_bytes
         path = segment_path(self._directory, self._stream, self.end)
@@ -166,14 +171,17 @@ class OutputLog:
     def _drop(self, size: int) -> None:
         self.end += size
         self.dropped += size
-        # The next byte has a higher position than the end of this segment.
+        # The next byte comes after the dropped bytes, so it cannot be in the last segment. Close
+        # this segment.
         if self._segments and self._segments[-1].fd >= 0:
             self._segments[-1].close()
             if not self._segments[-1].size:
                 self._remove(len(self._segments) - 1)
 
     def _remove_acknowledged(self) -> bool:
-        """Removes the oldest segment if it is complete and the holder has received all of it."""
+        """Removes the oldest segment if it is complete and the holder has received all its
+        bytes.
+        """
         oldest = self._segments[0] if self._segments else None
         if oldest is None or oldest.fd >= 0 or oldest.end > self.acknowledged:
             return False
@@ -181,7 +189,9 @@ class OutputLog:
         return True
 
     def _remove_middle(self) -> bool:
-        """Removes the oldest complete segment after the first part, if there is one."""
+        """Removes the oldest complete segment that is not in the first half of the limit, if there
+        is such a segment.
+        """
         for index, each in enumerate(self._segments):
             if each.start >= self._first_bytes and each.fd < 0:
                 self.dropped += max(0, each.end - max(each.start, self.acknowledged))

@@ -1,4 +1,4 @@
-"""Parks and unparks slots: an agent (`parking_agent.py`) moves the processes of a slot."""
+"""Parks and unparks slots. The agent `parking_agent.py` moves the processes of a slot."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _AGENT_S = 3_500.0  # the front waits a little longer
 def move(
     slots: Slots, driver: Driver, name: str, order: dict[str, Any], memory_bytes: int = 0
 ) -> Job:
-    """A job that moves all processes of a slot off their GPUs, or back. It can be repeated.
+    """Moves all processes of a slot off their GPUs, or back. This job can be repeated.
 
     Args:
         slots: all slots.
         driver: the cgroup driver.
-        name: the slot.
-        order: `park` and `device_map` of the agent's order.
-        memory_bytes: memory of GPUs that must also fit into the slot's memory, in bytes.
+        name: the name of the slot.
+        order: the values `park` and `device_map` of the order to the agent.
+        memory_bytes: the GPU memory whose contents must also fit into the slot's memory, in bytes.
 
     Returns:
         The agent's answer: `processes` is the number of processes that this job moved.
 
     Raises:
-        Fault: BELOW_USE if the slot's memory is too small, else PARK_FAILED. Some processes may
-            have been moved.
+        Fault: BELOW_USE if the slot's memory is too small; PARK_FAILED for any other failure. Some
+            processes may have been moved.
     """
     yield from _make_room(slots, driver, name, memory_bytes)
     pids = sorted(driver.pids(driver.slot(name), slots.shims_of(name)))

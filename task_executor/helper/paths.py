@@ -1,4 +1,4 @@
-"""Files of records, and the identity of a process: its boot id, pid and start time."""
+"""Reads and writes the files of records. Identifies a process by boot id, pid and start time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 def write_json(path: Path, content: dict[str, Any], mode: int = 0o600, gid: int = -1) -> None:
     """Replaces a file atomically: a reader sees the complete old or the complete new content.
 
-    The file is not synced to the disk. Its content must survive the end of processes, but not a
-    reboot, and a disk that tasks keep busy must not delay the helper.
+    The file is not synced to the disk. A sync is not needed, because no content must survive a
+    reboot. And a sync would delay the helper while tasks keep the disk busy.
 
     Args:
         path: the file.
@@ -52,18 +52,18 @@ def boot_id() -> str:
 def start_ticks(pid: int) -> int | None:
     """Returns a process's start time in clock ticks since boot; None if it does not exist."""
     try:
-        # The name in parentheses can contain spaces and parentheses, so fields are counted after
-        # it.
+        # The name in parentheses can contain spaces and parentheses, so count the fields after the
+        # closing parenthesis.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):
         return None
 
 
 def blocked_directory(path: str) -> str | None:
-    """Returns the first directory above `path` that this process may not enter; None if there is
-    none.
+    """Returns the first directory above `path` that this process may not enter; None if it may
+    enter all of them.
 
-    Links are resolved first.
+    The function first resolves symbolic links in `path`.
     """
     parents = reversed(Path(os.path.realpath(path)).parents)
     return next((str(p) for p in parents if os.path.isdir(p) and not os.access(p, os.X_OK)), None)  # noqa: PTH112 - it raises nothing

@@ -24,7 +24,8 @@ def descendants(roots: Iterable[int]) -> set[int]:
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
-                # The name in parentheses can contain spaces, so the text after it is split.
+                # The name in parentheses can contain spaces, so split only the text after the
+                # closing parenthesis.
                 state, parent = (
                     Path(f"/proc/{entry.name}/stat").read_text().rpartition(")")[2].split()[:2]
                 )

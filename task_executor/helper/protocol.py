@@ -1,4 +1,4 @@
-"""The frames and requests of the helper's sockets, and the checks of every argument.
+"""Encodes and decodes the frames of the helper's sockets, and checks every argument of a request.
 
 A frame is 4 bytes with the length of the content (big-endian), and then the content as JSON.
 """
@@ -50,7 +50,7 @@ class Fault(Exception):
 
 
 def as_fault(error: BaseException, reason: str) -> Fault:
-    """Converts any exception to a Fault. `reason` is used for exceptions without a reason."""
+    """Converts any exception to a Fault, with `reason` if the exception itself has no reason."""
     if isinstance(error, Fault):
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -71,7 +71,7 @@ def _bad(field: str, value: Any, expected: str) -> Fault:
 
 def integer(low: int, high: int, unit: int = 1) -> Check:
     def check(field: str, value: Any) -> int:
-        # `isinstance` is not used, because it would accept true and false as numbers.
+        # Do not use `isinstance`, because it would accept true and false as numbers.
         if type(value) is not int or not low <= value <= high or value % unit:
             multiple = f", a multiple of {unit}" if unit > 1 else ""
             raise _bad(field, value, f"an integer from {low} to {high}{multiple}")
@@ -116,7 +116,7 @@ def identifier(field: str, value: Any) -> str:
 
 
 def cpu_list(field: str, value: Any) -> str:
-    """Checks a cpu list such as '0-3,8'. '' means that the cpus are not restricted."""
+    """Checks a cpu list such as '0-3,8'. An empty text is valid: it restricts no cpus."""
     _ranges(field, value, CPU_NUMBER_MAX)
     return str(value)
 
@@ -158,7 +158,7 @@ def device_minors(field: str, value: Any) -> dict[str, str]:
 
 
 def device_map(field: str, value: Any) -> str:
-    """Checks pairs of UUIDs such as 'GPU-1=GPU-2'; '' means that nothing moves."""
+    """Checks pairs of UUIDs such as 'GPU-1=GPU-2'. An empty text is valid: no GPU is replaced."""
     if type(value) is not str or (value and not _DEVICE_MAP.fullmatch(value)):
         raise _bad(field, value, "pairs of UUIDs such as GPU-1=GPU-2")
     return value
@@ -326,8 +326,8 @@ def frames(inbox: bytearray) -> Iterator[bytes]:
     """
     while len(inbox) >= 4:
         size = int.from_bytes(inbox[:4], "big")
-        # The smallest object is {}. A frame with an invalid length will never be complete, so the
-        # length is checked first.
+        # The smallest object is {}. Check the length first, because a frame with an invalid length
+        # may never be complete.
         if not 2 <= size <= FRAME_BYTES_MAX:
             raise Fault("INVALID_ARGUMENT", f"frame of {size} bytes; expected 2 to 1 MiB")
         if len(inbox) < 4 + size:
@@ -345,7 +345,7 @@ def decode(body: bytes) -> dict[str, Any]:
     """
     try:
         message = json.loads(body)
-    # With deep nesting the parser raises RecursionError, which must not stop the helper.
+    # The parser raises RecursionError for deeply nested JSON, which must not stop the helper.
     except (ValueError, RecursionError) as error:
         raise Fault("INVALID_ARGUMENT", f"frame is not JSON: {error}"[:200]) from None
     if type(message) is not dict:
@@ -366,7 +366,7 @@ def check_request(message: dict[str, Any], verbs: Mapping[str, Fields]) -> dict[
 
 
 def check_fields(what: str, args: Any, fields: Fields) -> dict[str, Any]:
-    # Unknown names are rejected, so that a misspelled limit is not ignored silently.
+    # Reject unknown names, because otherwise a misspelled limit would be ignored silently.
     if type(args) is not dict or not fields.keys() >= args.keys():
         unknown = sorted(args.keys() - fields.keys()) if type(args) is dict else args
         raise _bad(what, unknown, "an object with " + ", ".join(fields))

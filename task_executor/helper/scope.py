@@ -1,4 +1,5 @@
-"""A delegated systemd scope for the slots. It continues when the executor's service restarts.
+"""Keeps a delegated systemd scope for the slots, which continues to exist when the executor's
+service restarts.
 
 A sleeping process, the holder, is always in the scope, because systemd removes a scope without
 processes. This code runs in the process that starts the helper.
@@ -23,7 +24,8 @@ _CGROUPS = Path("/sys/fs/cgroup")  # where systemd mounts all hierarchies
 _ATTEMPTS, _RETRY_S, _START_S, _PAUSE_S = 3, 1.0, 60.0, 0.02
 _HOLDER = ("sleep", "infinity")
 _PROPERTIES = ("Delegate=yes", "TasksMax=infinity", "Description=Slots and tasks of finegrain")
-_IN_BACKGROUND = '"$@" </dev/null >/dev/null & echo $!'  # the orphan's parent, init, reaps it
+# the process becomes an orphan, which init reaps
+_IN_BACKGROUND = '"$@" </dev/null >/dev/null & echo $!'
 
 
 class ScopeError(RuntimeError):
@@ -31,7 +33,9 @@ class ScopeError(RuntimeError):
 
 
 def scope_is_available() -> bool:
-    """True for root under systemd, unless the executor's own group is already delegated."""
+    """Returns True if this process is root under systemd, and the executor's own group is not
+    delegated yet.
+    """
     own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].splitlines()[:1] or [""]
     given = own[0].endswith(".scope") and Kernel().is_delegated(f"{_CGROUPS}{own[0]}")
     return os.geteuid() == 0 and _SYSTEMD.exists() and not given
@@ -49,12 +53,13 @@ def hold_scope(state: Path, executor_id: str, stderr: IO[bytes] | None) -> int:
         ScopeError: there is no scope, and systemd did not create one.
     """
     unit, failure = f"finegrain-{executor_id}.scope", ""
-    # Step 1: use the recorded holder if it still runs. Its start time shows that the pid was not
-    # reused.
+    # Step 1: use the recorded holder if it still runs. The start time shows that no other process
+    # has reused the pid.
     known = read_json(state / "holder.json") or {}
     if known.get("boot_id") == boot_id() and _is_running(known["pid"], known["start_ticks"]):
         return int(known["pid"])
-    # Step 2: start a new holder, in the scope that tasks have kept alive or in a new scope.
+    # Step 2: start a new holder, in the old scope if tasks have kept it alive, otherwise in a new
+    # scope.
     for _ in range(_ATTEMPTS):
         try:
             pid = _join(place, stderr) if (place := _place(unit)) else _make(unit, stderr)
@@ -93,7 +98,7 @@ def _make(unit: str, stderr: IO[bytes] | None) -> int:
             if inside and Path(f"/proc/{pid}/comm").read_text().strip() == _HOLDER[0]:
                 return pid
             time.sleep(_PAUSE_S)
-        os.kill(pid, signal.SIGKILL)  # otherwise it could still make a scope later
+        os.kill(pid, signal.SIGKILL)  # otherwise the process could still make a scope later
     raise ScopeError("systemd-run failed; the log has details")
 
 
@@ -111,7 +116,7 @@ def _join(place: str, stderr: IO[bytes] | None) -> int:
     with _killed_on_failure(pid):
         for group in groups:
             leaf = group / LEAF
-            # On v2 the scope's group has children, so processes can be only in its leaf.
+            # On v2 the scope's group has child groups, so a process can be only in a leaf group.
             (leaf if leaf.is_dir() else group).joinpath("cgroup.procs").write_text(str(pid))
     return pid
 

@@ -1,6 +1,6 @@
-"""Server of the frame protocol on a unix socket. The helper and each shim use it.
+"""Serves the frame protocol on a unix socket, for the helper and for each shim.
 
-It checks the user of the peer. Invalid input never stops the process.
+The server checks the user of each peer. Invalid input never stops the process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from task_executor.helper.protocol import (
 )
 
 _CONNECTIONS_MAX = 64
-_OUTBOX_BYTES_MAX = 16 << 20  # a peer that leaves more than this unread is disconnected
+# the server disconnects a peer that has not read more than this number of bytes
+_OUTBOX_BYTES_MAX = 16 << 20
 
 
 def peer_uid(peer: Any) -> int:
@@ -47,12 +48,14 @@ def socket_address(path: Path) -> Iterator[str]:
 def listen(path: Path, uid: int, gid: int) -> socket.socket:
     """Returns a listening socket.
 
-    The socket has its owner `uid`, its group `gid` and mode 0600 before its name becomes visible.
+    Before the name `path` becomes visible, the socket has the owner `uid`, the group `gid` and mode
+    0600.
     """
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    # The socket is made with mode 0600. With a later chmod, other users could connect for a moment.
+    # Make the socket with mode 0600 from the start. Before a later chmod, other users could connect
+    # for a moment.
     umask = os.umask(0o177)
     try:
         with socket_address(fresh) as address:
@@ -74,8 +77,8 @@ class FrameServer:
         listener: the listening socket.
         uids: the users that may connect.
         verbs: the fields of each verb, for the check of requests.
-        handle: called with the verb and the arguments of a request. It returns a dict, or a job
-            that returns a dict. Both may raise Fault.
+        handle: a function of the verb and the arguments of a request. It returns a dict, or a job
+            that returns a dict. The function and the job may raise Fault.
     """
 
     def __init__(
@@ -94,7 +97,8 @@ class FrameServer:
     def _accept(self, _events: int) -> None:
         peer, _ = self._listener.accept()
         peer.setblocking(False)
-        # The limit exists because shims and locks need descriptors of the helper as well.
+        # Limit the number of connections, because the helper also needs descriptors for shims and
+        # locks.
         if peer_uid(peer) in self.uids and len(self._connections) < _CONNECTIONS_MAX:
             self._connections.add(_Connection(self, peer))
         else:
@@ -121,7 +125,7 @@ class _Connection:
                 del self._outbox[: self._peer.send(self._outbox)]
             if events & READ and not self._closing:
                 self._receive()
-        # The socket is no longer ready. The next event comes when it is.
+        # The socket is no longer ready. The next event comes when the socket is ready again.
         except BlockingIOError:
             pass
         except OSError:
@@ -135,7 +139,8 @@ class _Connection:
         try:
             for body in frames(self._inbox):
                 self._request(decode(body))
-        except Fault as fault:  # it is unknown where the next frame starts
+        # close the connection, because it is unknown where the next frame starts
+        except Fault as fault:
             self.send({"id": None, "ok": False, "error": fault.as_dict()})
             self._closing = True
 
@@ -153,7 +158,7 @@ class _Connection:
         try:
             args = check_request(message, self._server.verbs)
             answer = self._server.handle(message["verb"], args)
-        # An error in a request must not stop the process, so each error becomes an answer.
+        # An error in a request must not stop the process, so convert each error to an answer.
         except Exception as error:
             return done(None, error)
         if isinstance(answer, Generator):
@@ -164,15 +169,14 @@ class _Connection:
         if self._open:
             try:
                 self._outbox += encode(message)
-            # The peer waits for an answer with this id, so it gets an error instead of the answer
-            # that is too large.
+            # The answer is too large. The peer waits for an answer with this id, so send an error.
             except Fault as fault:
                 refusal = {"id": message.get("id"), "ok": False, "error": fault.as_dict()}
                 self._outbox += encode(refusal)
             self._watch_or_close()
 
     def _watch_or_close(self) -> None:
-        # All data in the outbox is sent before a connection is closed.
+        # Send all data in the outbox before the connection is closed.
         if (self._closing and not self._outbox) or len(self._outbox) > _OUTBOX_BYTES_MAX:
             return self._close()
         wanted = (0 if self._closing else READ) | (WRITE if self._outbox else 0)

@@ -1,8 +1,8 @@
 """The shim: for each task, a process that starts the task, watches it and records its end.
 
-The shim is a fork of the helper. It continues when the helper and the front stop. It decides when
-the task has ended. The helper sends requests to the shim's control socket, and reads the result of
-the task in `exit.json`.
+The shim is a fork of the helper. The shim continues when the helper and the front stop. It decides
+when the task has ended. The helper sends requests to the shim's control socket, and reads the
+result of the task in `exit.json`.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ def run_shim(
             signal.signal(signum, signal.SIG_IGN)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         close_all_but(keep)
-        # This occupies the descriptors 0 to 2, so that no pipe or log becomes standard output by
-        # accident.
+        # Open /dev/null as the descriptors 0 to 2, so that no pipe or log becomes standard output
+        # by accident.
         null = os.open("/dev/null", os.O_RDWR)
         for number in range(3):
             os.dup2(null, number)
-        # Orphans of the task become children of the shim. Without cgroups they can be found only in
-        # this way.
+        # Orphans of the task become children of the shim. Without cgroups, this is the only way to
+        # find the orphans.
         become_subreaper()
-        # The shim is not in the slot's group, so that the slot's limits do not apply to it, and the
-        # end of the slot does not kill it.
+        # Move the shim to a group outside the slot, so that the slot's limits do not apply to the
+        # shim, and the end of the slot does not kill it.
         driver.enter(driver.shims())
         _Shim(spec, directory, front_gid, driver, keep[0]).run()
     except BaseException as error:
@@ -90,11 +90,12 @@ class _Shim:
         )
 
     def run(self) -> None:
-        # This reserves the disk space of the exit record before the task starts.
+        # Reserve the disk space of the exit record before the task starts.
         record = os.open(self.directory / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
         os.fchown(record, -1, self.front_gid)
         os.posix_fallocate(record, 0, _RECORD_BYTES)
-        # A restarted helper finds the shim by this record, so it is written before the task starts.
+        # Write the record of the task before the task starts, because a restarted helper finds the
+        # shim by this record.
         self._write_task()
         control = listen(self.directory / "control", os.geteuid(), os.getegid())
         FrameServer(self.loop, control, {0, os.geteuid()}, SHIM_VERBS, self._handle)
@@ -119,18 +120,19 @@ class _Shim:
             # Stage 1: start the program.
             self._make_scratch()
             self.driver.make(self.group)
-            # The limit is set before the process exists, so that the task never runs without it.
+            # Set the limit before the process exists, so that the task never runs without the
+            # limit.
             if limit := self.spec["memory_limit_bytes"]:
                 self.driver.limit_memory(self.group, limit)
             error_fd = self._fork()
             yield from self._until_exec(error_fd)
-            # Stage 2: the task runs. Its pid is written to the record before the helper can report
-            # the task as started.
+            # Stage 2: the task runs. Write the pid to the record before the helper can report the
+            # task as started.
             self._write_task()
             self._report({"pid": self.pid, "start_time_ticks": start_ticks(self.pid) or 0})
             if self.spec["timeout_ms"]:
                 self.loop.later(self.spec["timeout_ms"] / 1000, self._on_timeout)
-            # If the task was reaped already, its pid may belong to another process.
+            # If the shim has already reaped the task, the pid may belong to another process.
             pidfd = os.pidfd_open(self.pid) if self.status < 0 else -1
             while self.status < 0:
                 yield pidfd, 3600.0
@@ -145,7 +147,8 @@ class _Shim:
             os.mkdir(scratch, 0o700)  # noqa: PTH102 - fails if the path exists
             fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             os.fchmod(fd, 0o711)
-            os.fchown(fd, self.spec["uid"], self.spec["gid"])  # from now on its user may replace it
+            # from now on, the task's user may replace the directory
+            os.fchown(fd, self.spec["uid"], self.spec["gid"])
             os.close(fd)
 
     def _fork(self) -> int:
@@ -165,7 +168,7 @@ class _Shim:
         for name in ("stdout", "stderr"):
             self.output.collect(name, pipes[name][0])
         if feed >= 0:
-            # The descriptor is non-blocking, because a task that does not read its input must not
+            # Make the descriptor non-blocking, because a task that does not read its input must not
             # block the shim.
             os.set_blocking(feed, False)
             self.input_fd = feed
@@ -182,8 +185,8 @@ class _Shim:
         os.close(error_fd)
         if reply:
             raise fault_of(json.loads(reply))
-        # If the pipe is closed and the flag is still set, the process is ending. This waits until
-        # it is reaped.
+        # If the pipe is closed and the flag is still set, the process is ending. Wait until the
+        # shim has reaped the process.
         while self.status < 0 and self._is_fork():
             yield 0.001
         if self.status >= 0 and self.died_before_exec:
@@ -197,8 +200,7 @@ class _Shim:
     def _is_fork(self) -> bool:
         """True if the task's process has not called exec yet.
 
-        This reads a flag of the kernel. The name of the process is no proof, because a program can
-        change its name.
+        The method reads a flag of the kernel, because a program can change the name of its process.
         """
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
@@ -213,8 +215,8 @@ class _Shim:
         """
         while True:
             try:
-                # WNOWAIT does not reap the process yet, because after that the flag in /proc no
-                # longer exists.
+                # Use WNOWAIT, so that the process is not reaped yet: after the reaping, the flag in
+                # /proc no longer exists.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -223,7 +225,7 @@ class _Shim:
             if ended.si_pid == self.pid:
                 self.died_before_exec = self._is_fork()
             _, status, usage = os.wait4(ended.si_pid, 0)
-            # These sums are reported only if no cgroup counts the use. ru_maxrss is in KiB.
+            # The exit record has these sums only if no cgroup counts the use. ru_maxrss is in KiB.
             self.used_usec += round((usage.ru_utime + usage.ru_stime) * 1e6)
             self.peak_bytes = max(self.peak_bytes, usage.ru_maxrss * 1024)
             if ended.si_pid == self.pid:
@@ -260,9 +262,10 @@ class _Shim:
         return {}
 
     def _take_input(self, offset: int, data: bytes, eof: bool) -> dict[str, Any]:
-        """Accepts as many new bytes as the buffer can hold. The caller sends the other bytes again.
+        """Accepts as many new bytes as the buffer can hold. The caller must send the remaining
+        bytes again.
 
-        After stdin was closed, all bytes count as accepted.
+        When the task's stdin is closed, all bytes count as accepted.
         """
         if not self.spec["stdin"]:
             raise Fault("SLOT_NOT_READY", "the task was started without stdin")
@@ -271,7 +274,8 @@ class _Shim:
                 f"offset is {offset}; expected at most {self.received}, the bytes received so far"
             )
             raise Fault("OUT_OF_RANGE", message, offset=offset, accepted=self.received)
-        # A caller that got no answer sends the same bytes again, so known bytes are skipped.
+        # A caller that got no answer sends the same bytes again, so skip the bytes that are already
+        # known.
         new = data[self.received - offset :][: _INPUT_BYTES_MAX - len(self.inbox)]
         if self.input_ends:  # the task cannot read more input
             self.received = max(self.received, offset + len(data))
@@ -293,7 +297,7 @@ class _Shim:
         except BlockingIOError:
             return self.loop.watch(self.input_fd, self._feed, WRITE)
         except OSError:
-            # The task has closed its stdin, so it will not read the other bytes.
+            # The task has closed its stdin, so it will never read the remaining bytes.
             self.inbox.clear()
             self.input_ends = True
         self.loop.unwatch(self.input_fd)
@@ -303,15 +307,17 @@ class _Shim:
         return None
 
     def _finish(self, record: int, fault: Fault | None) -> Job:
-        """Kills all processes that the task has left, writes the exit record, and reports it."""
-        # Stage 1: kill the processes that the task has left.
+        """Kills all remaining processes of the task, writes the exit record, and reports the record
+        to the helper.
+        """
+        # Stage 1: kill the remaining processes of the task.
         yield from self._try_for_a_while(self.driver.kill(self.group, [os.getpid()]))
         self._reap()
         # Stage 2: read the counters, because they are lost when the group is removed.
         counters = self.driver.counters(self.group)
         yield from self._try_for_a_while(self.driver.remove(self.group))
-        # Stage 3: make the result durable. Logs come first, so that a reader of the record finds
-        # all output.
+        # Stage 3: make the result durable. Write the logs before the record, so that a reader of
+        # the record finds all output.
         yield from self.output.finish()
         # The padding overwrites the whole reserved space, because JSON allows spaces at the end.
         body = json.dumps(self._exit_record(counters, fault)).encode().ljust(_RECORD_BYTES)
@@ -324,8 +330,8 @@ class _Shim:
                 yield 1.0 if attempt else 0.1
         (self.directory / "exit.json.new").rename(self.directory / "exit.json")
         sync_directory(self.directory)
-        # This comes after the record, because the removal of a large directory must not delay the
-        # report of the task's end.
+        # Remove the scratch directory after the report, because the removal of a large directory
+        # must not delay the report of the task's end.
         yield from self._remove_scratch()
         if fault:
             self._report({"error": fault.as_dict()})
@@ -333,7 +339,8 @@ class _Shim:
     def _remove_scratch(self) -> Job:
         """Removes the scratch directory.
 
-        If the removal takes long, it continues without the shim.
+        If the removal takes long, the process that removes the directory continues after the shim
+        has ended.
         """
         if scratch := self.spec["scratch"]:
             remove_as(self.spec["uid"], self.spec["gid"], scratch)
@@ -356,8 +363,8 @@ class _Shim:
         return {
             "exit_code": exit_status if exit_status is not None and exit_status >= 0 else None,
             "signal": -exit_status if exit_status is not None and exit_status < 0 else None,
-            # With exit status 0, the task has survived the kill of one of its processes, so it does
-            # not count as killed for memory.
+            # If the exit status is 0, the kernel killed only another process of the task, so the
+            # task does not count as killed for memory.
             "oom_killed": oom_kills > 0 and exit_status != 0,
             "oom_kills": oom_kills,
             "timed_out": self.timed_out,

@@ -1,7 +1,7 @@
 """Creates, resizes, moves and destroys the slots of this executor. Each slot has a record on disk.
 
-An operation on a slot either succeeds completely or changes nothing. The front decides which job
-owns a slot, and whether a slot fits.
+An operation on a slot succeeds completely or changes nothing. The front decides which job owns a
+slot, and whether a slot fits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Slots:
     Args:
         state: the directory of the records.
         driver: the cgroup driver.
-        shims_of: returns the pids of the live shims of a slot's tasks, by name of the slot.
+        shims_of: a function that returns the pids of the running shims of a slot, given the name of
+            the slot.
     """
 
     def __init__(self, state: Path, driver: Driver, shims_of: Callable[[str], list[int]]) -> None:
@@ -36,23 +37,23 @@ class Slots:
         self.resizing: set[str] = set()
 
     def adopt(self) -> list[Job]:
-        """Adopts the slots of an earlier helper. The returned jobs complete its interrupted
-        resizes."""
+        """Adopts the slots of an earlier helper. Returns jobs that complete interrupted resizes of
+        the earlier helper.
+        """
         unfinished = []
         for path in self.directory.glob("*.json"):
             record = read_json(path)
             group = self.driver.slot(path.stem)
             whole = all(self.driver.kernel.exists(directory) for directory in group.values())
-            # Groups do not survive a reboot, so records from before a reboot are ignored.
+            # Groups do not survive a reboot, so ignore records from before a reboot.
             if record and record["boot_id"] == boot_id() and whole:
                 self.limits[path.stem] = record["limits"]
-                # The earlier helper may have ended after it froze the slot and before it thawed the
-                # slot.
+                # The earlier helper may have ended while the slot was frozen.
                 self.driver.thaw(group)
-                with suppress(Fault, OSError):  # the front later corrects limits that differ
+                with suppress(Fault, OSError):  # if this fails, the front corrects the limits later
                     self.driver.limit_devices(group, record["limits"])
-                # If the record contains a new size, a resize was interrupted. It is continued
-                # later.
+                # If the record contains a new size, a resize was interrupted. The returned job
+                # completes the resize.
                 unfinished += [self.resize(record["to"])] if record.get("to") else []
             else:
                 path.unlink()
@@ -81,8 +82,8 @@ class Slots:
     def create(self, limits: dict[str, Any]) -> dict[str, Any]:
         """Creates a slot, and returns the isolation report.
 
-        If a slot with the same limits exists, it is not created again. After an error, nothing of
-        the slot is left.
+        If the slot already exists with the same limits, the method only returns the report. After
+        an error, nothing of the slot is left.
 
         Raises:
             Fault: the slot exists with other limits, or cannot be created.
@@ -94,12 +95,12 @@ class Slots:
             return self.driver.report()
         group = self.driver.slot(name)
         try:
-            # Shims leave the dedicated cpus before the slot gets them.
+            # Move shims off the dedicated cpus before the slot gets these cpus.
             self._bind_shims(limits)
             self.driver.make(group)
             self.driver.apply(group, limits)
-            # The record comes last. After a crash before this line, the group has no record, and
-            # the next helper destroys it. So a slot that is only partly made is never adopted.
+            # Write the record last. After a crash before this line, the group has no record, so the
+            # next helper destroys the group. No helper adopts a slot that is only partly made.
             self._write(name, limits)
             self.limits[name] = limits
             self._rebind_shims()
@@ -119,7 +120,7 @@ class Slots:
         self.driver.bind_shims({cpu for each in pinned for cpu in expand(each["cpus"])})
 
     def _rebind_shims(self) -> None:
-        with suppress(Fault, OSError):  # the next carve or move does it again
+        with suppress(Fault, OSError):  # the next carve or move of a slot tries this again
             self._bind_shims()
 
     def _write(self, name: str, limits: dict[str, Any], to: dict[str, Any] | None = None) -> None:
@@ -127,7 +128,7 @@ class Slots:
         write_json(self.directory / f"{name}.json", content)
 
     def resize(self, limits: dict[str, Any]) -> Job:
-        """Applies all new limits. If this fails, it applies the old limits again.
+        """Applies all new limits. If this fails, the job applies the old limits again.
 
         The call can be repeated. The record on disk contains both sizes, so that after a crash the
         next helper continues the resize.
@@ -139,18 +140,18 @@ class Slots:
         # Two changes of one slot at the same time could mix their limits.
         while name in self.resizing:
             yield 0.02
-        # The slot may have been destroyed during the wait.
+        # Check the slot again, because it may have been destroyed during the wait.
         old, failure = self.limits[self.need(limits)], Fault("CARVE_FAILED", "nothing was tried")
         self.resizing.add(name)
         try:
-            # The record comes first, so that after a crash the next helper knows about the resize.
+            # Write the record first, so that after a crash the next helper knows about the resize.
             self._write(name, old, limits)
-            # If the new limits fail, the old limits are applied again. If tasks now use more than
-            # the old limits, the new limits are tried once more.
+            # If the new limits fail, apply the old limits again. The old limits can fail too, if
+            # tasks now use more than these limits. In this case try the new limits once more.
             for wanted in (limits, old, limits):
                 try:
                     yield from self.driver.make_room(self.driver.slot(name), wanted["memory_bytes"])
-                    # Shims leave new cpus before the slot gets them.
+                    # Move shims off the new cpus before the slot gets these cpus.
                     self._bind_shims(wanted)
                     self.driver.apply(self.driver.slot(name), wanted)
                     self._bind_tasks(name, wanted["cpus"])
@@ -158,7 +159,8 @@ class Slots:
                     failure = as_fault(error, "CARVE_FAILED")
                     continue
                 self.limits[name] = wanted
-                with suppress(OSError):  # on a full disk, the old record leads to the same result
+                # if the disk is full, the next helper finds the old record and gets the same result
+                with suppress(OSError):
                     self._write(name, wanted)
                 break
         finally:
@@ -169,22 +171,22 @@ class Slots:
         return self.driver.report()
 
     def place(self, slots: list[dict[str, Any]]) -> Job:
-        """Binds slots to other cpus and memory nodes: either all of these slots or none.
+        """Binds slots to other cpus and memory nodes. If one slot cannot be bound, no slot moves.
 
         The call can be repeated. Slots that no longer exist are skipped. The job yields after each
         slot, because there may be thousands of slots.
 
         Raises:
-            Fault: a slot could not be bound. All slots are bound as before, if possible.
+            Fault: a slot could not be bound. As far as possible, all slots are bound as before.
         """
         names, before = [slot_name(each) for each in slots], list[dict[str, Any]]()
-        # This waits for resizes in progress, because a resize could restore the old cpus.
+        # Wait for resizes in progress, because a resize could restore the old cpus.
         while self.resizing.intersection(names):
             yield 0.02
         self.resizing.update(names)
         try:
             items = list(zip(names, slots, strict=True))
-            # Shims leave all new cpus before the first slot moves.
+            # Move shims off all new cpus before the first slot moves.
             self._bind_shims(*(self.limits[n] | each for n, each in items if n in self.limits))
             # Move the slots one at a time, and record the old binding of each slot.
             for name, each in items:
@@ -193,10 +195,11 @@ class Slots:
                     self._place(name, known | {"cpus": each["cpus"], "mems": each["mems"]})
                     yield 0.0
         except (Fault, OSError) as error:
-            # Undo: move all slots back that were moved.
+            # Undo: move back all slots that were moved.
             for known in before:
                 if (name := slot_name(known)) in self.limits:
-                    with suppress(Fault, OSError):  # the front later corrects slots that differ
+                    # if this fails, the front corrects the slot later
+                    with suppress(Fault, OSError):
                         self._place(name, known)
             raise as_fault(error, "CARVE_FAILED") from None
         finally:
@@ -207,7 +210,7 @@ class Slots:
     def _place(self, name: str, limits: dict[str, Any]) -> None:
         """Binds a slot.
 
-        The record is written first, so that on a full disk the slot does not move.
+        The method writes the record first, so that the slot does not move if the disk is full.
         """
         group = self.driver.slot(name)
         if self.limits[name] != limits:
@@ -217,18 +220,19 @@ class Slots:
             self.driver.bind(group, limits["cpus"], limits["mems"])
             self._bind_tasks(name, limits["cpus"])
         except (Fault, OSError):
-            if all(map(self.driver.kernel.exists, group.values())):  # else: it is being removed
+            # otherwise the slot is being removed
+            if all(map(self.driver.kernel.exists, group.values())):
                 raise
 
     def _bind_tasks(self, name: str, cpus: str) -> None:
         self.driver.bind_tasks(self.driver.slot(name), self.shims_of(name), cpus)
 
     def destroy(self, name: str, grace_s: float = 0.0) -> Job:
-        """Terminates a slot's processes, waits for the exit records of its shims, and removes its
-        groups.
+        """Terminates a slot's processes, waits until its shims have written the exit records, and
+        removes its groups.
 
-        With a grace period, processes first receive SIGTERM. Then they receive SIGKILL, until no
-        process is left. The call can be repeated.
+        With a grace period, the job first sends SIGTERM to the processes. Then it sends SIGKILL
+        until no process is left. The call can be repeated.
 
         Raises:
             Fault: SLOT_NOT_READY. Processes are left after the time limit.
@@ -241,8 +245,8 @@ class Slots:
             if grace_s:
                 yield from self._ask_to_end(name, grace_s)
             yield from within(_DESTROY_S, self._empty(name), lambda: self._not_empty(name))
-            # The record is deleted last, because a restarted helper must know the slot and its
-            # limits until it is empty.
+            # Delete the record last, because a restarted helper must know the slot and its limits
+            # until the slot is empty.
             (self.directory / f"{name}.json").unlink(missing_ok=True)
             self.limits.pop(name, None)
             self._rebind_shims()
@@ -259,10 +263,11 @@ class Slots:
 
     def _empty(self, name: str) -> Job:
         group = self.driver.slot(name)
-        # Without CPU limits, the processes get the CPU time that they need to exit.
+        # Remove the CPU limit, so that the processes get the CPU time that they need to exit.
         self.driver.unthrottle(group)
         yield from self.driver.kill(group, self.shims_of(name))
-        # A shim that is just starting may add its task after the kill.
+        # Kill again while the slot has a shim, because a shim that is just starting may add its
+        # task after a kill.
         while shims := self.shims_of(name):
             yield 0.005
             yield from self.driver.kill(group, shims)
@@ -276,5 +281,7 @@ class Slots:
 
 
 def slot_name(args: dict[str, Any]) -> str:
-    """Returns the name of a slot. It is safe as a directory name, because the id was checked."""
+    """Returns the name of a slot. The name is safe as a directory name, because the id was checked
+    before.
+    """
     return f"{args['allocation_id']}.{args['generation']}"

@@ -1,4 +1,5 @@
-"""The tasks of this executor, with their directories and shims, including tasks of earlier helpers.
+"""Keeps the tasks of this executor, with their directories and shims, including tasks of earlier
+helpers.
 
 This module starts shims, watches for their end, and checks which user a task may run as. The shims
 write the output and the exit records.
@@ -44,7 +45,7 @@ class Task:
         self.slot = f"{record['allocation_id']}.{record['generation']}"
         self.exit: dict[str, Any] | None = None
         self.shim_fd = -1
-        # True: the end is reported only after the answer to the start.
+        # True: the start is not answered yet, so the end of the task must not be reported yet.
         self.start_unanswered = False
 
     def refresh(self) -> None:
@@ -64,7 +65,7 @@ class Tasks:
         loop: the event loop.
         config: the configuration of the helper.
         driver: the cgroup driver.
-        send_event: sends an event to the front, if a front is connected.
+        send_event: a function that sends an event to the front, if a front is connected.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Tasks:
             except BlockingIOError:
                 yield 0.01
                 continue
-            # A shim may have written it before it ended.
+            # Read again: the shim may have written the record just before it ended.
             record = read_json(directory / "task.json")
             break
         os.close(lock)
@@ -115,8 +116,8 @@ class Tasks:
     def _watch(self, task: Task) -> None:
         """Watches a shim by its pidfd, because a pid can be reused.
 
-        The start time is read after the pidfd is opened. It shows that the process is really the
-        shim.
+        The method reads the start time after it has opened the pidfd. The start time shows whether
+        the process is really the shim.
         """
         record = task.record
         try:
@@ -140,7 +141,9 @@ class Tasks:
             self.loop.run(self._finish_lost(task))
 
     def _finish_lost(self, task: Task) -> Job:
-        """Replaces a shim that was killed: kills its task, and writes the exit record."""
+        """Does the work of a shim that was killed: kills the shim's task, and writes the exit
+        record.
+        """
         why = "the host was restarted"
         if task.record["boot_id"] == boot_id():
             why = "its shim was killed, so the task was killed too"
@@ -148,8 +151,8 @@ class Tasks:
             # The start time shows whether the pid still belongs to the task, and not to another
             # process.
             if pid and start_ticks(pid) == task.record["start_time_ticks"]:
-                # Without cgroups, other processes of the task can be found only by its process
-                # group.
+                # Without cgroups, the process group is the only way to find other processes of the
+                # task.
                 self.driver.signal(-pid, signal.SIGKILL)
             yield from self.driver.kill(task.record["group"])
             yield from self.driver.remove(task.record["group"])
@@ -157,13 +160,13 @@ class Tasks:
         exit_record = {"error": error, "ended_unix_ms": round(time.time() * 1000)}
         try:
             write_json(task.directory / "exit.json", exit_record, 0o640, self.config["front_gid"])
-        finally:  # if the disk is full, the next helper does this again
+        finally:  # if the disk is full, the next helper writes the record
             self._ended(task, exit_record)
 
     def _ended(self, task: Task, exit_record: dict[str, Any]) -> None:
         task.exit = exit_record
-        # The front must receive the answer to the start before the end of the task. Otherwise it
-        # would not know the task.
+        # The front must receive the answer to the start before the end of the task, because it does
+        # not know the task before the answer.
         if not task.start_unanswered:
             self._send_end(task)
 
@@ -175,24 +178,25 @@ class Tasks:
     def start(self, args: dict[str, Any], limits: Callable[[], dict[str, Any]]) -> Job:
         """Starts a task, and returns its pid and start time.
 
-        A repeated call with the same content returns the existing task. Other content with the same
-        id is an error.
+        If the call is repeated with the same content, the job returns the existing task. A call
+        with the same id but other content is an error.
 
         Args:
             args: the arguments of the call.
-            limits: returns the limits of the slot. It is called last, because the slot may be moved
-                or destroyed while this job waits.
+            limits: a function that returns the limits of the slot. The job calls it only when it
+                has finished waiting, because the slot may be moved or destroyed meanwhile.
 
         Raises:
             Fault: the task cannot be started.
         """
         task_id = args["task_id"]
-        # Later fields that are not set are left out of the digest, because tasks of earlier helpers
-        # have no such fields.
+        # Leave fields of later versions out of the digest if they are not set, because the digests
+        # of earlier helpers' tasks do not contain these fields.
         later = ("memory_limit_bytes", "output_holder")
         named = {n: v for n, v in args.items() if n not in later or v is not None}
         digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
-        # The id may belong to a task from before a restart, whose record is not read yet.
+        # Wait: the id may belong to a task from before a restart, whose record this helper has not
+        # read yet.
         while task_id in self.unidentified:
             yield 0.01
         # If the id is known, the call is a retry or a conflict.
@@ -253,7 +257,9 @@ class Tasks:
         return task, reader
 
     def _started(self, task: Task, reader: int) -> Job:
-        """Waits for the shim's report that the program runs. A task that failed is deleted."""
+        """Waits until the shim reports that the program runs. If the task failed to start, deletes
+        it.
+        """
         yield reader, _START_S
         os.set_blocking(reader, False)
         try:
@@ -264,13 +270,13 @@ class Tasks:
         answer: dict[str, Any] = json.loads(reply) if reply else {"error": None}
         if "error" not in answer:
             task.record |= answer
-            # The event of the end is sent after this answer.
+            # Send the event of the task's end, if there is one, after this answer.
             self.loop.later(0, lambda: self._start_answered(task))
             return answer
-        while not task.exit:  # the shim uses the directory until it ends
+        while not task.exit:  # wait, because the shim uses the directory until the shim ends
             yield 0.002
         fault = fault_of(answer["error"] or task.exit["error"])
-        # Nothing is left of a task that never ran, so the same id can be submitted again.
+        # Delete everything of a task that never ran, so that the same id can be submitted again.
         yield from self.forget(task.id)
         raise fault
 
@@ -290,7 +296,7 @@ class Tasks:
         Args:
             task_id: the id of the task.
             memory_bytes: the new limit.
-            slot_bytes: returns the memory limit of a slot, by name.
+            slot_bytes: a function that returns the memory limit of a slot, given its name.
 
         Raises:
             Fault: TASK_UNKNOWN, BELOW_USE (the old limit is in effect) or CARVE_FAILED.
@@ -342,8 +348,9 @@ class Tasks:
         """Sends one request to a task's shim, without blocking other requests.
 
         Raises:
-            Fault: TASK_UNKNOWN, TASK_ENDED or UNREACHABLE. It is TASK_ENDED only if the task has
-                certainly ended, because a caller that writes input then discards the other bytes.
+            Fault: TASK_UNKNOWN, TASK_ENDED or UNREACHABLE. The reason is TASK_ENDED only if the
+                task has certainly ended, because a caller that writes input discards the remaining
+                input after this error.
         """
         while task_id in self.unidentified:
             yield 0.01
@@ -367,7 +374,7 @@ class Tasks:
                 while not isinstance(error, BlockingIOError) and time.monotonic() < deadline:
                     if task.exit:
                         raise ended from None
-                    yield 0.01  # the shim is ending, which its pidfd will show
+                    yield 0.01  # the shim is ending; its pidfd will show the end
                 message = f"the shim of task {task_id} does not answer ({error}); try again"
                 raise Fault("UNREACHABLE", message, task_id=task_id) from None
         if not answer["ok"]:

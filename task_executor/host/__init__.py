@@ -1,1 +1,1 @@
-"""Access to the host: /sys and /proc, devices, the helper, and a kubelet's files."""
+"""Reads the host: /sys and /proc, devices, and a kubelet's files. Connects to the helper."""

@@ -1,9 +1,9 @@
-"""Computes the capacity of an executor, from the host's topology and the operator's options.
+"""Computes the capacity of an executor from the host's topology and the configured options.
 
-CPUs are the CPUs that the kernel allows this process, minus isolated CPUs, minus the reserve.
-Memory is the sum of all NUMA nodes (without huge pages), at most the machine's total and the
-control group's limit, minus the reserve. If the operator configures a share, the capacity is
-exactly this share.
+The CPUs are those that the kernel allows this process, minus isolated CPUs, minus the reserve. The
+memory is the sum of all NUMA nodes (without huge pages), at most the machine's total and the
+control group's limit, minus the reserve. If a share is configured, the capacity is exactly this
+share.
 
 A *reserve* is capacity that is kept for the operating system and for the executor's own processes.
 A *share* is an explicit part of a host, if several executors divide the host. No reserve is
@@ -28,7 +28,7 @@ RESERVE_BYTES_MAX: Final = 4 * GIB
 
 @dataclass(frozen=True, slots=True)
 class CapacityOptions:
-    """The operator's options. None means that an option is not set.
+    """The options for the capacity from the configuration. None means that an option is not set.
 
     `reserved_*` are subtracted from the capacity that the host allows, and `share_*` replace it. In
     the configuration the shares are called `cpus` and `memory_bytes`, and errors use these names.
@@ -52,7 +52,8 @@ def plan_capacity(topology: HostTopology, options: CapacityOptions | None = None
     cpus = _cpus(topology, options, warnings)
     memory = node_memory(topology, warnings)
     reserved_bytes, total_bytes = _memory(topology, options, memory, warnings)
-    # Reserved cpus that this process may not use are left out, because they reduce no capacity.
+    # Leave out reserved cpus that this process may not use, because they do not reduce the
+    # capacity.
     reserved_cpus = (options.reserved_cpus or EMPTY) & topology.allowed
     return Capacity(
         cpus=cpus,
@@ -140,7 +141,8 @@ def _check_reserve(topology: HostTopology, reserved: CpuSet, warnings: list[str]
             f"reserved CPUs {without_effect} are offline, or this process may not use them: "
             "reserving them has no effect"
         )
-    # This is only a warning, because the operator may want it. One core is enough as an example.
+    # Only warn, because the administrator may want this. Name only the first such core, as an
+    # example.
     for core in topology.cores:
         if not core.cpus.isdisjoint(reserved) and not (core.cpus & topology.allowed) <= reserved:
             warnings.append(
@@ -150,7 +152,7 @@ def _check_reserve(topology: HostTopology, reserved: CpuSet, warnings: list[str]
             break
     for node in topology.numa_nodes:
         ours = node.cpus & topology.allowed
-        # On a host with a single node this would be an error, because no cpu is left.
+        # Do not warn on a host with a single node: no cpu is left there, which is an error.
         if ours and ours <= reserved and len(topology.numa_nodes) > 1:
             warnings.append(f"reserved_cpus {reserved} contains all CPUs of NUMA node {node.id}")
 
@@ -180,8 +182,8 @@ def _memory(
             "host's memory"
         )
         usable = limit
-    # No reserve is deducted from a share, because the operator has already left the reserve out of
-    # it.
+    # Deduct no reserve from a share, because the administrator has chosen the share without the
+    # reserve.
     if options.share_memory_bytes is not None:
         return 0, _share_memory(options, options.share_memory_bytes, usable)
     if not usable:
@@ -234,7 +236,7 @@ def _nodes(
         is_default = node.id in memory.default_bytes
         if is_default:
             own = memory.default_bytes[node.id]
-            # The node's part of the reserve is rounded up, so that all parts cover the whole
+            # Round up the node's part of the reserve, so that all parts together cover the whole
             # reserve. A node never offers more than the executor's total, which a limit may have
             # reduced.
             offered = min(own - -(-reserved_bytes * own // together), total_bytes)

@@ -1,7 +1,7 @@
-"""Finds the devices of types that the operator configured (`[devices.TYPE]`).
+"""Finds the devices of configured types (`[devices.TYPE]`).
 
-A type names files, each of which is a device, or a command that lists devices. If no devices of a
-type can be found, the executor starts with a warning.
+A type names files or a command that lists devices. Each file is one device. If no devices of a type
+can be found, the executor starts with a warning.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ NOTHING_CONFIGURED = ConfiguredDevices()
 
 
 class _NotFoundError(Exception):
-    """A type has no devices. The message gives the reason to the operator."""
+    """No device of a type was found. The message gives the reason."""
 
 
 def discover(
@@ -72,7 +72,7 @@ def discover(
             host.
 
     Raises:
-        InvalidArgument: the configuration of a type is invalid on every host.
+        InvalidArgument: the configuration of a type is not valid.
     """
     ids = [node.id for node in nodes]
     devices: list[Device] = []

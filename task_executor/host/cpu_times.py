@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 _BUSY: Final = (0, 1, 2, 5, 6, 7)
-"""Columns that count as busy: user, nice, system, irq, softirq and steal. The first two include
-the time of guests. Idle and iowait do not count.
+"""Columns that count as busy: user, nice, system, irq, softirq and steal. User and nice include the
+time of guests. Idle and iowait do not count.
 """
 
 
@@ -25,7 +25,7 @@ def busy_usec(root: Path = Path("/")) -> dict[int, int]:
         return {}
     found = {}
     for line in lines:
-        # Guest time is in columns 9 and 10 and is part of user and nice, so it is cut off.
+        # Cut off columns 9 and 10, because user and nice already include this time of guests.
         name, *columns = line.split()[:9] or [""]
         number = name.removeprefix("cpu")
         if number != name and number.isdecimal() and len(columns) == 8:

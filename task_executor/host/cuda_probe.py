@@ -1,9 +1,9 @@
-"""A program that tests one GPU: it copies data to the GPU's memory, within it and back, and
-compares.
+"""Tests one GPU: copies data to the GPU's memory, within this memory and back, and compares the
+data.
 
-It calls the CUDA driver with ctypes, and needs only the standard library. It tests the first GPU
-that CUDA_VISIBLE_DEVICES names. Exit codes: 0: the GPU passed; 1: it failed, with the reason on
-stderr; 3: no test was possible, because this host has no CUDA driver.
+This program calls the CUDA driver with ctypes, and needs only the standard library. It tests the
+first GPU that CUDA_VISIBLE_DEVICES names. Exit codes: 0: the GPU passed; 1: it failed, with the
+reason on stderr; 3: no test was possible, because this host has no CUDA driver.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Finds the device files of devices: the files that a slot may open, and the files that are closed
 to it.
 
-Kind and numbers identify a file, not its path. All files with the major numbers of detected devices
-are closed, so that devices that appear later are closed, too. The major numbers of configured
-devices may have other users, so only the files of these devices are closed. Some files are common
-to all devices of a driver. Slots with at least one of the devices can open them.
+Its kind, major and minor number identify a device file, not its path. All files with the major
+numbers of detected devices are closed, so that devices that appear later are also closed. But
+configured devices may share their major numbers with other devices, so only the files of the
+configured devices are closed. Some files are common to all devices of a driver: a slot with at
+least one of these devices can open the common files.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _GPUS: Final = "proc/driver/nvidia/gpus"
 _CAPABILITIES: Final = "proc/driver/nvidia/capabilities"
 
 DeviceKey = tuple[str, str]
-"""Type and UUID of a device. A virtual function has its bus id instead of a UUID."""
+"""Type and UUID of a device. For a virtual function, its bus id replaces the UUID."""
 
 
 class Node(NamedTuple):
@@ -68,9 +69,10 @@ class DeviceNodes:
         own: the files that belong to only one device, by device.
         drivers: the driver of each device, as a key of `common`.
         common: the files that all devices of a driver share, by driver.
-        majors: kinds and major numbers whose files are all closed, except for the slot's devices.
-        open_types: types of devices that every task can open. The other fields do not contain their
-            files.
+        majors: kinds and major numbers of which all files are closed, except the files of the
+            slot's devices.
+        open_types: types of devices that every task can open. The fields above do not contain files
+            of these types.
     """
 
     own: Mapping[DeviceKey, frozenset[Node]] = field(default_factory=dict)
@@ -107,9 +109,8 @@ NO_NODES: Final = DeviceNodes()
 
 
 def _by_major(nodes: Iterable[Node]) -> dict[str, str]:
-    """Returns lists of minor numbers.
-
-    They use ranges, because a message has rules for many slots.
+    """Returns lists of minor numbers, by kind and major number. The lists use ranges to be short,
+    because a message has rules for many slots.
     """
     ranges: dict[str, list[list[int]]] = {}
     for kind, major, minor in sorted(nodes):
@@ -180,8 +181,9 @@ class _Search:
         return DeviceNodes(self._own, self._drivers, self._common, frozenset(self._majors))
 
     def _keep(self, key: DeviceKey, nodes: Iterable[Node], driver: str = "") -> None:
-        """Records the files of a device. With a driver, all files of their major numbers are
-        closed."""
+        """Records the files of a device. If a driver is named, closes all files with the same major
+        numbers.
+        """
         if found := frozenset(nodes):
             self._own[key] = found
         if driver:
@@ -199,7 +201,9 @@ class _Search:
                 yield Node(kind, os.major(status.st_rdev), os.minor(status.st_rdev))
 
     def _below(self, folder: str, prefix: str = "") -> Iterator[Node]:
-        """Yields the files of the devices in a folder of /sys, from their file `dev`."""
+        """Yields the device files of the devices in a folder of /sys, whose numbers are in the file
+        `dev`.
+        """
         for name in self._reader.names(folder):
             if name.startswith(prefix):
                 yield from self._node(f"{folder}/{name}/dev")
@@ -231,8 +235,9 @@ class _Search:
         self._majors |= {node[:2] for node in self._common[driver]}
 
     def _nvidia_minor(self, pci_address: str, gpu: Gpu) -> int | None:
-        """Returns the present minor number. After a reset, it may differ from the number at the
-        start."""
+        """Returns the present minor number. After a reset of the GPU, this number may differ from
+        the number at the start.
+        """
         minor = self._number(f"{_GPUS}/{pci_address}/information", "Device Minor")
         return gpu.minor if minor is None else minor
 
@@ -240,8 +245,9 @@ class _Search:
         """Yields the common files of NVIDIA GPUs, and closes all major numbers of the driver."""
         for minor in _NVIDIA_CONTROL:
             yield Node("c", _NVIDIA_MAJOR, minor)
-        # The driver makes these files at their first use. If it has no major number yet, no rule is
-        # needed, because these files are useless without the files of a GPU.
+        # The driver makes these files when they are first used. If the driver has no major number
+        # yet, no rule is needed, because a task can do nothing with these files without the files
+        # of a GPU.
         for name in _NVIDIA_MAJORS:
             self._majors |= {("c", number) for number in self._numbers.get(name, ())}
         for number in self._numbers.get("nvidia-uvm", ()):
@@ -262,7 +268,9 @@ class _Search:
         return {Node("c", number, each) for each in minors if each is not None}
 
     def _number(self, path: str, wanted: str) -> int | None:
-        """Returns the number in the line "wanted: number" of a file; None without such a line."""
+        """Returns the number in the line "wanted: number" of a file; None if the file has no such
+        line.
+        """
         for line in self._reader.lines(path):
             name, _, number = line.partition(":")
             if name == wanted and number.strip().isdecimal():

@@ -1,7 +1,8 @@
 """Returns the devices that slots can have, from the detected hardware.
 
-Of a GPU in MIG mode, slots can have only its instances, not the GPU itself. A GPU that does not
-answer is announced with the reason, and gets no work. Only NICs with an RDMA interface are devices.
+Slots can have the instances of a GPU in MIG mode, but not the GPU itself. The executor registers a
+GPU that does not answer together with the reason, and such a GPU gets no work. Only NICs with an
+RDMA interface are devices.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from finegrain.devices.device import (
 from finegrain.devices.names import MIG_PREFIX
 from finegrain.topology import Fpga, Gpu, GpuHealth, GpuLink, HostTopology, PciDevice
 
-_ON_ONE_BOARD: Final = "INTERNAL"  # nearer than PIX, which means a common PCIe switch
+_ON_ONE_BOARD: Final = "INTERNAL"  # nearer than PIX (a common PCIe switch)
 _PROBLEMS: Final = {
     GpuHealth.LOST: "the GPU has fallen off the bus; reset the host",
     GpuHealth.UNKNOWN: "the driver does not report the GPU's memory",

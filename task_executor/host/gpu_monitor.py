@@ -1,8 +1,8 @@
-"""Reads the NVIDIA GPUs of this host about once a second: processes, memory, use and health.
+"""Reads processes, memory, use and health of this host's NVIDIA GPUs about once a second.
 
 An NVML call can block while a driver hangs. So a separate thread makes the calls, and callers wait
-for this thread at most `ANSWER_S` seconds. While a call hangs, no second thread is started, and
-readings say since when the driver has not answered.
+for this thread at most `ANSWER_S` seconds. While a call hangs, no second thread is started, and the
+readings state since when the driver has not answered.
 
 The thread keeps NVML open, because opening it takes long with many GPUs. But while a GPU is missing
 or needs a repair, the thread closes NVML after each reading, because a GPU cannot be reset while a
@@ -40,7 +40,9 @@ ANSWER_S: Final = 5.0
 """Maximum time of a reading. After this time, the driver counts as not answering."""
 
 EVENTS_MAX: Final = 256
-"""Maximum number of events that one reading takes from the driver. Later readings take the rest."""
+"""Maximum number of events that one reading takes from the driver. Later readings take the
+remaining events.
+"""
 
 _XID: Final = 8  # nvmlEventTypeXidCriticalError
 _PROCESSES_MAX: Final = 1_000
@@ -72,11 +74,13 @@ class GpuProcessSample:
 
     pid: int
     kind: ProcessKind
-    memory_bytes: int | None = None  # None: the driver does not report it
+    memory_bytes: int | None = None  # None: the driver does not report the memory
 
     @property
     def computes(self) -> bool:
-        """True if the process can compute, and so use much memory; False if it only draws."""
+        """True if the process can compute, and therefore use much memory; False if the process only
+        draws.
+        """
         return self.kind is not ProcessKind.GRAPHICS
 
 
@@ -87,7 +91,7 @@ class GpuSample:
     Attributes:
         problem: why the GPU can take no work, and how to repair it; empty: the driver reports no
             problem.
-        work_lost: True if there is a problem because of which work on the GPU cannot continue.
+        work_lost: True if work on the GPU cannot continue because of the problem.
         recovery_known: True if the driver reports recovery actions, so that XIDs are not needed.
         xids: the different XIDs (error numbers) since the last reading. `xid_count` counts all
             errors.
@@ -121,8 +125,8 @@ class GpuReading:
             answer.
         at_s: the time of the driver's answer, in seconds of `time.monotonic`.
         gpus: the GPUs by UUID. MIG instances have separate entries.
-        problem: why the driver did not answer; empty: it answered. If there is a problem, `gpus`
-            contains the last answer.
+        problem: why the driver did not answer; empty: the driver answered. If there is a problem,
+            `gpus` contains the last answer.
     """
 
     number: int = 0
@@ -151,13 +155,15 @@ class GpuMonitor:
         self.latest = GpuReading()
 
     async def read(self) -> GpuReading:
-        """Returns a new reading. If the driver does not answer, the last reading and a problem."""
+        """Returns a new reading. If the driver does not answer, returns the last reading with a
+        problem.
+        """
         loop = asyncio.get_running_loop()
         if self._pending is None:
             self._pending = loop.create_future()
             self._asked_at = time.time()
             if self._thread is None:
-                # It is a daemon thread, so that the executor can stop while the driver hangs.
+                # Use a daemon thread, so that the executor can stop while the driver hangs.
                 self._thread = threading.Thread(
                     target=self._serve, args=(loop,), name="gpu-monitor", daemon=True
                 )
@@ -166,8 +172,8 @@ class GpuMonitor:
         done, _ = await asyncio.wait([self._pending], timeout=self._answer_s)
         if done:
             return self.latest
-        # The text contains the time of the call, and not its duration, because every change of the
-        # text would cause a report.
+        # Show the time of the call and not its duration, because every change of the text causes a
+        # report.
         since = datetime.fromtimestamp(self._asked_at, UTC).strftime("%H:%M:%S")
         return GpuReading(
             self.latest.number,
@@ -193,7 +199,7 @@ class GpuMonitor:
 
     def _answered(self, reading: GpuReading) -> None:
         pending, self._pending = self._pending, None
-        # After a failure, the last known GPUs are kept, because they show which GPUs have vanished.
+        # After a failure, keep the last known GPUs, because they show which GPUs have vanished.
         self.latest = (
             GpuReading(reading.number, reading.at_s, self.latest.gpus, reading.problem)
             if reading.problem
@@ -215,7 +221,7 @@ class NvmlSession:
         self._events: Any = None
 
     def read(self, number: int) -> GpuReading:
-        """Returns all present GPUs. It never raises."""
+        """Returns all present GPUs. This method never raises."""
         try:
             if self._nvml is None:
                 self._open()
@@ -253,7 +259,7 @@ class NvmlSession:
             handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index)
             uuid = None if handle is None else text_of(ask(nvml, "nvmlDeviceGetUUID", handle))
             if not uuid:
-                continue  # the GPU has fallen off the bus; its UUID will be missing
+                continue  # the GPU has fallen off the bus, so its UUID is missing in the reading
             self._handles[uuid], self._numbers[uuid] = handle, index
             if self._events is not None:
                 ask(nvml, "nvmlDeviceRegisterEvents", handle, _XID, self._events)
@@ -294,7 +300,9 @@ class NvmlSession:
         )
 
     def _memory(self, handle: Any) -> tuple[int | None, int | None, str, bool]:
-        """Returns used and total bytes, why they are unknown, and True if the GPU is lost."""
+        """Returns the used and total bytes, the reason why these are unknown, and True if the GPU
+        is lost.
+        """
         try:
             info = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         except Exception as error:  # the kind of error only changes the message
@@ -315,7 +323,8 @@ class NvmlSession:
             for each in (listed or ())[:_PROCESSES_MAX]:
                 used = each.usedGpuMemory
                 before = seen.get(each.pid)
-                # A process with contexts on several MIG instances is listed once for each instance.
+                # The driver lists a process with contexts on several MIG instances once for each
+                # instance.
                 seen[each.pid] = before if used is None else (before or 0) + int(used)
             found |= {pid: GpuProcessSample(pid, kind, used) for pid, used in seen.items()}
         return tuple(found[pid] for pid in sorted(found))
@@ -323,7 +332,7 @@ class NvmlSession:
     def _instances(self, gpu: GpuSample, handle: Any) -> list[GpuSample]:
         """Returns the instances of a GPU in MIG mode.
 
-        A problem of the GPU applies to all of them.
+        A problem of the GPU applies to all its instances.
         """
         found = []
         for index in range(ask(self._nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
@@ -358,7 +367,7 @@ class NvmlSession:
             return found
         by_address = {_address(handle): uuid for uuid, handle in self._handles.items()}
         for _ in range(EVENTS_MAX):
-            # The call fails when no event is left.
+            # Ask until no event is left: the call then fails.
             event = ask(self._nvml, "nvmlEventSetWait_v2", self._events, 0)
             if event is None:
                 break

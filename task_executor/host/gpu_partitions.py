@@ -1,8 +1,8 @@
 """Parses configured partitions: sets of GPUs that a slot may have together.
 
 Some boards can connect their GPUs only in fixed groups, such as the halves of a board. Only the
-vendor's fabric manager knows these groups, and no library reports them. So an operator configures
-them.
+vendor's fabric manager knows these groups, and no library reports them. So the administrator
+configures the groups.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read_partitions(texts: Iterable[str], host: HostDevices) -> tuple[Partition,
 
     Raises:
         InvalidArgument: a text is malformed, names a GPU twice, or names a GPU that the host does
-            not have. Or there are too many partitions.
+            not have; or there are too many partitions.
     """
     texts = tuple(texts)
     if len(texts) > PARTITIONS_MAX:

@@ -1,7 +1,7 @@
-"""Client of the helper: calls and events over one unix socket.
+"""Calls the helper and receives its events, over one unix socket.
 
 The sequence of answers may differ from the sequence of calls. All calls except `signal_task` and
-`stop` are idempotent, and are sent again when the connection was lost.
+`stop` are idempotent: the client sends such a call again if the connection was lost.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ __all__ = [
 
 GAP_S = 10.0  # maximum time that a call waits for a connection to the helper
 ANSWER_S = 90.0  # maximum time for an answer; longer than all deadlines of the helper
-MOVE_S = 3_600.0  # the same for parking a slot, which may copy all memory of its GPUs
+# maximum time for the answer to parking a slot, which may copy all memory of its GPUs
+MOVE_S = 3_600.0
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.05, 1.0
 _INPUT_CHUNK_BYTES = 128 << 10
 _EVENTS_MAX = 100_000
@@ -100,7 +101,7 @@ class HelperUnavailable(errors.Unavailable):
 
 
 class HelperClient:
-    """A connection to the helper. It is restored when it is lost.
+    """A connection to the helper, which the client opens again when it is lost.
 
     Create the client with `connect`, and end it with `close`.
     """
@@ -172,15 +173,16 @@ class HelperClient:
         return self._with_devices(FRAMES.from_json(IsolationReport, result))
 
     async def resize_slot(self, limits: SlotLimits) -> IsolationReport:
-        """Changes all limits of a slot or none. The call can be repeated safely.
+        """Changes all limits of a slot; if this fails, all limits stay unchanged. The call can be
+        repeated safely.
 
         Returns:
             The isolation report.
 
         Raises:
-            HelperError: CARVE_FAILED (the old limits are in effect). Or BELOW_USE: after the kernel
-                has reclaimed memory, more memory is still in use than the new limit (details:
-                asked, used, in bytes).
+            HelperError: CARVE_FAILED or BELOW_USE; the old limits are in effect. BELOW_USE: even
+                after the kernel has reclaimed memory, more memory is in use than the new limit
+                (details: asked, used, in bytes).
         """
         result = await self._call("resize_slot", _limits(limits))
         return self._with_devices(FRAMES.from_json(IsolationReport, result))
@@ -188,9 +190,9 @@ class HelperClient:
     async def place_slots(self, places: Iterable[SlotPlace]) -> None:
         """Moves slots with all their processes to other cpus and memory nodes.
 
-        Slots that no longer exist are skipped. The call can be repeated safely. Very many slots are
-        sent in several batches. If a batch fails, none of its slots moves, but the slots of earlier
-        batches stay moved.
+        The helper skips slots that no longer exist. The call can be repeated safely. The client
+        sends very many slots in several batches. If a batch fails, no slot of this batch moves, but
+        the slots of earlier batches stay moved.
 
         Raises:
             HelperError: CARVE_FAILED (details: file, wrote, read) or DISK_FULL.
@@ -209,12 +211,12 @@ class HelperClient:
                 no device, and then removes them, to find out whether limits can be set.
 
         Returns:
-            The reasons why limits could not be set, by device: first for each slot, in the
-            sequence of `slots`, then for the probe.
+            Two values: for each slot, in the sequence of `slots`, the reasons why limits could not
+            be set, by device; and the same reasons for the probe.
 
         Raises:
-            FinegrainError: it is unknown which limits are set. A driver may hang, or the helper
-                has an earlier version.
+            FinegrainError: it is unknown which limits are set, for example because a driver hangs
+                or the helper has an earlier version.
         """
         args = {"slots": [FRAMES.to_json(each) for each in slots], "probe": dict(probe)}
         try:
@@ -295,7 +297,7 @@ class HelperClient:
     async def start_task(self, spec: TaskSpec) -> TaskStarted:
         """Starts a task, and returns when its program runs.
 
-        If a task with the same spec exists, no second task is started.
+        If a task with the same spec exists, the helper starts no second task.
 
         Raises:
             FinegrainError: COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, CWD_UNAVAILABLE,
@@ -337,14 +339,14 @@ class HelperClient:
     async def kill_task(self, task_id: str, grace_ms: int = 0) -> None:
         """Sends SIGTERM to all processes of a task, and SIGKILL after the grace period.
 
-        It returns at once. When the task has ended, a `TaskExited` event follows.
+        This method returns at once. When the task has ended, a `TaskExited` event follows.
         """
         await self._call("kill_task", {"task_id": task_id, "grace_ms": grace_ms})
 
     async def write_input(self, task_id: str, offset: int, data: bytes, eof: bool = False) -> int:
         """Writes to a task's stdin, and returns the offset up to which bytes were accepted.
 
-        If not all bytes were accepted, the caller should send the other bytes a little later.
+        If not all bytes were accepted, the caller should send the remaining bytes a little later.
         Offsets count from the start of stdin, so the call can be repeated safely.
 
         Args:
@@ -435,7 +437,7 @@ class HelperClient:
         deadline_s: float = GAP_S,
         answer_s: float = ANSWER_S,
     ) -> dict[str, Any]:
-        """Calls the helper. If the connection is lost, the call is sent again.
+        """Calls the helper. If the connection is lost, the client sends the call again.
 
         Args:
             verb: the name of the call.
@@ -450,7 +452,7 @@ class HelperClient:
         """
         while True:
             try:
-                # This limits only the wait for a connection. The helper may need longer for the
+                # Limit only the wait for a connection, because the helper may need longer for the
                 # call.
                 async with asyncio.timeout(deadline_s):
                     await self._connected.wait()
@@ -475,14 +477,15 @@ class HelperClient:
         self._calls[number] = answer
         try:
             writer.write(_frame({"id": number, "verb": verb, "args": args}))
-            # The helper answers only after the grace period, so this time is added.
+            # The helper answers only after the grace period, so add the grace period to the time
+            # limit.
             async with asyncio.timeout(answer_s + args.get("grace_ms", 0) / 1000):
                 return await answer
         except TimeoutError:
             raise HelperUnavailable(
                 f"the helper does not answer {verb}; is it suspended (SIGSTOP)?"
             ) from None
-        # The call is removed after a timeout as well, so that a late answer is ignored.
+        # Remove the call after a timeout as well, so that a late answer is ignored.
         finally:
             self._calls.pop(number, None)
 
@@ -492,8 +495,8 @@ class HelperClient:
             try:
                 with socket_address(self._path) as address:
                     reader, writer = await asyncio.open_unix_connection(address)
-                # The owner of the socket is checked, because calls contain the environment of
-                # tasks, which another user must not receive.
+                # Check the owner of the socket, because calls contain the environment of tasks,
+                # which another user must not receive.
                 if peer_uid(writer.get_extra_info("socket")) not in (0, os.geteuid()):
                     writer.close()
                     raise ConnectionRefusedError("the socket belongs to another user")
@@ -510,7 +513,7 @@ class HelperClient:
                 await self._read(reader)
             finally:
                 self._lose(writer)
-            # This pause limits the rate of attempts if a helper accepts connections and closes them
+            # Pause, to limit the rate of attempts if a helper accepts connections and closes them
             # at once.
             await asyncio.sleep(backoff_s)
 
@@ -534,7 +537,7 @@ class HelperClient:
     def _publish(self, event: HelperEvent | None) -> None:
         if event is None:
             return
-        # The events are not being read. `Reconnected` makes the next reader call `inspect`.
+        # No reader reads the events. `Reconnected` makes the next reader call `inspect`.
         if self._events.full():
             while not self._events.empty():
                 self._events.get_nowait()
@@ -555,7 +558,7 @@ def _batches(items: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Splits items into batches that fit into a frame. The sequence of items does not change."""
     batch, size = list[dict[str, Any]](), 0
     for item in items:
-        # The size of the JSON counts, because the size of a frame is limited in bytes.
+        # Count the bytes of the JSON, because the size of a frame is limited in bytes.
         length = len(json.dumps(item))
         if batch and size + length > _PLACES_BYTES_MAX:
             yield batch
@@ -569,8 +572,8 @@ def _batches(items: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 def _limits(limits: SlotLimits) -> dict[str, Any]:
     """Returns the arguments of a call, without empty fields.
 
-    Empty fields are left out because a helper of an earlier version rejects fields that it does not
-    know.
+    A helper of an earlier version rejects fields that it does not know, so the arguments contain a
+    field only if it is set.
     """
     content: dict[str, Any] = FRAMES.to_json(limits)
     unused = {name for name in ("devices_open", "devices_closed") if not content[name]}

@@ -1,7 +1,7 @@
-"""Types of the messages between front and helper, as the front sees them.
+"""Defines the front's types for the messages between front and helper.
 
-The helper checks plain JSON instead (`task_executor/helper/protocol.py`), so that the privileged
-process does not import these types.
+The helper does not import these types, because it is privileged: it checks plain JSON instead
+(`task_executor/helper/protocol.py`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ class SlotLimits:
         mems: the memory nodes that the slot may use; "": all.
         pids_max: the maximum number of processes; None: no limit.
         best_effort: True: the slot gets CPU time only if no other slot needs it.
-        hugepages: the bytes of huge pages by page size ("2MB", "1GB"). Other sizes are not allowed.
-        devices_open: lists of minor numbers ("0-3,8") by kind and major number ("c 195"). Of these
-            major numbers, only the listed minor numbers can be opened.
-        devices_closed: the same form. Of these major numbers, the listed minor numbers cannot be
-            opened. All devices of other major numbers can be opened.
+        hugepages: the bytes of huge pages by page size ("2MB", "1GB"). The slot cannot use other
+            page sizes.
+        devices_open: lists of minor numbers ("0-3,8") by kind and major number ("c 195"). For each
+            of these major numbers, tasks can open only the listed minor numbers.
+        devices_closed: lists in the form of `devices_open`. For each of these major numbers, tasks
+            cannot open the listed minor numbers. Tasks can open all devices whose major number is
+            in neither field.
     """
 
     allocation_id: str
@@ -91,7 +93,7 @@ class TaskSpec:
         log_limit_bytes: the number of bytes that are stored of each output stream.
         timeout_ms: the maximum run time; None: no limit.
         memory_limit_bytes: the memory limit of the task; None: only the limit of the slot applies.
-        output_holder: the reader for which no output may be dropped; None: there is none yet.
+        output_holder: the reader for which no output may be dropped; None: no reader yet.
     """
 
     task_id: str
@@ -117,7 +119,7 @@ class TaskStarted:
     """
 
     pid: int
-    start_time_ticks: int | None  # None: the program ended before it could be read
+    start_time_ticks: int | None  # None: the program ended before its start time could be read
 
 
 @dataclass(frozen=True)
@@ -132,10 +134,10 @@ class IsolationReport:
         pids: hard or none.
         kill: how the processes of a slot are killed: cgroup.kill, freezer or process tree.
         reason: why a dimension is not enforced.
-        fix: how to make the kernel enforce it.
+        fix: how to make the kernel enforce this dimension.
         hugepages: hard or none.
         devices: cgroup if device files can be closed to a slot, otherwise none.
-        devices_problem: why device files cannot be closed, and how to change this.
+        devices_problem: why device files cannot be closed to a slot, and what to do.
     """
 
     driver: str
@@ -176,7 +178,7 @@ class HelperInfo:
 
 @dataclass(frozen=True)
 class TaskFault:
-    """Why a task did not end normally: a `finegrain.errors.Reason` and one sentence."""
+    """The reason why a task did not end normally: a `finegrain.errors.Reason` and one sentence."""
 
     reason: str
     message: str
@@ -189,9 +191,9 @@ class ExitRecord:
 
     Exactly one of `exit_code`, `signal` and `error` is set. `oom_kills` counts processes of the
     task that the kernel killed because of memory. `oom_killed` is True if the task failed because
-    of this. `peak_memory_bytes` is the peak of the whole task if the kernel counts it, otherwise
-    the peak of its largest process. `*_dropped_bytes` count the output that was lost because of the
-    log limit or a full disk, and `*_bytes` all other output.
+    of such a kill. `peak_memory_bytes` is the peak of the whole task if the kernel counts it,
+    otherwise the peak of its largest process. `*_dropped_bytes` count the output that was lost
+    because of the log limit or a full disk. `*_bytes` count the remaining output.
     """
 
     exit_code: int | None = None
@@ -222,7 +224,7 @@ class TaskRecord:
     generation: int
     state: str
     pid: int
-    start_time_ticks: int | None  # None: the program ended before it could be read
+    start_time_ticks: int | None  # None: the program ended before its start time could be read
     directory: Path
     exit: ExitRecord | None
 
@@ -248,18 +250,18 @@ class HelperState:
 class Stranger:
     """A control group in the folder of slots that belongs to no known slot.
 
-    The helper has killed its processes. Each such group is reported once.
+    The helper has killed the processes of this group. The helper reports each such group once.
     """
 
     group: str
-    pids: list[int]  # some of its processes
+    pids: list[int]  # some processes of the group
 
 
 @dataclass(frozen=True)
 class SlotUsage:
     """The present counters of a slot.
 
-    None means that the kernel does not count (isolation none).
+    A counter is None if the kernel does not count it (isolation none).
     """
 
     allocation_id: str
@@ -273,7 +275,7 @@ class SlotUsage:
 
 @dataclass(frozen=True)
 class TaskUsage:
-    """The present counters of a task. None means that the kernel does not count."""
+    """The present counters of a task. A counter is None if the kernel does not count it."""
 
     task_id: str
     memory_current_bytes: int | None = None
@@ -302,7 +304,8 @@ class KubeletFiles:
         texts: the texts of the files "cpu_manager_state", "memory_manager_state",
             "device-plugins/kubelet_internal_checkpoint", "config", and of drop-in files as
             "config/NAME" in their sequence.
-        failures: for each file that exists but could not be read, the reason.
+        failures: the reason why a file could not be read, by name of each existing file that could
+            not be read.
     """
 
     mark: str
@@ -322,7 +325,9 @@ class TaskExited:
 
 @dataclass(frozen=True)
 class TaskOom:
-    """The kernel killed a process of this task because of memory. `TaskExited` follows."""
+    """The kernel killed a process of this task because of memory. `TaskExited` follows when the
+    task ends.
+    """
 
     task_id: str
 
@@ -341,7 +346,7 @@ FRAMES = JsonCodec(
         SlotState: JsonForm(inline="limits"),
     }
 )
-"""Codec of the JSON in frames. Fields that this front does not know are ignored."""
+"""Encodes and decodes the JSON in frames. It ignores fields that this front does not know."""
 
 _EVENTS: Mapping[str, type[TaskExited | TaskOom]] = {
     "task_exited": TaskExited,

@@ -1,7 +1,7 @@
 """Finds the names under which the memory of GPUs can be limited.
 
-NVIDIA's driver limits a GPU by its UUID, on every kernel. Other drivers register the memory of
-their GPUs with the kernel's dmem controller, which names a region by the PCI address:
+NVIDIA's driver limits the memory of a GPU by its UUID, on every kernel. Other drivers register the
+memory of their GPUs with the kernel's dmem controller, which names a region by the PCI address:
 "drm/0000:03:00.0/vram0".
 """
 
@@ -16,7 +16,7 @@ from typing import Final
 from finegrain.devices.device import GPU, Device, HostDevices
 
 NVIDIA: Final = "nvidia"
-CAPACITY_FILE: Final = "sys/fs/cgroup/dmem.capacity"  # only the top group has it
+CAPACITY_FILE: Final = "sys/fs/cgroup/dmem.capacity"  # only the top group has this file
 V2_FILE: Final = "sys/fs/cgroup/cgroup.controllers"
 NO_CONTROLLER: Final = (
     "the kernel has no dmem controller in the tree of cgroup v2 at /sys/fs/cgroup (Linux 6.14 or"
@@ -61,15 +61,17 @@ def limited_as(host: HostDevices, root: Path = Path("/")) -> tuple[dict[str, str
 def limit_problems(
     host: HostDevices, root: Path = Path("/"), driver_problem: Callable[[], str] | None = None
 ) -> dict[str, str]:
-    """Returns why the memory of each GPU cannot be limited on this host, by UUID; "" if it can.
+    """Returns why the memory of each GPU cannot be limited on this host, by UUID; empty if it can
+    be limited.
 
-    This only reads. A running executor, whose helper is root, also sets a limit as a probe.
+    This function sets no limit. A running executor, whose helper is root, also sets a limit as a
+    probe.
 
     Args:
         host: the devices.
         root: replaces "/" in tests.
-        driver_problem: returns why NVIDIA's driver cannot limit memory; None: its library is loaded
-            to find out.
+        driver_problem: a function that returns why NVIDIA's driver cannot limit memory; None: load
+            the driver's library to find out.
     """
     names, problems = limited_as(host, root)
     found = problems | dict.fromkeys(names, "")
@@ -91,7 +93,7 @@ def _driver_problem() -> str:
 
 
 def _regions(root: Path) -> list[str] | None:
-    """Returns the regions of the dmem controller; None: there is no such controller."""
+    """Returns the regions of the dmem controller; None: the kernel has no such controller."""
     try:
         lines = (root / CAPACITY_FILE).read_text().splitlines()
     except OSError:
@@ -100,7 +102,7 @@ def _regions(root: Path) -> list[str] | None:
 
 
 def _of_device(regions: Iterable[str], device: Device) -> list[str]:
-    """Returns the regions that are memory of a device. Other regions are memory of the host."""
+    """Returns the regions that are memory on the device itself, and not memory of the host."""
     prefix = f"drm/{device.pci_address}/"
     return [
         each

@@ -1,4 +1,4 @@
-"""The network ports that slots can have: the configured range, and the ports of each slot.
+"""Gives network ports of the configured range to slots.
 
 The resource manager counts ports like other countable resources ("ports"). The executor chooses the
 numbers when a slot is carved, because only the host knows which ports other programs use.
@@ -40,7 +40,8 @@ def offered_ports(ports: range, file: Path = EPHEMERAL_FILE) -> list[int]:
     """Returns the ports of a range, without the ports that the kernel uses for outgoing
     connections.
 
-    Connections of other programs may use a port of the kernel at any time.
+    The ports of the kernel are left out, because outgoing connections of other programs may use
+    such a port at any time.
 
     Args:
         ports: the configured range.
@@ -57,13 +58,13 @@ class NetworkPorts:
     """The ports that slots have.
 
     Several executors on one host may have overlapping ranges. So an executor claims each port that
-    a slot has, with a socket in the kernel's abstract namespace. Such a socket disappears when the
-    process ends.
+    a slot has, with a socket in the kernel's abstract namespace. The kernel removes such a socket
+    when the executor's process ends.
 
     Args:
         ports: the ports that slots can have.
-        claim: claims a port for this host, and returns the socket of the claim; None if the port is
-            in use.
+        claim: a function that claims a port for this host. It returns the socket of the claim; None
+            if the port is in use.
     """
 
     def __init__(
@@ -90,8 +91,8 @@ class NetworkPorts:
             self._release(mine, port)
         taken: dict[int, socket.socket | None] = {}
         last = self._next
-        # The search begins after the port that was given last. A port that was used recently may
-        # still have connections that are being closed.
+        # Begin the search after the port that was given last, because a port that was used recently
+        # may still have connections that are being closed.
         for offset in range(len(self._ports)):
             if len(mine) + len(taken) >= count:
                 break
@@ -119,8 +120,7 @@ class NetworkPorts:
 
     def adopt(self, owner: Hashable, ports: Iterable[int]) -> None:
         """Claims the ports of a slot again after a restart of the front."""
-        # It is not checked whether the ports are in use, because the tasks of the slot may use
-        # them.
+        # Do not check whether the ports are in use, because the tasks of the slot may use them.
         mine = {port: reserve(port) for port in ports}
         if mine:
             self._given[owner] = mine

@@ -1,9 +1,9 @@
 """Computes how much normal memory the NUMA nodes have, and which nodes slots use by default.
 
-Memory of nodes without CPUs is HBM, CXL, persistent or GPU memory. It is counted separately, and
-slots do not use it by default, unless it is the nearest memory for CPUs on a node without memory.
-Huge pages are not part of normal memory. `capacity.py` applies limits of control groups and
-reserves.
+Memory of nodes without CPUs is HBM, CXL, persistent or GPU memory. This memory is counted
+separately. Slots use it by default only if it is the nearest memory for CPUs on a node without
+memory. Huge pages are not part of normal memory. `capacity.py` later applies the limits of control
+groups and the reserves.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class NodeMemory:
 
 
 def node_memory(topology: HostTopology, warnings: list[str]) -> NodeMemory:
-    """Returns the memory of the nodes, and appends warnings for the operator to `warnings`."""
+    """Returns the memory of the nodes, and appends warnings to `warnings`."""
     default_ids = _default_ids(topology, warnings)
     known = {
         node.id: node.normal_memory_bytes or 0
@@ -39,11 +39,11 @@ def node_memory(topology: HostTopology, warnings: list[str]) -> NodeMemory:
     # If the size of one node is unknown, the sum is unknown.
     together = None if unknown else sum(default.values())
     machine = _machine_bytes(topology, default_ids)
-    # The nodes report less memory than they have, so only the machine's total can be used.
+    # If the nodes report less memory than they have, only the machine's total is right.
     if together is None or (topology.node_memory_grows and machine is not None):
         total = machine
     else:
-        # The smaller number is used, because it is never too high.
+        # Use the smaller number, because it is never too high.
         total = together if machine is None else min(together, machine)
     return NodeMemory(_fitted(default, total), other, total)
 
@@ -73,15 +73,15 @@ def _fitted(sizes: dict[int, int], total: int | None) -> dict[int, int]:
     if total is None or total == together:
         return sizes
     if together == 0:
-        # The sizes are unknown. A single node has the total. With several nodes, it is unknown how
-        # the total is divided.
+        # The sizes are unknown. Give the total to a single node. With several nodes, it is unknown
+        # how the total is divided, so no node gets memory.
         return {node_id: total if len(sizes) == 1 else 0 for node_id in sizes}
     return {node_id: size * total // together for node_id, size in sizes.items()}
 
 
 def _default_ids(topology: HostTopology, warnings: list[str]) -> set[int]:
     allowed = [node for node in topology.numa_nodes if node.memory_allowed]
-    # A node of unknown size is kept, because it probably has memory.
+    # Keep a node of unknown size, because it probably has memory.
     default_ids = {node.id for node in allowed if node.cpus and node.memory_bytes != 0}
     memory_only = [node for node in allowed if not node.cpus and node.memory_bytes]
     for node in topology.numa_nodes:
@@ -104,11 +104,11 @@ def _partners(topology: HostTopology, lacking: NumaNode, allowed: list[NumaNode]
     having = [node for node in allowed if node.memory_bytes]
     near = [node for node in having if not node.nearest_cpus.isdisjoint(lacking.cpus)]
     ids = [node.id for node in topology.numa_nodes]
-    # The distances cannot be assigned to nodes, so only the firmware's report is used.
+    # The distances cannot be assigned to nodes, so use only the firmware's report.
     if len(lacking.distances) != len(ids):
         return {node.id for node in near}
     distance = dict(zip(ids, lacking.distances, strict=True))
-    # Nodes that the firmware reports as near are compared with ordinary nodes, by distance.
+    # Compare the nodes that the firmware reports as near with ordinary nodes, by distance.
     candidates = having if not near else near + [node for node in having if node.cpus]
     closest = min((distance[node.id] for node in candidates), default=None)
     return {node.id for node in candidates if distance[node.id] == closest}

@@ -1,8 +1,8 @@
 """Computes the memory and countable resources that slots can have on each NUMA node.
 
-Huge pages that a kubelet's memory manager has taken are deducted here. Ordinary memory that a
-kubelet gives to containers changes at run time. So the executor reports it, and the resource
-manager deducts it.
+This module deducts the huge pages that a kubelet's memory manager has taken. It does not deduct the
+ordinary memory that a kubelet gives to containers, which changes at run time: the executor reports
+this memory, and the resource manager deducts it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def numa_capacity(
 ) -> tuple[NumaCapacity, ...]:
     """Returns the capacity of each node, in the sequence of the nodes.
 
-    Huge pages that a kubelet reserves, or has given to containers, are deducted.
+    The function deducts huge pages that a kubelet reserves or has given to containers.
     """
     nodes = []
     for node in capacity.nodes:
         pages = {resource_name(each.page_bytes): each.count for each in node.hugepages}
         if kubelet is not None:
             pages = {
-                # The number of taken pages is rounded up, because a page that is partly taken
-                # cannot be offered.
+                # Round up the number of taken pages, because a page that is partly taken cannot be
+                # offered.
                 name: count - -(-kubelet.taken_bytes(node.id, name) // (page_bytes(name) or 1))
                 for name, count in pages.items()
             }
@@ -46,8 +46,8 @@ def numa_capacity(
             NumaCapacity(
                 id=node.id,
                 memory_bytes=node.memory_bytes,
-                # A kubelet can have reserved more pages than the node has now. Then no pages are
-                # left.
+                # A kubelet can have reserved more pages than the node has now, so `n` can be
+                # negative.
                 extended=tuple(sorted((name, n) for name, n in pages.items() if n > 0)),
                 default_memory=node.default_memory,
             )
@@ -68,7 +68,7 @@ def hugepages_of(nodes: Iterable[NumaCapacity]) -> dict[str, int]:
 def with_counts(
     nodes: Iterable[NumaCapacity], counts: Mapping[int, Mapping[str, int]]
 ) -> tuple[NumaCapacity, ...]:
-    """Adds countable resources to nodes. They replace huge pages with the same name.
+    """Adds countable resources to nodes. A resource replaces huge pages with the same name.
 
     Args:
         nodes: the nodes.

@@ -1,9 +1,9 @@
 """Reads the GPUs of this host with NVIDIA's management library (NVML).
 
-Failures never stop the executor. Examples are a missing library or driver, a driver of another
-version, a GPU that fell off the bus, or an unsupported query. The GPU capacity is then zero or
-unknown, with a reason. The output of ``nvidia-smi`` is not parsed, because it truncates its tables.
-`detection/gpus.py` adds NUMA nodes and cpusets.
+Failures never stop the executor: a missing library or driver, a driver of another version, a GPU
+that fell off the bus, or an unsupported query. After a failure, the GPU capacity is zero or
+unknown, with a reason. This module does not parse the output of ``nvidia-smi``, because the program
+truncates its tables. `detection/gpus.py` adds NUMA nodes and cpusets.
 
 A GPU is identified by its UUID, because its index, its minor number and its position on the PCI bus
 can all differ, and CUDA uses yet another numbering.
@@ -49,7 +49,8 @@ class GpuInventory:
     links: tuple[GpuLink, ...] = ()
     absence_reason: str | None = None  # why no GPUs are known; None if the driver answered
     warnings: tuple[str, ...] = ()
-    complete: bool = False  # True: it contains the GPUs of all vendors, so no other source is read
+    # True: the inventory contains the GPUs of all vendors, so no other source is read
+    complete: bool = False
 
 
 class NvmlSource(Protocol):
@@ -58,7 +59,7 @@ class NvmlSource(Protocol):
     def read(self) -> GpuInventory:
         """Returns the present GPUs.
 
-        It never raises. Each call reads again, because MIG layouts change.
+        This method never raises. Each call reads again, because MIG layouts change.
         """
         ...
 
@@ -77,7 +78,7 @@ class PynvmlSource:
     """A source that uses ``pynvml`` (the package nvidia-ml-py).
 
     Args:
-        load: imports the module at the first read. Tests pass a fake.
+        load: a function that imports the module at the first read. Tests pass a fake.
     """
 
     def __init__(self, load: Callable[[], ModuleType] | None = None) -> None:
@@ -105,7 +106,7 @@ class PynvmlSource:
 
 
 def words_of(error: Exception) -> str:
-    """Returns an error of the binding as text."""
+    """Returns the text of an error that the binding raised."""
     return printable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
@@ -113,7 +114,7 @@ def ask(nvml: Any, name: str, *arguments: Any) -> Any:
     """Returns the result of an NVML call; None if this GPU or driver does not support it."""
     try:
         return getattr(nvml, name)(*arguments)
-    except Exception:  # NVMLError of many kinds, AttributeError of old modules
+    except Exception:  # raises NVMLError of many kinds; old modules raise AttributeError
         return None
 
 
@@ -121,7 +122,7 @@ def recovery_action(nvml: Any, handle: Any) -> int | None:
     """Returns the recovery action that the driver requests.
 
     0 means that no action is needed. None means that the driver does not know the query. The
-    binding has no function for this query, so it is read as a field value.
+    binding has no function for this query, so the action is read as a field value.
     """
     values = ask(nvml, "nvmlDeviceGetFieldValues", handle, [_RECOVERY_ACTION])
     # The field has its own error code, in addition to the error code of the call.
@@ -177,7 +178,7 @@ class _Session:
     def _handle(self, index: int) -> Any:
         try:
             return self._nvml.nvmlDeviceGetHandleByIndex(index)
-        except Exception as error:  # one bad GPU must not hide the others
+        except Exception as error:  # one bad GPU must not hide other GPUs
             self._warnings.append(
                 f"GPU {index} cannot be opened and is left out: {words_of(error)}"
             )
@@ -242,13 +243,14 @@ class _Session:
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
         """Returns the processes that compute on a GPU.
 
-        Processes that only draw are left out, because they use little memory and every desktop has
-        some.
+        The result has no processes that only draw, because these use little memory and every
+        desktop has some.
         """
         found: dict[int, GpuProcess] = {}
         for query in _PROCESS_QUERIES:
             for each in self._ask(query, handle) or ():
-                # A process with contexts on several MIG instances is listed once for each.
+                # The driver lists a process with contexts on several MIG instances once for each
+                # instance.
                 before = found.get(each.pid, GpuProcess(each.pid)).memory_bytes or 0
                 used = each.usedGpuMemory
                 known = None if used is None and not before else before + (used or 0)
@@ -277,8 +279,8 @@ class _Session:
         words = self._ask("nvmlDeviceGetCpuAffinityWithinScope", handle, _AFFINITY_WORDS, scope)
         if words is None:
             return None
-        # The driver fills 64-bit words, and the first word has the lowest cpus. Bits above the
-        # highest possible cpu number are removed.
+        # The driver fills 64-bit words, and the first word has the lowest cpus. Remove bits above
+        # the highest possible cpu number.
         bits = sum(int(word) << (64 * position) for position, word in enumerate(words))
         return CpuSet.from_bits(bits & ((1 << (MAX_ID + 1)) - 1))
 

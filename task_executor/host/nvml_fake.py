@@ -1,8 +1,9 @@
-"""Fake GPUs: an NVML source that returns the GPUs of a recorded or invented machine.
+"""Reads fake GPUs: an NVML source that returns the GPUs of a recorded or invented machine.
 
-It reads profiles in two schemas: `gpu_topology/1` (a link matrix) and `gpu_listing/1` (a listing
-with MIG instances). Examples are in `tests/data/gpu_topologies`. Values that are not in a profile
-(UUIDs, memory) are computed from the profile, so the same profile always gives the same machine.
+The source reads profiles in two schemas: `gpu_topology/1` (a link matrix) and `gpu_listing/1` (a
+listing with MIG instances). Examples are in `tests/data/gpu_topologies`. If a profile lacks a value
+(UUID, memory), the source computes the value from the profile, so the same profile always gives the
+same machine.
 """
 
 import json
@@ -89,7 +90,7 @@ def nics_from_profile(profile: Mapping[str, Any]) -> tuple[PciDevice, ...]:
 
 
 def _pcie_groups(profile: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a name of the PCIe switch of each GPU and NIC.
+    """Returns a name for the PCIe switch of each GPU and NIC.
 
     Devices have the same name if the path between them crosses only PCIe switches.
     """

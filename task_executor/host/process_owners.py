@@ -1,7 +1,7 @@
 """Finds the slot and the user of a process, from /proc.
 
-With control groups, the name of the process's group contains the slot. Without them, the ancestors
-of the process show the slot, because one of them is a task of the slot.
+With control groups, the name of the process's group contains the slot. Without control groups, the
+ancestors of the process show the slot, because one ancestor is a task of the slot.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class ProcessOwner:
     """The owner of a process.
 
     Attributes:
-        slot: the slot of the process; None: it belongs to no slot of this executor.
-        is_own: True if it is a process of the executor itself, or a descendant of such a process.
-        user: the name or number of its user.
-        command: the name of its program, shortened if it is long.
+        slot: the slot of the process; None: the process belongs to no slot of this executor.
+        is_own: True if the process is a process of the executor itself, or a descendant of such a
+            process.
+        user: the name or number of the process's user.
+        command: the name of the process's program, shortened if the name is long.
     """
 
     slot: SlotKey | None = None
@@ -66,7 +67,8 @@ class ProcessOwners:
         tasks: Mapping[int, SlotKey],
         own: Iterable[int] = (),
     ) -> ProcessOwner | None:
-        """Returns the owner of a process; None if it has ended, or is in another namespace.
+        """Returns the owner of a process; None if the process has ended, or is in another
+        namespace.
 
         Args:
             pid: the id of the process.
@@ -114,7 +116,8 @@ class ProcessOwners:
         while pid > 1 and len(found) < _ANCESTORS_MAX:
             found.append(pid)
             try:
-                # The name in parentheses can contain spaces, so the text after it is split.
+                # The name in parentheses can contain spaces, so split only the text after the
+                # closing parenthesis.
                 pid = int((self._proc / f"{pid}/stat").read_text().rpartition(")")[2].split()[1])
             except (OSError, ValueError, IndexError):
                 break

@@ -1,8 +1,8 @@
 """Reads the output of a task from the log segments that its shim writes.
 
-Each byte has its position in the stream. The shim may remove segments while they are read; the
-reader then continues at the next byte that exists. Tasks cannot write to the directory, so a task
-cannot replace a segment by a link.
+Each byte has a position in the stream. If the shim removes a segment during the reading, the reader
+continues at the next byte that exists. A task cannot replace a segment by a link, because tasks
+cannot write to the directory.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class OutputReader:
         while True:
             if data := self._read_segment(max_bytes):
                 return self._take(data, max_bytes)
-            # List the segments before the next attempt. So if the list has a later segment, the
-            # attempt sees all bytes of the earlier segment.
+            # List the segments before the next attempt. If the list has a later segment, the
+            # earlier segment is complete, and the attempt reads all its bytes.
             starts = self._list()
             at = bisect_right(starts, self.offset)
             if at:
@@ -103,7 +103,7 @@ class OutputReader:
 
 
 def _start_of(name: str, stream: Stream) -> int | None:
-    """Returns the position at which the segment with this name starts; None: the file is no
+    """Returns the position at which the segment with this name starts; None: the file is not a
     segment.
     """
     first, _, rest = name.partition(".")

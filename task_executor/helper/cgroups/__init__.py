@@ -26,8 +26,8 @@ _FIX_NO_MOUNT = "mount a cgroup file system with cpu, cpuset, memory and pids co
 def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = None) -> Driver:
     """Returns a driver whose base group is ready.
 
-    A failure is retried for one second, because another executor that stops may remove the common
-    parent group at the same moment.
+    If this fails, the function tries again for one second, because another executor that stops may
+    remove the common parent group at the same moment.
 
     Args:
         config: the configuration of the helper.
@@ -50,8 +50,8 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
     if not own and "unified" not in groups:
         return Driver(kernel, {}, "no cgroup controllers are mounted on this host", _FIX_NO_MOUNT)
     kind = v1.V1 if own else v2.V2
-    # Stage 2: choose possible places. The slots of an earlier helper are in the known base, so this
-    # base must be used again.
+    # Stage 2: choose possible places. If an earlier helper has left a known base, use only this
+    # base, because it contains the slots.
     if known and ("unified" in known) == (not own) and all(map(kernel.exists, known.values())):
         places = [known]
     else:
@@ -63,8 +63,8 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
     drivers = [kind(kernel, base) for base in places]
     # Stage 3: take the first place that works.
     for driver in drivers:
-        # The error EBUSY means that the parent group contains processes of other programs, so it
-        # cannot become an inner node. Then the next place is tried at once.
+        # The error EBUSY means that the parent group contains processes of other programs, so the
+        # group cannot become an inner node. After this error, try the next place at once.
         elsewhere = [] if driver is drivers[-1] else [errno.EBUSY]
         is_known, permanent_errors = driver.base is known, (*_PERMANENT_ERRORS, *elsewhere)
         failure = _prepare(driver, is_known, config["front_pid"], permanent_errors)
@@ -74,12 +74,12 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
             units = groups.keys() & {"name=systemd", "unified"} if holder and own else set()
             driver.unit = {name: groups[name] for name in units}
             return driver
-        # Another helper on this host has the same executor_id, so another place does not help.
+        # If another helper on this host has the same executor_id, no other place can work.
         if isinstance(failure, InUse):
             break
     for driver in drivers:
         if driver.base is not known:
-            driver.remove_base()  # the failed attempts may have made it
+            driver.remove_base()  # the failed attempts may have made the base
     if isinstance(failure, InUse):
         raise failure
     reason = f"cgroup {kind.name} cannot be used: {failure}"
@@ -89,9 +89,9 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
 def _v2_places(own: str, top: str, kernel: Kernel) -> list[str]:
     """Returns the groups in which slots may be created, the best group first.
 
-    If systemd has not delegated the own group, slots must not be created in it: systemd could not
-    start a service again whose group is an inner node. Root then uses a new group at the top of the
-    tree, which systemd does not change.
+    If systemd has not delegated the helper's own group, slots must not be created in it: systemd
+    cannot restart a service whose group is an inner node. Root then uses a new group at the top of
+    the tree, which systemd does not change.
     """
     if not top:
         return [own]  # the configuration names this group
@@ -109,15 +109,15 @@ def _prepare(
     for attempt in range(_ATTEMPTS):
         time.sleep(_PAUSE_S if attempt else 0)
         try:
-            # The groups above a known base are prepared already, and other executors may use them.
+            # The groups above a known base are already prepared. Do not change these groups,
+            # because other executors may use them.
             if not is_known:
                 _prepare_parent(driver, front_pid)
             driver.prepare()
             return None
         except (OSError, Fault) as error:
-            # The lock is released, because the next attempt opens the directories again. A lock
-            # belongs to the open file and not to the process, so it would block this process
-            # itself.
+            # Release the lock, because the next attempt opens the directories again. A lock belongs
+            # to the open file and not to the process, so the old lock would block the next attempt.
             driver.unlock()
             failure = error
         if getattr(failure, "errno", 0) in permanent_errors:
@@ -128,9 +128,9 @@ def _prepare(
 def _prepare_parent(driver: Driver, front_pid: int | None) -> None:
     """Prepares the groups above the base.
 
-    On v2 the parent group becomes an inner node, which must not contain processes. So its processes
-    move to a leaf. If the group is delegated to the executor, all processes move; otherwise only
-    this process and the processes that started it move.
+    On v2 the parent group becomes an inner node, which must not contain processes. So this function
+    moves processes to a leaf group. If the group is delegated to the executor, the function moves
+    all processes; otherwise it moves only this process and the processes that started this process.
     """
     if driver.name == "v2":
         kernel, own = driver.kernel, driver.base["unified"].rsplit("/", 2)[0]
@@ -148,8 +148,8 @@ def _prepare_parent(driver: Driver, front_pid: int | None) -> None:
 def _delegate_others(own: str, kernel: Kernel) -> None:
     """Enables the controllers hugetlb and dmem in all groups, from the top down to `own`.
 
-    systemd does not know these controllers, so it does not change them. Only root may enable them.
-    Without them, huge pages and memory of devices are not limited.
+    systemd does not know these controllers, so systemd does not change them. Only root may enable
+    the controllers. Without these controllers, huge pages and memory of devices are not limited.
     """
     for level in reversed(Path(own).parents):
         for name in ("hugetlb", "dmem"):
@@ -158,7 +158,9 @@ def _delegate_others(own: str, kernel: Kernel) -> None:
 
 
 def _own_groups(root: str, parent: str | None, kernel: Kernel, of: int | str = "self") -> Group:
-    """Returns the directory of a process's (or the delegated) group for each controller."""
+    """Returns, for each controller, the directory of the process's group or of the delegated
+    group.
+    """
     own: Group = {}
     for line in kernel.read(f"{root}/proc/{of}/cgroup").splitlines():
         _number, controllers, path = line.split(":", 2)
@@ -181,5 +183,6 @@ def _own_groups(root: str, parent: str | None, kernel: Kernel, of: int | str = "
 
 
 def _unescape(field: str) -> str:
-    # The backslash is replaced last, because earlier it could become the start of another escape.
+    # Replace the backslash last, because an earlier replacement could make the start of another
+    # escape.
     return field.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")

@@ -1,8 +1,8 @@
-"""Base of the cgroup drivers: creates, enters, empties and removes groups.
+"""Creates, enters, empties and removes groups, as the base of the cgroup drivers.
 
-A slot is a group, and each of its tasks is a child group. Shims are in a separate leaf. In this
-code, a group is a mapping from controller (v2: "unified") to directory. v1 and v2 have different
-files for limits, so each has its own driver class.
+A slot is a group, and each task of the slot is a child group. Shims are in a separate leaf group.
+In this code, a group is a mapping from controller (v2: "unified") to directory. v1 and v2 have
+different files for limits, so each has its own driver class.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RECLAIM_S = 5.0
 _USAGE_READ_INTERVAL_S = 0.02
 _PAGE_SIZES = ("64KB", "512KB", *(f"{n}MB" for n in (1, 2, 16, 32, 256, 512)), "1GB", "2GB", "16GB")
 _THREAD_SCANS = 5
-LEAF = "finegrain-daemon"  # v2: if a group becomes an inner node, its processes move here
+LEAF = "finegrain-daemon"  # v2: if a group becomes an inner node, its processes move to this leaf
 
 
 class InUse(Fault):
@@ -55,9 +55,8 @@ class Kernel:
         attach(path, program)
 
     def write_in_fork(self, path: str, value: str) -> int:
-        """Writes in a new process, and returns a pidfd of it.
-
-        The process ends at the latest when this process ends.
+        """Writes in a new process, and returns a pidfd of the new process. If the helper ends, the
+        kernel kills the new process.
         """
         me = os.getpid()
 
@@ -71,8 +70,9 @@ class Kernel:
         return Path(path).exists()
 
     def is_delegated(self, path: str) -> bool:
-        """True if systemd has marked this group as delegated, so that it does not change its
-        content."""
+        """Returns True if systemd has marked this group as delegated. systemd does not change the
+        content of such a group.
+        """
         try:
             return os.getxattr(path, "user.delegate") == b"1"
         except OSError:
@@ -150,7 +150,7 @@ class Driver:
 
     def __init__(self, kernel: Kernel, base: Group, reason: str = "", fix: str = "") -> None:
         self.kernel, self.base, self.reason, self.fix = kernel, base, reason, fix
-        self.devices_problem = f"{reason}; {fix}"  # "": device files can be closed
+        self.devices_problem = f"{reason}; {fix}"  # empty: device files can be closed
         self.lock_fds: list[int] = []
         self.unit: Group = {}  # v1: groups by which systemd knows the unit of a process
 
@@ -175,7 +175,7 @@ class Driver:
             OSError, Fault: the base cannot be made in this place.
             InUse: another helper uses the base.
         """
-        # The parent is made first, because a cgroup cannot be made together with its parents.
+        # Make the parent first, because the kernel does not make the parents of a group.
         self.make({name: path.rpartition("/")[0] for name, path in self.base.items()})
         self.make(self.base)
         # On v1 several controllers may share one hierarchy, so a directory can occur twice.
@@ -184,13 +184,15 @@ class Driver:
                 self.lock_fds.append(self.kernel.lock(path))
             except BlockingIOError:
                 raise _in_use(path, self.kernel.lock_owner(path)) from None
-        # These groups are made only after the lock, because another helper may use the base.
+        # Make these groups only after the base is locked, because another helper may use the base.
         for part in ("/shims", "/slots"):
             self.make({name: path + part for name, path in self.base.items()})
         self.devices_problem = self.probe_devices()
 
     def probe_devices(self) -> str:
-        """Returns why device files cannot be closed to tasks, and what to do; "" if they can."""
+        """Returns why device files cannot be closed to tasks, and what to do; empty if they can be
+        closed.
+        """
         return self.devices_problem
 
     def unlock(self) -> None:
@@ -198,7 +200,8 @@ class Driver:
             os.close(self.lock_fds.pop())
 
     def remove_base(self) -> bool:
-        """Removes the base, which must not be locked, unless another helper uses it by now.
+        """Removes the base, unless another helper now uses it. The caller must not hold the lock of
+        the base.
 
         Returns:
             True if the base is not empty, so that the caller should try again.
@@ -206,8 +209,8 @@ class Driver:
         left = False
         for base in dict.fromkeys(self.base.values()):
             with suppress(OSError):
-                # This fails if a new helper has locked the base, because the base is then in use
-                # again.
+                # If a new helper uses the base again, the new helper has the lock, and this call
+                # fails.
                 fd = self.kernel.lock(base)
                 left |= self._remove_tree(base)
                 os.close(fd)
@@ -270,7 +273,9 @@ class Driver:
         """
 
     def limit_hugepages(self, directory: str, file: str, limits: dict[str, Any]) -> None:
-        """Limits all sizes of huge pages. The limit is 0 for a size that the slot does not have."""
+        """Limits all sizes of huge pages. For a size that the slot does not have, the limit is
+        0.
+        """
         given = limits.get("hugepages") or {}
         for size in _PAGE_SIZES:
             if self.kernel.exists(path := f"{directory}/hugetlb.{size}.{file}"):
@@ -280,8 +285,8 @@ class Driver:
         """Resets the CPU weight and quota of a slot to their defaults before its processes are
         killed.
 
-        A process needs CPU time to freeze and to exit. A process with much memory needs more. While
-        other slots are busy, a slot with the lowest weight would need minutes for this.
+        A process needs CPU time to freeze and to exit, above all a process with much memory. While
+        other slots are busy, a slot with the lowest weight would need minutes.
         """
         for controller, file, value in self.unthrottled:
             with suppress(Fault, OSError, KeyError):
@@ -315,8 +320,8 @@ class Driver:
     def make_room(self, group: Group, memory_bytes: int) -> Job:
         """Makes the kernel reclaim memory before a limit is lowered, so that no task is killed.
 
-        Reclaiming may take long (with a slow disk), so it runs in a fork. Afterwards this checks
-        that the memory in use is within the new limit. `apply` undoes the changes of this function.
+        Reclaiming may take long if the disk is slow, so a fork does it. Then the job checks that
+        the memory in use is within the new limit. `apply` undoes the changes of this job.
 
         Raises:
             Fault: BELOW_USE. More memory is in use than the new limit.
@@ -326,14 +331,14 @@ class Driver:
         # If the limit is not lowered, no memory must be reclaimed.
         if controller not in group or (now is not None and memory_bytes >= now):
             return
-        # This write makes the kernel reclaim memory, but kills no process: v2 only throttles
-        # processes above this value, and v1 rejects a limit below the memory in use.
+        # This write makes the kernel reclaim memory, but kills no process: v2 only throttles a
+        # group above this value, and v1 rejects a limit below the memory in use.
         dropping = self.kernel.write_in_fork(f"{group[controller]}/{file}", str(memory_bytes))
         yield dropping, _RECLAIM_S
-        # Reclaiming ends here, even if it is incomplete. Then the memory in use is checked.
+        # Stop the reclaiming here, even if it is incomplete, and then check the memory in use.
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(dropping, signal.SIGKILL)
-        yield dropping, _RECLAIM_S  # when the process has ended, it writes nothing more
+        yield dropping, _RECLAIM_S  # wait for the end of the process, after which it cannot write
         os.close(dropping)
         for _scan in range(self.usage_reads - 1):
             if self.used(group) <= memory_bytes:
@@ -364,7 +369,7 @@ class Driver:
             raise Fault("CARVE_FAILED", message, file=path, wrote=value, read=read)
 
     def counters(self, group: Group) -> dict[str, int]:
-        """Returns the counters of a group, as far as the kernel has them.
+        """Returns those counters of a group that the kernel has.
 
         Possible counters are memory_current_bytes, memory_peak_bytes, cpu_usec, pids and oom_kills.
         """
@@ -397,22 +402,21 @@ class Driver:
 
     def ask_to_end(self, group: Group, shims: Iterable[int]) -> None:
         """Sends SIGTERM to every process of a group."""
-        # A shell, which has the lower pid, gets the signal before its child. Otherwise the shell
-        # would start its next command when the child ends.
+        # Signal a shell, which has the lower pid, before its child. Otherwise the shell would start
+        # its next command when the child ends.
         for pid in sorted(self.pids(group, shims)):
             self.signal(pid, signal.SIGTERM)
 
     def kill(self, group: Group, shims: Iterable[int] = ()) -> Job:
         """Kills all processes of a group. The job ends when no process is left.
 
-        It repeats the kill, because a process may fork between the listing and the signal.
+        The job repeats the kill, because a process may fork between the listing and the signal.
         """
         shims = list(shims)
         while pids := self.pids(group, shims):
             for pid in pids:
                 self.signal(pid, signal.SIGSTOP)  # a stopped process cannot fork
-                # The processes are listed again, because a process may have forked before it was
-                # stopped.
+                # List the processes again, because a process may have forked before it was stopped.
             for pid in self.pids(group, shims) | pids:
                 self.signal(pid, signal.SIGKILL)
             yield 0.005
@@ -427,9 +431,8 @@ class Driver:
             pass  # the process has ended or has another user; the caller lists the processes again
 
     def remove(self, group: Group) -> Job:
-        """Removes empty groups and their children, as a job.
-
-        It retries while a group is busy. A group that does not exist is no error.
+        """Removes empty groups and their children, as a job. The job tries again while a group is
+        busy. A group that does not exist is no error.
         """
         for path in dict.fromkeys(group.values()):
             while self._remove_tree(path):

@@ -1,4 +1,5 @@
-"""Filter of device files: a BPF program that the kernel runs for each open and mknod (cgroup v2).
+"""Filters device files on cgroup v2, with a BPF program that the kernel runs for each open and
+mknod.
 
 A limit `devices_open` such as {"c 195": "0,255"} closes all files of major number 195, except minor
 numbers 0 and 255. A limit `devices_closed` such as {"c 10": "58"} closes only minor number 58 of
@@ -29,7 +30,9 @@ _syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 
 def program_of(limits: dict[str, Any]) -> bytes:
-    """Returns the program: one block per major number, with one comparison per minor number."""
+    """Returns the program for these limits: one block per major number, with one comparison per
+    minor number.
+    """
     code = [
         _step(_LOAD_WORD, _TYPE, _R1, 0),
         _step(_AND, _TYPE, value=0xFFFF),  # the upper half is the kind of access, which is ignored
@@ -62,8 +65,9 @@ def _step(code: int, target: int = 0, source: int = 0, jump: int = 0, value: int
 def attach(directory: str, program: bytes) -> None:
     """Attaches `program` to a group, and detaches all other programs.
 
-    The old program is detached after the new program is attached. While both are attached, a device
-    is open only if both programs allow it. So at no moment is the group without a filter.
+    The function attaches the new program before it detaches the old program, so that the group
+    always has a filter. While both are attached, a device can be opened only if both programs allow
+    it.
 
     Raises:
         OSError: the kernel does not accept the program.
@@ -91,9 +95,9 @@ def _load(program: bytes) -> int:
     count = len(program) // struct.calcsize("<BBhi")
     request = struct.pack("<IIQQ24x16s", _PROGRAM_TYPE, count, *places, b"finegrain")
     # Before kernel 5.11, the memory of programs counts as locked memory, whose usual limit is 64
-    # KiB. So the limit is raised for a moment.
+    # KiB. So raise the limit for a moment.
     before = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    with suppress(ValueError, OSError):  # a container may forbid it
+    with suppress(ValueError, OSError):  # a container may forbid a higher limit
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
     try:
         return _bpf(_LOAD, request)

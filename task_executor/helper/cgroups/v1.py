@@ -1,4 +1,4 @@
-"""The driver for cgroup v1: each controller has its own directory, below the executor's group."""
+"""Drives cgroup v1, where each controller has a separate directory below the executor's group."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from task_executor.helper.protocol import Fault, expand
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids", "hugetlb", "devices")
 _STRAY_SCANS = 5
 _EVERYTHING = "a *:* rwm"  # no device is closed
-# Count of major numbers of character devices; of minor numbers, in a major that drivers share.
+# Number of major numbers of character devices; number of minor numbers within a major number that
+# several drivers share.
 _MAJORS, _MINORS = 512, 256
-_FREEZE_STEPS = 100  # steps of 5 ms, then freezing ends: a process in D state may never freeze
+# steps of 5 ms; then stop trying, because a process in D state may never freeze
+_FREEZE_STEPS = 100
 
 
 class V1(CgroupDriver):
@@ -39,11 +41,14 @@ class V1(CgroupDriver):
         return list(self.base), "freezer" if "freezer" in self.base else "process tree"
 
     def initialize_group(self, path: str) -> None:
-        """Fills a new cpuset from its parent, because an empty one accepts no process (ENOSPC)."""
+        """Fills a new cpuset from its parent, because an empty cpuset accepts no process
+        (ENOSPC).
+        """
         parent = path.rpartition("/")[0]
         for file in ("cpuset.cpus", "cpuset.mems"):
             if self.kernel.exists(f"{path}/{file}") and not self.kernel.read(f"{path}/{file}"):
-                if not (whole := self.kernel.read(f"{parent}/{file}")):  # it is being recreated
+                # the parent is being made again
+                if not (whole := self.kernel.read(f"{parent}/{file}")):
                     raise Fault("CARVE_FAILED", f"{parent}/{file} is empty")
                 self.put(f"{path}/{file}", whole)
         # Without this setting, the limit of a slot does not count the memory of its tasks' groups.
@@ -65,7 +70,7 @@ class V1(CgroupDriver):
             self.put(f"{pids}/pids.max", str(limits["pids_max"] or "max"))
         if hugetlb := group.get("hugetlb"):
             self.limit_hugepages(hugetlb, "limit_in_bytes", limits)
-        # Memory comes last, because this write fails if the tasks use more memory.
+        # Write the memory limit last, because this write fails if the tasks use more memory.
         self.limit_memory(group, limits["memory_bytes"])
 
     def limit_memory(self, group: Group, memory_bytes: int) -> None:
@@ -77,7 +82,7 @@ class V1(CgroupDriver):
                 try:
                     self.put(file, str(memory_bytes))
                 except Fault:
-                    # The use may have grown since the check.
+                    # The kernel may refuse because the use has grown since the last check.
                     self.refuse_below_use(group, memory_bytes)
                     raise
 
@@ -95,7 +100,7 @@ class V1(CgroupDriver):
         back.
 
         The kernel has no rule for "all minor numbers except these". So if only some minor numbers
-        of a major number are closed, this writes a rule for each open minor number.
+        of a major number are closed, the method writes a rule for each open minor number.
         """
         if self.devices_problem:
             return
@@ -115,8 +120,7 @@ class V1(CgroupDriver):
         if _EVERYTHING in now:  # the slot is new and has no tasks yet
             self.kernel.write(f"{directory}/devices.deny", "a")
             now = set()
-        # New rules are added before old rules are removed, so that running tasks keep their
-        # devices.
+        # Add new rules before old rules are removed, so that running tasks keep their devices.
         self.kernel.write_each(f"{directory}/devices.allow", sorted(wanted - now))
         self.kernel.write_each(f"{directory}/devices.deny", sorted(now - wanted))
         if differ := wanted ^ self._devices(directory):
@@ -130,15 +134,16 @@ class V1(CgroupDriver):
         if cpuset := group.get("cpuset"):
             self._bind(cpuset, "cpuset.cpus", cpus)
             self._bind(cpuset, "cpuset.mems", mems)
-            # When the slot has a cpu again, processes that the kernel had moved out return.
+            # When the slot has a cpu again, move back the processes that the kernel had moved out.
             self._return_strays(group, cpuset)
 
     def _bind(self, path: str, file: str, wanted: str) -> None:
-        """Binds a group to cpus or memory nodes, after restoring cpus that were offline.
+        """Binds a group to cpus or memory nodes, including cpus that were offline and are online
+        again.
 
-        If a cpu goes offline, v1 removes it from every group permanently. So this function copies
-        the cpus of the parent level to each level of the executor. A slot then gets its cpus that
-        are online. v2 does both without help.
+        If a cpu goes offline, v1 removes it from every group permanently. So the method first
+        copies the cpus of the parent group to each group above the slot. Then it writes those
+        wanted cpus that are online. On v2, the kernel does both.
         """
         base, slots = self.base["cpuset"], path.rpartition("/")[0]
         for level in (base.rpartition("/")[0], base, slots):
@@ -146,11 +151,11 @@ class V1(CgroupDriver):
             if expand(self.kernel.read(f"{level}/{file}")) < expand(whole):
                 self.put(f"{level}/{file}", whole)
         whole = self.kernel.read(f"{slots}/{file}")
-        # Offline cpus are left out, because v1 rejects a list that contains an offline cpu.
+        # Leave out offline cpus, because v1 rejects a list that contains an offline cpu.
         here = expand(wanted) & expand(whole)
         cut = "" if here == expand(wanted) else ",".join(map(str, sorted(here)))
-        # An empty `wanted` means no restriction. If no cpu of `wanted` is online, `wanted` itself
-        # is written, so that the kernel rejects it.
+        # An empty `wanted` means no restriction. If no cpu of `wanted` is online, write `wanted`
+        # itself, so that the kernel rejects it.
         self.put(f"{path}/{file}", cut or wanted or whole)
 
     def _return_strays(self, group: Group, cpuset: str) -> None:
@@ -160,7 +165,8 @@ class V1(CgroupDriver):
         cpus are allowed. The kernel never moves them back.
         """
         above = cpuset.rpartition("/")[0]
-        for _scan in range(_STRAY_SCANS):  # processes may fork during a scan
+        # scan several times, because processes may fork during a scan
+        for _scan in range(_STRAY_SCANS):
             strays = self.kernel.read(f"{above}/cgroup.procs").split()
             ours = self.pids(group, ()) if strays else ()
             for pid in filter(lambda stray: int(stray) in ours, strays):
@@ -173,7 +179,7 @@ class V1(CgroupDriver):
         """Freezes, kills and thaws a group, until it has no process and no zombie."""
         freezer = f"{group['freezer']}/freezer.state" if "freezer" in group else ""
         while self.pids(group, ()):
-            if not freezer or not self.kernel.exists(freezer):  # not made by this driver
+            if not freezer or not self.kernel.exists(freezer):  # another program made the group
                 yield from super().kill(group)
                 continue
             yield from self._frozen_kill(group, freezer)
@@ -185,21 +191,20 @@ class V1(CgroupDriver):
         try:
             self.kernel.write(freezer, "FROZEN")
             for _ in range(_FREEZE_STEPS):
-                # A process in uninterruptible sleep does not freeze. After half a second, processes
-                # are killed without being frozen.
+                # A process in uninterruptible sleep does not freeze. After half a second, kill the
+                # processes although they are not frozen.
                 if self.kernel.read(freezer) == "FROZEN":
                     break
                 yield 0.005
-                # A group can stay FREEZING until the state is written again.
+                # Write the state again, because otherwise a group can stay FREEZING.
                 self.kernel.write(freezer, "FROZEN")
-            # The signal has its effect at the thaw. Until then, no process of the group can fork.
+            # Frozen processes receive the signal at the thaw, and cannot fork before the thaw.
             for pid in self.pids(group, ()):
                 self.signal(pid, signal.SIGKILL)
         except FileNotFoundError:
             return
         finally:
-            # This thaws the group after an error as well, because a frozen group never becomes
-            # empty.
+            # Thaw the group after an error as well, because a frozen group never becomes empty.
             self.thaw(group)
 
     def thaw(self, group: Group) -> None:

@@ -1,4 +1,4 @@
-"""The driver for cgroup v2, which has one tree for all controllers.
+"""Drives cgroup v2, which has one tree for all controllers.
 
 Only leaves contain processes: `finegrain-daemon`, `shims`, and one leaf per task. Slots are inner
 nodes and have the limits.
@@ -35,7 +35,7 @@ class V2(CgroupDriver):
         ("unified", "cpu.max", f"max {PERIOD_US}"),
     )
     usage_files = ("memory.current",)
-    usage_reads = 10  # file reads can exceed a soft limit several times for a moment
+    usage_reads = 10  # read several times, because file reads can exceed a soft limit for a moment
 
     def enforced(self) -> tuple[list[str], str]:
         has = self.kernel.read(f"{self.base['unified']}/cgroup.controllers").split()
@@ -48,7 +48,7 @@ class V2(CgroupDriver):
         In a slot, it enables only the controllers that count the use of tasks.
         """
         leaf = path.rpartition("/")[2]
-        # A leaf has processes, and such a group must not enable controllers for children.
+        # A leaf has processes, and a group with processes must not enable controllers for children.
         if leaf in ("shims", "daemon") or leaf.startswith("task-"):
             return
         is_slot = path.startswith(f"{self.base['unified']}/slots/")
@@ -79,11 +79,11 @@ class V2(CgroupDriver):
     def limit_memory(self, group: Group, memory_bytes: int) -> None:
         path = group["unified"]
         if "memory" in self.kernel.read(f"{path}/cgroup.controllers").split():
-            # Swap is forbidden, so that the memory limit covers all memory of the slot, as on v1.
+            # Forbid swap, so that the memory limit covers all memory of the slot, as on v1.
             if self.kernel.exists(f"{path}/memory.swap.max"):
                 self.put(f"{path}/memory.swap.max", "0")
             self.put(f"{path}/memory.max", str(memory_bytes))
-            self.put(f"{path}/memory.high", "max")  # `make_room` may have lowered it
+            self.put(f"{path}/memory.high", "max")  # `make_room` may have lowered this limit
 
     def probe_devices(self) -> str:
         try:
@@ -111,8 +111,8 @@ class V2(CgroupDriver):
     def _bind(self, path: str, what: str, wanted: str) -> None:
         """Binds a group to cpus or memory nodes, and checks the effective set.
 
-        v2 accepts any list. If it cannot be used, the kernel silently uses the list of the parent.
-        So the effective set must be a part of the wanted set.
+        v2 accepts any list. But if the list cannot be used, the kernel silently uses the list of
+        the parent. So the method checks that the effective set is a part of the wanted set.
         """
         self.put(f"{path}/cpuset.{what}", wanted)
         file = f"{path}/cpuset.{what}.effective"
@@ -122,8 +122,9 @@ class V2(CgroupDriver):
             raise Fault("CARVE_FAILED", message, file=file, wrote=wanted, read=effective)
 
     def make(self, group: Group) -> None:
-        """Makes a group. If a task exhausts its memory, all its processes are killed, but no other
-        task."""
+        """Makes a group. If a task exhausts the memory, the kernel kills all processes of this
+        task, but no other task.
+        """
         super().make(group)
         file = f"{group['unified']}/memory.oom.group"
         if "/task-" in file and self.kernel.exists(file):
@@ -135,8 +136,9 @@ class V2(CgroupDriver):
             while self.pids(group, ()):
                 self.kernel.write(f"{path}/cgroup.kill", "1")
                 yield 0.005
-        else:  # this happens on kernels before 5.14
+        else:  # kernels before 5.14 have no cgroup.kill
             yield from super().kill(group)
-        # A zombie counts until it is reaped. Only after that, nothing of the slot is left.
+        # Wait for zombies too: the kernel counts a zombie as a process of the slot until it is
+        # reaped.
         while self.count(group, "unified", "pids.current"):
             yield 0.005

@@ -1,8 +1,8 @@
 """Reads AMD GPUs from the files of their kernel driver (amdgpu, with its component KFD).
 
-In KFD, both CPUs and GPUs are nodes of one topology, and a node with a GPU has a `gpu_id`. The UUID
-of a GPU is computed from its unique id in the same way as ROCm does it, so that
-ROCR_VISIBLE_DEVICES accepts the UUID.
+In KFD, both CPUs and GPUs are nodes of one topology, and a node with a GPU has a `gpu_id`. This
+module computes the UUID of a GPU from its unique id as ROCm does, so that ROCR_VISIBLE_DEVICES
+accepts the UUID.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read_amd_gpus(
     nodes: Sequence[NumaNode],
     first_index: int = 0,
 ) -> GpuInventory:
-    """Returns the AMD GPUs that can compute. It never raises.
+    """Returns the AMD GPUs that can compute. This function never raises.
 
     Args:
         reader: reads the files of the host.
@@ -43,7 +43,7 @@ def read_amd_gpus(
     uuids: set[str] = set()
     for node in reader.numbered(KFD, ""):
         properties = _properties(reader, f"{KFD}/{node}/properties")
-        # A node with a GPU has an id other than 0. A node that this process may not read has no
+        # Skip the node if its id is 0, because it has no GPU, and if this process may not read its
         # properties.
         if not reader.integer(f"{KFD}/{node}/gpu_id") or not properties:
             continue

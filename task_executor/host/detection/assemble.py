@@ -1,9 +1,10 @@
-"""Combines the parts of detection: ``detect`` reads a machine, or a directory with its files.
+"""Combines all parts of the detection: ``detect`` reads a machine, or a directory with recorded
+files.
 
-Online CPUs are read first, and offline CPUs are removed from all other data. Allowed CPUs are the
-CPUs that are online, in the effective cpuset and in the affinity of this process. The content of a
-file never causes an error: a value that cannot be read is unknown, and a contradiction adds a
-warning.
+``detect`` reads the online CPUs first, and removes offline CPUs from all other data. Allowed CPUs
+are the CPUs that are online, in the effective cpuset and in the affinity of this process. The
+content of a file never causes an error: a value that cannot be read is unknown, and a contradiction
+adds a warning.
 """
 
 from collections.abc import Iterable
@@ -34,14 +35,14 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
         nvml: the source of GPUs. Without it, GPUs are known only as PCI devices.
     """
     reader = TreeReader(root)
-    # Online cpus come first, because offline cpus are removed from all data below.
+    # Read the online cpus first, because offline cpus are removed from all data below.
     cpus = read_cpus(reader)
     limits = read_limits(reader)
     allowed, allowed_nodes = _allowed(reader, cpus, limits)
     meminfo = read_meminfo(reader, "proc/meminfo")
     page_bytes = meminfo.get("Hugepagesize")
     nodes = read_nodes(reader, cpus.online, allowed_nodes, page_bytes)
-    # The sizes of nodes whose memory grows are corrected before any other code uses them.
+    # Correct the sizes of nodes whose memory grows before any other code uses these sizes.
     nodes, node_memory_grows = grown(reader, nodes, meminfo)
     hugepages = read_hugepages(reader, "sys/kernel/mm/hugepages", meminfo, page_bytes)
     memory_total_bytes = meminfo.get("MemTotal")
@@ -52,7 +53,7 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
         nodes = (NumaNode(0, cpus.online, memory_total_bytes, hugepages),)
     layout = read_layout(reader, cpus.online)
     kinds = read_kinds(reader, cpus.online)
-    # Devices are read after the nodes, because devices refer to nodes.
+    # Read the devices after the nodes, because devices refer to nodes.
     devices = read_pci(reader, cpus.online, nodes)
     gpus = read_gpus(reader, nvml, devices or (), cpus.online, nodes)
     fpgas = read_fpgas(reader, nodes)
@@ -109,12 +110,12 @@ def _allowed(reader: TreeReader, cpus: CpuFacts, limits: Limits) -> tuple[CpuSet
     allowed = cpus.online
     if limits.cpuset_cpus is not None:
         allowed = allowed & limits.cpuset_cpus
-    # A service manager can restrict the affinity to a part of the cpuset. Then this part counts.
+    # If a service manager has restricted the affinity to a part of the cpuset, use only this part.
     if affinity and not allowed <= affinity:
         outside = allowed - affinity
         reader.warn(f"CPUs {outside} are in the cpuset of this process, but outside its affinity")
         allowed = allowed & affinity
-    # The nodes of the cpuset have priority. Without a cpuset, the process's own list is used.
+    # The nodes of the cpuset have priority. Without a cpuset, use the list of the process.
     nodes = affinity_nodes if limits.cpuset_nodes is None else limits.cpuset_nodes
     return allowed, nodes or None
 
@@ -130,8 +131,8 @@ def _cores(
         Core(
             cpus=core.cpus,
             core_id=core.core_id,
-            # All threads of a core have the same package, node and cache, so the first thread is
-            # used.
+            # All threads of a core have the same package, node and cache, so look up the first
+            # thread.
             package=packages[core.cpus.min()],
             numa_node=node_of.get(core.cpus.min()),
             l3_group=caches.get(core.cpus.min()),

@@ -1,8 +1,8 @@
 """Reads the limits of this process's control groups: CPUs, memory nodes, memory and CPU time.
 
-Mounts are read from /proc/mounts. The paths of the groups come from /proc/self/cgroup (one per
-controller in v1, one for all controllers in v2) and /proc/self/cpuset (only for the cpuset). The
-cpuset is taken from the nearest group with cpuset files. The limits of memory and CPU time are the
+The mounts come from /proc/mounts. The paths of the groups come from /proc/self/cgroup (one path per
+controller in v1, one path for all controllers in v2) and /proc/self/cpuset (only for the cpuset).
+The cpuset comes from the nearest group with cpuset files. The limits of memory and CPU time are the
 smallest limits of all groups up to the mount's root. In a container with a cgroup namespace, groups
 above the namespace cannot be read, so the real limit can be lower.
 """
@@ -18,8 +18,8 @@ from task_executor.host.detection.reader import TreeReader
 
 _NO_LIMIT: Final = 1 << 62  # v1 prints 9223372036854771712, or similar with other page sizes
 _CPUSET_FILES: Final = {
-    # Effective values include the limits of the parent groups. Other values are only the written
-    # values.
+    # Effective values include the limits of the parent groups. Other files contain only the values
+    # that were written.
     "v2": (("cpuset.cpus.effective",), ("cpuset.mems.effective",)),
     "v1": (("cpuset.effective_cpus", "cpuset.cpus"), ("cpuset.effective_mems", "cpuset.mems")),
     "noprefix": (("effective_cpus", "cpus"), ("effective_mems", "mems")),
@@ -60,8 +60,8 @@ def read_limits(reader: TreeReader) -> Limits:
 def read_affinity(reader: TreeReader) -> tuple[CpuSet | None, NodeSet | None]:
     """Returns the CPUs and memory nodes that the kernel allows this process.
 
-    They come from /proc/self/status. This file also shows restrictions that are not in cgroup
-    files: an affinity that the service manager has set, and a cpuset outside of the namespace.
+    The source is /proc/self/status. This file also shows restrictions that are not in cgroup files:
+    an affinity that the service manager has set, and a cpuset outside of the namespace.
     """
     found: dict[str, CpuSet] = {}
     for line in reader.lines("proc/self/status"):
@@ -88,7 +88,7 @@ def _mounts(reader: TreeReader) -> tuple[list[_Mount], str | None]:
         directory = directory.strip("/")
         options = frozenset(words[3].split(","))
         if words[2] == "cgroup2":
-            # On v2 the mount does not name its controllers. A file in its root contains them.
+            # On v2 the mount does not name its controllers, but a file in its root names them.
             listed = (reader.text(f"{directory}/cgroup.controllers") or "").split()
             mounts.append(_Mount(directory, "v2", frozenset(listed)))
         elif words[2] == "cpuset":
@@ -108,7 +108,7 @@ def _mounts(reader: TreeReader) -> tuple[list[_Mount], str | None]:
 def _groups(reader: TreeReader) -> dict[str, str]:
     """Returns the path of this process's group by controller. The key "" is the v2 hierarchy."""
     groups = {}
-    # This path is read first, and replaced below if /proc/self/cgroup has a path for the cpuset.
+    # Read this path first. If /proc/self/cgroup has a path for the cpuset, replace it below.
     cpuset = reader.text("proc/self/cpuset")
     if cpuset:
         groups["cpuset"] = cpuset
@@ -125,8 +125,8 @@ def _hierarchy(
 ) -> tuple[_Mount, str] | None:
     """Returns the mount that has the controller, and this process's group in it.
 
-    A controller is attached to only one hierarchy. v1 is tried first, because on a host with both
-    versions, the v2 mount may lack the controller.
+    A controller is attached to only one hierarchy. The function tries v1 first, because on a host
+    with both versions, the v2 mount may lack the controller.
     """
     for mount in sorted(mounts, key=lambda mount: mount.flavour == "v2"):
         if controller in mount.controllers:
@@ -141,8 +141,8 @@ def _hierarchy(
 def _ancestry(mount: _Mount, path: str) -> Iterator[tuple[str, str]]:
     """Yields the path and the directory of each group, from the group itself up to the mount's
     root."""
-    # The kernel prints a group outside of this cgroup namespace with "..". Then only the root is
-    # used.
+    # The kernel prints a group outside of this cgroup namespace with "..". For such a group, use
+    # only the root.
     names = [] if ".." in path.split("/") else [name for name in path.split("/") if name]
     for length in range(len(names), -1, -1):
         group = "/".join(names[:length])
@@ -216,11 +216,11 @@ def _cpu_quota(
         else:
             file = f"{directory}/cpu.cfs_quota_us"
             words = [reader.text(f"{directory}/cpu.cfs_{each}_us") or "" for each in _V1_QUOTA]
-        # A kernel never prints a quota with more digits.
+        # Ignore longer numbers, because a kernel never prints a quota of 19 digits or more.
         if len(words) != 2 or not all(word.isdecimal() and len(word) < 19 for word in words):
             continue  # "max" in v2 and -1 in v1: no quota
         quota, period = int(words[0]), int(words[1])
-        # The quota is rounded down, so that slots never get more than the quota.
+        # Round down the quota, so that slots never get more CPU time than the quota.
         if period > 0 and (smallest[0] is None or quota * 1000 // period < smallest[0]):
             smallest = (quota * 1000 // period, file)
     return smallest

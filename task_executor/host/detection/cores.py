@@ -1,11 +1,11 @@
 """Finds which CPUs form a core, package, die or cluster, and which CPUs share a level 3 cache.
 
-Sets are read from sibling maps and not from ids, because a core_id can repeat within a package, and
+The sets come from sibling maps and not from ids, because a core_id can repeat within a package, and
 package ids may be -1 or equal. Threads that the kernel reports as siblings count as one core. On
-AMD Bulldozer these are two cores of a module that share the front end and the floating point unit.
-Counting them as one core is right, because different slots with dedicated cpus must not share a
-module. If the kernel does not report a level, the simplest layout is used (each CPU is a core, and
-there is one package), with a warning.
+AMD Bulldozer, siblings are two cores of a module that share the front end and the floating point
+unit. These two cores must count as one core, because different slots with dedicated cpus must not
+share a module. If the kernel does not report a level, the result is the simplest layout (each CPU
+is a core, and there is one package), with a warning.
 """
 
 import re
@@ -34,7 +34,7 @@ class CoreSet:
 class Layout:
     """How the online CPUs are grouped.
 
-    Every online CPU is in exactly one core and one package. Caches may not contain all CPUs.
+    Every online CPU is in exactly one core and one package. But a CPU may be missing in the caches.
     """
 
     cores: tuple[CoreSet, ...]
@@ -50,7 +50,7 @@ class Layout:
 
 def read_layout(reader: TreeReader, online: CpuSet) -> Layout:
     """Returns the grouping of the online CPUs, with warnings for levels that are not reported."""
-    # Cores come first, then packages. A cpu that is in no map counts as a separate core.
+    # Find the cores first, then the packages. A cpu that is in no map counts as a separate core.
     core_maps = _maps(reader, online, "core_cpus", "thread_siblings")
     cores = _partition(reader, core_maps, "core")
     # Every cpu must be in exactly one core, so that no cpu is lost or counted twice.
@@ -90,14 +90,14 @@ def _maps(reader: TreeReader, online: CpuSet, *names: str) -> dict[int, CpuSet]:
     Args:
         reader: reads the files of the host.
         online: the online CPUs.
-        names: the names of the file, first the name in new kernels, then the names in older
+        names: the possible names of the file: first the name in new kernels, then names in older
             kernels.
     """
     found = {}
     for cpu in online:
         siblings = _siblings(reader, cpu, names) & online
         if siblings:
-            # Each map must contain its own CPU, so a missing CPU is added.
+            # The map of a CPU must contain the CPU itself, so add the CPU if it is missing.
             found[cpu] = siblings | CpuSet.of(cpu)
     return found
 
@@ -123,8 +123,8 @@ def _partition(reader: TreeReader, maps: dict[int, CpuSet], what: str) -> list[C
         if cpu in taken:
             continue
         part = siblings - taken
-        # In correct data, all cpus of a set have equal maps. Otherwise, only the cpus with the same
-        # map as this cpu stay in the set.
+        # In correct data, all cpus of a set have equal maps. If the maps differ, keep only the cpus
+        # with the same map as this cpu.
         if any(maps.get(other, siblings) != siblings for other in siblings):
             reader.warn(f"sibling maps of one {what} contradict one another around CPU {cpu}")
             agreeing = CpuSet(other for other in part if maps.get(other) == siblings)
@@ -140,7 +140,7 @@ def _packages(reader: TreeReader, online: CpuSet) -> list[Package]:
     def label(cpu: int) -> int | None:
         return reader.integer(f"{CPU}/cpu{cpu}/topology/physical_package_id")
 
-    # Packages that overlap contradict each other. Then ids are used, if all ids are known.
+    # Packages that overlap contradict each other. In this case, use the ids if all ids are known.
     if _overlap(_distinct(maps)):
         labels = {cpu: label(cpu) for cpu in maps}
         # The id -1 means unknown. Grouping by this id would put unrelated cpus together.
@@ -180,7 +180,7 @@ def _l3_groups(reader: TreeReader, online: CpuSet, cores: Iterable[CpuSet]) -> t
                 continue
             if not cpus.isdisjoint(taken):
                 reader.warn(f"level 3 cache maps contradict one another around CPU {cpu}")
-                # A CPU that is already in another group is not counted twice.
+                # Remove CPUs that are already in another group, so that no CPU counts twice.
                 cpus = cpus - taken
             if cpu in cpus:
                 groups[cpus] = L3Group(cpus, _size(reader.text(f"{path}/size")))

@@ -1,9 +1,9 @@
 """Reads which CPUs exist, are online, and are isolated.
 
 Maps of siblings, caches, nodes and PCI devices may name CPUs that are offline or do not exist. So
-only the online CPUs of each map are used. The files ``present`` and ``possible`` and the highest
-CPU number do not show how many CPUs are online. The file ``offline`` is not used, because it also
-lists possible CPUs that do not exist.
+callers use only the online CPUs of each map. The files ``present`` and ``possible`` and the highest
+CPU number do not show how many CPUs are online. This module does not use the file ``offline``,
+because the file also lists possible CPUs that do not exist.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,8 @@ def read_cpus(reader: TreeReader) -> CpuFacts:
     if not online:
         reader.warn("no online CPU found in /sys or /proc")
     present = reader.cpu_list(f"{CPU}/present")
-    # Cpus that are present or have a directory exist. Possible cpus may never be added.
+    # A cpu exists if it is present or has a directory. A cpu that is only possible may never be
+    # added.
     existing = directories | (present or EMPTY)
     return CpuFacts(
         online=online,
@@ -49,7 +50,7 @@ def read_cpus(reader: TreeReader) -> CpuFacts:
 
 
 def _online(reader: TreeReader, directories: CpuSet) -> tuple[CpuSet, str]:
-    """Returns the online CPUs, from the first of four sources that has data, and this source."""
+    """Returns the online CPUs and their source: the first of four sources that has data."""
     listed = reader.cpu_list(f"{CPU}/online")
     if listed:
         return listed, f"{CPU}/online"

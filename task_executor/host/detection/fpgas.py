@@ -1,7 +1,7 @@
 """Reads FPGAs from the kernel's classes fpga_region and fpga_manager.
 
-A region is the unit that can be programmed. A region below another region is a part of it, and is
-not announced as a separate device.
+A region is the unit that can be programmed. A region below another region is a part of the upper
+region, and is not a separate device.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ _READY: Final = frozenset({"operating", "unknown", "power up", "write complete"}
 
 
 def read_fpgas(reader: TreeReader, nodes: Sequence[NumaNode]) -> tuple[Fpga, ...]:
-    """Returns the FPGA regions, sorted by number; empty if the kernel has no such class. It never
-    raises.
+    """Returns the FPGA regions, sorted by number; empty if the kernel has no such class. This
+    function never raises.
 
     Args:
         reader: reads the files of the host.
-        nodes: the NUMA nodes of the host. If a region reports another node, its node is unknown.
+        nodes: the NUMA nodes of the host. If a region reports a node that is not among these nodes,
+            the node of the region is unknown.
     """
     found = []
     for minor in reader.numbered(REGIONS, "region"):
@@ -42,7 +43,9 @@ def read_fpgas(reader: TreeReader, nodes: Sequence[NumaNode]) -> tuple[Fpga, ...
 
 
 def _manager(reader: TreeReader, path: str) -> tuple[str, str]:
-    """Returns the name and the state of the manager on the same board; empty if it is unknown."""
+    """Returns the name and the state of the manager on the same board; empty if the manager is
+    unknown.
+    """
     # The directory of the board, a few levels above the region, contains both classes.
     parts = path.split("/")
     for length in range(len(parts) - 1, max(len(parts) - 5, 0), -1):

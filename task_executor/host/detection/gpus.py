@@ -2,7 +2,8 @@
 
 The NUMA node of a GPU is the node of its PCI device. The driver's CPU affinity contains only CPUs
 in the cpuset of the caller, so it can be empty for a GPU of another socket. On some hosts, the
-driver's NUMA node id means the GPU's own memory. Such a node has no CPUs, so it is not used.
+driver reports the NUMA node of the GPU's own memory. Such a node has no CPUs, so this module does
+not use it.
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ def read_gpus(
 ) -> GpuInventory:
     """Returns the NVIDIA and AMD GPUs with their NUMA nodes.
 
-    It adds a warning for each GPU on the PCI bus that cannot be offered.
+    The function adds a warning for each GPU on the PCI bus that cannot be offered.
 
     Args:
         reader: reads the files of the host.
@@ -44,7 +45,8 @@ def read_gpus(
         reader.warn(warning)
     cards = [each for each in devices if each.kind is PciKind.GPU and not each.is_virtual_function]
     reported = {gpu.pci_bus_id for gpu in inventory.gpus}
-    # If only the bus reports a card, the card is broken or its driver is missing.
+    # If only the bus and not the driver reports a card, the card is broken or its driver is
+    # missing.
     silent = [
         card.bus_id for card in cards if card.vendor == _NVIDIA and card.bus_id not in reported
     ]
@@ -74,8 +76,8 @@ def _placed(
 ) -> Gpu:
     card = cards.get(gpu.pci_bus_id) if gpu.pci_bus_id else None
     cpus = (gpu.cpus or EMPTY) & online
-    # The most reliable source comes first: the bus, then the driver's affinity. If the host has
-    # only one node, it is the last choice.
+    # Use the most reliable source first: the bus, then the driver's affinity. The last choice is
+    # the only node of a host with one node.
     node_id = None if card is None else card.numa_node
     if node_id is None and cpus:
         node_id = node_of_cpus(cpus, nodes)

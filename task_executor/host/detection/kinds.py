@@ -1,10 +1,10 @@
-"""Detects whether the cores of a host are of different kinds (hybrid), and which CPUs are which.
+"""Detects whether the cores of a host are of different kinds (hybrid), and the kind of each CPU.
 
 Four sources are tried in this sequence: the kernel's lists for core types, cpu_capacity (Arm), base
 frequency, nominal performance. ``cpuinfo_max_freq`` is not used, because equal cores can have
 different turbo frequencies. Some Arm boards report several capacities for cores of one design that
-have different clock frequencies. So if the main ID register is readable and shows fewer kinds, it
-has priority.
+have different clock frequencies. So the main ID register has priority if it is readable and shows
+fewer kinds.
 """
 
 from typing import Final

@@ -1,8 +1,8 @@
 """Reads the memory and the huge pages of the machine and of each node.
 
 The memory is MemTotal, not MemFree. Huge pages that are set aside are not part of normal memory, so
-they are counted separately by size. Old kernels report the number of huge pages only in meminfo
-files, and the size only in /proc/meminfo.
+this module counts them separately by size. Old kernels report the number of huge pages only in
+meminfo files, and the size only in /proc/meminfo.
 """
 
 import re
@@ -36,7 +36,7 @@ def read_hugepages(
     Args:
         reader: reads the files of the host.
         directory: the directory that contains ``hugepages-SIZEkB``.
-        meminfo: the meminfo fields of the machine or the node, which are used if the directory does
+        meminfo: the meminfo fields of the machine or the node, for hosts where the directory does
             not exist.
         default_page_bytes: the size of the pages that meminfo counts.
     """
@@ -45,7 +45,7 @@ def read_hugepages(
     for name in names:
         size = name.removeprefix("hugepages-").removesuffix("kB")
         count = reader.integer(f"{directory}/{name}/nr_hugepages")
-        # A size without pages is left out. A kernel never prints a size with more digits.
+        # Leave out a size without pages, and a number with more digits than a kernel prints.
         if size.isdecimal() and len(size) <= 12 and count is not None and count > 0:
             found.append(HugePages(int(size) * _KIB, count))
     # An old kernel without this directory counts only pages of the default size.

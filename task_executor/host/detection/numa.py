@@ -1,10 +1,10 @@
-"""Reads the NUMA nodes: CPUs, memory, huge pages, distances, and the CPUs nearest to each.
+"""Reads the NUMA nodes: CPUs, memory, huge pages, distances, and the nearest CPUs of each node.
 
-Node ids may have gaps. Directories show which nodes exist. Nodes are not computed from packages,
-because a package and a node are different things. Nodes without CPUs (HBM, persistent memory, CXL,
-GPU memory) and nodes without memory are allowed. If several nodes contain the same CPU, the
-firmware is wrong. Then the host counts as one node with the memory of all nodes, because no map of
-this firmware can be trusted.
+Node ids may have gaps. Directories show which nodes exist. This module does not derive nodes from
+packages, because a package and a node are different things. Nodes without CPUs (HBM, persistent
+memory, CXL, GPU memory) and nodes without memory are allowed. If several nodes contain the same
+CPU, the firmware is wrong, and no map of this firmware can be trusted. So the host then counts as
+one node with the memory of all nodes.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ def read_nodes(
     homeless = online - union(node.cpus for node in nodes)
     if nodes and homeless:
         reader.warn(f"CPUs {homeless} belong to no NUMA node")
-    # Nodes without cpus are completed in a second step, because this needs all other nodes.
+    # Complete nodes without cpus in a second step, because this step needs all other nodes.
     by_id = {node.id: node for node in nodes}
     return tuple(
         node
@@ -59,7 +59,7 @@ def read_nodes(
 
 def merge(nodes: Sequence[NumaNode], online: CpuSet) -> NumaNode:
     """Returns one node that replaces all nodes, with all CPUs and the memory of usable nodes."""
-    # Memory of nodes that the cpuset forbids is not counted, because slots could not use it.
+    # Do not count memory of nodes that the cpuset forbids, because slots could not use this memory.
     usable = [node for node in nodes if node.memory_allowed] or list(nodes)
     known = [node.memory_bytes for node in usable if node.memory_bytes is not None]
     counts: dict[int, int] = {}
@@ -81,14 +81,14 @@ def grown(
 ) -> tuple[tuple[NumaNode, ...], bool]:
     """Returns the nodes, and True if the nodes report less memory than the machine has.
 
-    In virtual machines that initialise or return memory lazily, the MemTotal of nodes grows as
+    In virtual machines that initialize or return memory lazily, the MemTotal of nodes grows as
     memory is used. But /proc/meminfo shows all memory from the start. If only one node is possible,
     this node has all memory. On other hosts, the difference may also belong to a node that was
-    taken offline. There, the nodes count as growing only if more memory is free than all nodes
-    report in total.
+    taken offline. On such hosts, the nodes count as growing only if more memory is free than all
+    nodes report in total.
 
-    If `possible` names nodes that do not exist now, the difference may belong to these nodes. Then
-    it is not offered on the other nodes.
+    If `possible` names nodes that do not exist now, the difference may belong to these nodes. In
+    this case, no other node gets the difference.
 
     Args:
         reader: reads the files of the host.
@@ -160,8 +160,8 @@ def _cpus(reader: TreeReader, path: str, online: CpuSet) -> CpuSet:
 def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]) -> CpuSet:
     """Returns the CPUs that are nearest to a node without CPUs.
 
-    The firmware's report has priority over distances. access1 is read first, because it lists only
-    CPUs as initiators.
+    The firmware's report has priority over distances. The function reads access1 first, because
+    access1 lists only CPUs as initiators.
     """
     for access in ("access1", "access0"):
         names = reader.numbered(f"{NODE}/node{node.id}/{access}/initiators", "node")

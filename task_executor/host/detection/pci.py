@@ -1,10 +1,10 @@
 """Finds GPUs, accelerators, NICs and NVMe on the PCI bus, and the nearest NUMA node of each device.
 
-The PCI class alone does not identify a GPU: the graphics of a board's management processor is a VGA
-controller too. So vendor and driver decide. The value -1 of numa_node means that the node is
-unknown, and is common even on hosts with many nodes. Then the device's own CPU list is used, if it
-does not contain all CPUs, and otherwise a bridge above the device. If this does not help, the node
-of the device stays unknown.
+The PCI class alone does not identify a GPU: the graphics of a board's management processor is also
+a VGA controller. So vendor and driver decide. The value -1 of numa_node means that the node is
+unknown, which is common even on hosts with many nodes. In this case, the device's own CPU list
+shows the node, if the list does not contain all CPUs. Otherwise a bridge above the device shows the
+node, or the node stays unknown.
 """
 
 import re
@@ -148,10 +148,10 @@ def _nearest_node(
     # A host with one node needs no search.
     if len(nodes) < 2:
         return nodes[0].id if nodes else None
-    # The device itself comes first, then the bridges above it. The first known node is used.
+    # Try the device itself first, then the bridges above it. The first known node is the result.
     for place in _with_bridges(reader, path):
         reported = reader.integer(f"{place}/numa_node")
-        # With -1, or with a node that has no directory, the node is unknown.
+        # If the value is -1, or is a node that has no directory, the node is unknown.
         if reported is not None and any(node.id == reported for node in nodes):
             return reported
         cpus = _local_cpus(reader, place, online)

@@ -1,8 +1,8 @@
 """Reads the small files of /sys and /proc below a root directory.
 
 The value of a file that does not exist, cannot be read, is too large or is malformed is None. A
-malformed or too large file adds a warning. All detection uses this class, so a directory with
-recorded files can replace a real machine.
+malformed or too large file adds a warning. All detection reads files with this class, so a
+directory with recorded files can replace a real machine.
 """
 
 import os
@@ -33,8 +33,8 @@ class TreeReader:
     def warnings(self) -> tuple[str, ...]:
         """All warnings, in the sequence in which they occurred.
 
-        If several messages differ only in numbers (the same file of many CPUs), only the first of
-        them appears.
+        If several messages differ only in numbers, for example in the number of a CPU, only the
+        first message appears, with a count.
         """
         return tuple(
             each[0] if len(each) == 1 else f"{each[0]} (and {len(each) - 1} more of this kind)"
@@ -42,7 +42,7 @@ class TreeReader:
         )
 
     def warn(self, message: str) -> None:
-        """Records a warning for the operator. The number of different warnings is limited."""
+        """Records a warning. The number of different warnings is limited."""
         message = printable(message)
         if len(message) > MAX_WARNING_LENGTH:
             message = f"{message[: MAX_WARNING_LENGTH - 3]}..."
@@ -57,7 +57,7 @@ class TreeReader:
         """Returns the file's content without surrounding white space, or None."""
         try:
             with open(self._absolute(path), "rb", buffering=0) as file:
-                # This reads one byte more than allowed, to see whether the file is too large.
+                # Read one byte more than allowed, to find out whether the file is too large.
                 content = file.read(MAX_FILE_BYTES + 1)
         except (OSError, ValueError):  # ValueError: the path contains a null byte
             return None
@@ -119,7 +119,7 @@ class TreeReader:
             real = os.path.realpath(self._absolute(path))
         except (OSError, ValueError):
             return None
-        # In a recorded machine, a link can point to files of the real machine.
+        # In a directory with recorded files, a link can point to files of the real machine.
         relative = os.path.relpath(real, root)
         return None if relative.startswith("..") else relative
 
@@ -147,5 +147,5 @@ def _hexadecimal(text: str) -> int | None:
 
 
 def _is_plain_number(text: str) -> bool:
-    # Ids of CPUs and nodes are below 65536, so a longer name is not such an id.
+    # Ids of CPUs and nodes are at most 65536, so a longer number is not such an id.
     return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65_535

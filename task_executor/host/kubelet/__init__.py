@@ -1,4 +1,4 @@
-"""Computes the allocations and the settings of a kubelet on the same host.
+"""Finds the allocations and the settings of a kubelet on the same host.
 
 `read_kubelet` returns a `KubeletState` from the texts of files that the helper has read. The
 modules of this package open no files themselves.

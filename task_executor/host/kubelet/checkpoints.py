@@ -3,22 +3,23 @@
 Known forms of `cpu_manager_state`:
 
     1.8 to 1.9    policyName, defaultCpuSet, and `entries` (container id -> cpus); no checksum
-        1.10 to 1.17  the same with a checksum
-        1.18 on       `entries` (pod -> container -> cpus)
-        1.36 on       in addition `podEntries` (pod -> {cpuSet}), for cpus of a whole pod
-        later         the same content also as JSON text in `data`, which then has priority
+    1.10 to 1.17  as in 1.9, and a checksum
+    1.18 on       `entries` (pod -> container -> cpus)
+    1.36 on       in addition `podEntries` (pod -> {cpuSet}), for cpus of a whole pod
+    later         in addition `data`: the same content as JSON text, which has priority
 
 `memory_manager_state` exists since 1.21, and its form changed in the same way.
 
 `kubelet_internal_checkpoint`, of the device manager, exists since 1.8:
 
     1.8 to 1.9    `PodDeviceEntries`: pod, container, resource, and a list of device ids
-    1.10 to 1.19  the same within `Data`, and a checksum
-        1.20 on       device ids by NUMA node
+    1.10 to 1.19  the fields of 1.9 within `Data`, and a checksum
+    1.20 on       device ids by NUMA node
 
 Checksums are not verified, because a kubelet computes them from the printed form of Go structures,
 and this form differs between versions. A kubelet (except 1.8 and 1.9) replaces its files
-atomically, so a file that can be parsed and is consistent counts as complete.
+atomically, so these parsers accept a file as complete if they can parse it and its content is
+consistent.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ class MemoryCheckpoint:
     Attributes:
         policy: the policy of the memory manager.
         containers: the bytes of each container by NUMA node. The key is (pod uid, container).
-        given: the bytes that containers have, by node and resource, without zeros.
-        kept: the bytes that are reserved for the system, by node and resource, without zeros.
+        given: the bytes that containers have, by NUMA node and resource, without zeros.
+        kept: the bytes that the kubelet reserves for the system, by NUMA node and resource, without
+            zeros.
     """
 
     policy: str
@@ -76,7 +78,7 @@ def parse_cpu_checkpoint(text: str) -> CpuCheckpoint:
     """
     fields = _fields(text)
     cpus: dict[tuple[str, str], CpuSet] = {}
-    # The file does not name its form, so each entry shows the form.
+    # The file does not state its form, so find the form from each entry.
     for name, entry in _object(fields, "entries").items():
         if isinstance(entry, str):  # the older form, with container ids as keys
             cpus["", name] = _cpus(entry, f"entries of {name}")
@@ -107,8 +109,8 @@ def parse_memory_checkpoint(text: str) -> MemoryCheckpoint:
             continue
         nodes = [_number(each, "numaAffinity") for each in block.get("numaaffinity") or ()]
         held = containers.setdefault(key, {})
-        # The file does not say how the bytes of a block are divided among several nodes. They are
-        # divided equally, and the first nodes get the remainder.
+        # The file does not say how the bytes of a block are divided among several nodes. Divide the
+        # bytes equally, and give the remainder to the first nodes.
         for at, node in enumerate(sorted(nodes)):
             share, rest = divmod(_number(block.get("size"), "size"), len(nodes))
             held[node] = held.get(node, 0) + share + (at < rest)
@@ -222,7 +224,7 @@ def _list(value: Any, where: str) -> list[Any]:
 
 
 def _number(value: Any, where: str) -> int:
-    # `isinstance` is not used, because it would accept true and false as numbers.
+    # Do not use `isinstance`, because it would accept true and false as numbers.
     if type(value) is not int or not 0 <= value < 1 << 60:
         raise Damaged(f"{where} is {str(value)[:40]!r}, not an amount")
     return value

@@ -1,7 +1,7 @@
 """Reads a kubelet's settings for cpus and memory: configuration file, drop-in files, command line.
 
 Drop-in files have priority over the configuration file, a later drop-in file over an earlier one,
-and flags over all files. A setting that cannot be understood is ignored, and a note is added.
+and flags over all files. A setting that cannot be parsed is ignored, with a note.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def read_configuration(
     settings: dict[str, Any] = {}
     for name, text in documents:
         settings = _merged(settings, _document(name, text, notes))
-    # Flags come last, because they have priority over all files.
+    # Apply the flags last, because flags have priority over all files.
     settings |= _settings_from_flags(command)
     return KubeletConfiguration(
         cpu_manager_policy=_choice(settings, "cpuManagerPolicy", notes),
@@ -102,9 +102,9 @@ def _parsed(text: str) -> Any:
     """Parses JSON or YAML.
 
     Raises:
-        ValueError: the text is neither.
+        ValueError: the text is neither JSON nor YAML.
     """
-    # JSON is tried first, because it is faster and needs no YAML library.
+    # Try JSON first, because its parser is faster and needs no library.
     try:
         return json.loads(text)
     except ValueError:
@@ -116,8 +116,8 @@ def _parsed(text: str) -> Any:
     except ImportError:
         raise ValueError("it is YAML; install finegrain[task-executor]") from None
     try:
-        # Aliases are rejected: no kubelet uses them, and nested aliases can expand a small file to
-        # gigabytes.
+        # Reject aliases: nested aliases can expand a small file to gigabytes, and no kubelet writes
+        # aliases.
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, yaml.SafeLoader)):
             raise ValueError("it has aliases (*name)")
         content = yaml.safe_load(text)
@@ -146,7 +146,7 @@ def _settings_from_flags(command: Sequence[str]) -> dict[str, Any]:
             continue
         name, equals, value = word[2:].partition("=")
         key = _FLAGS.get(name.replace("_", "-"))
-        # A flag without a value at the end of the command is ignored.
+        # Ignore a flag without a value at the end of the command.
         if key is None or not (equals or command[at + 1 : at + 2]):
             continue
         value = value if equals else command[at + 1]
@@ -183,7 +183,7 @@ def _choice(settings: Mapping[str, Any], key: str, notes: list[str]) -> str | No
 
 def _options(settings: Mapping[str, Any], notes: list[str]) -> tuple[tuple[str, str], ...]:
     options = _map(settings, "cpuManagerPolicyOptions", notes)
-    # The values are converted to text, because YAML parses an unquoted true as a boolean.
+    # Convert the values to text, because YAML parses an unquoted true as a boolean.
     return tuple(sorted((name, str(value).lower()) for name, value in options.items()))
 
 

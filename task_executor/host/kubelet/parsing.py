@@ -1,7 +1,7 @@
 """Computes the state of a kubelet from the texts of its files.
 
-If a part cannot be read, its last known content is used. Otherwise, cpus of a kubelet would be
-offered to slots whenever a file is read while the kubelet replaces it.
+If a part cannot be read, its last known content is used. Otherwise the executor would offer a
+kubelet's cpus to slots whenever it reads a file while the kubelet replaces the file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class KubeletTexts:
         texts: the texts of "cpu_manager_state", "memory_manager_state",
             "device-plugins/kubelet_internal_checkpoint", "config", and of drop-in files as
             "config/NAME" in their sequence.
-        failures: for each file that exists but could not be read, the reason.
+        failures: the reason why a file could not be read, by name of each existing file that could
+            not be read.
         command: the arguments of the kubelet's process.
     """
 
@@ -68,7 +69,9 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class KubeletReading:
-    """A state, and the last known parts, which the next reading uses if a file cannot be read."""
+    """The state of a kubelet, and the last known parts, which the next reading uses if a file
+    cannot be read.
+    """
 
     state: KubeletState
     known: _Known
@@ -82,7 +85,7 @@ def read_kubelet(
     Args:
         found: the texts that were read.
         topology: the topology of the host.
-        previous: the reading before; None at the first reading.
+        previous: the result of the previous reading; None at the first reading.
     """
     notes: list[str] = []
     before = previous.known if previous else _Known()
@@ -105,7 +108,7 @@ def _cpu_checkpoint(found: KubeletTexts, before: _Known, notes: list[str]) -> Cp
             why = f"{CPU_STATE} is damaged: {error}"
     elif CPU_STATE in found.failures:
         why = f"{found.failures[CPU_STATE]}"
-    # The file has never existed, so this kubelet has assigned no cpus.
+    # If the file has never existed, this kubelet has assigned no cpus.
     elif before.cpus is None:
         return None
     else:
@@ -146,7 +149,7 @@ def _devices(found: KubeletTexts, before: _Known, notes: list[str]) -> tuple[Kub
 def _configuration(found: KubeletTexts, before: _Known, notes: list[str]) -> KubeletConfiguration:
     if CONFIG in found.failures:
         notes.append(f"the kubelet's configuration: {found.failures[CONFIG]}")
-        # The last known settings are used, because settings from flags alone would be incomplete.
+        # Use the last known settings, because settings from flags alone would be incomplete.
         if before.configuration != _NOTHING_SAID:
             return before.configuration
     documents = [
@@ -161,8 +164,8 @@ def _configuration(found: KubeletTexts, before: _Known, notes: list[str]) -> Kub
 
 def _state(known: _Known, topology: HostTopology, notes: list[str]) -> KubeletState:
     configured, cpus, memory = known.configuration, known.cpus, known.memory
-    # The configured policy has priority. The checkpoint may have an older policy until the kubelet
-    # restarts.
+    # The configured policy has priority, because the checkpoint may have an older policy until the
+    # kubelet restarts.
     policy = configured.cpu_manager_policy or (cpus.policy if cpus else "")
     if cpus and policy != cpus.policy:
         notes.append(
@@ -213,7 +216,7 @@ def packed(count: int, topology: HostTopology) -> CpuSet:
 
     Whole cores of the smallest package come first, beginning with cores with few threads. Then
     single threads follow. If all packages and cores have the same size, a kubelet chooses exactly
-    these cpus. Otherwise it may choose others.
+    these cpus. Otherwise the kubelet may choose other cpus.
 
     Args:
         count: the number of cpus.
@@ -271,9 +274,8 @@ def _judge(
     reserved: CpuSet,
     notes: list[str],
 ) -> None:
-    """Adds a note for each contradiction in the kubelet's files.
-
-    The content is used all the same.
+    """Adds a note for each contradiction in the kubelet's files. The executor uses the content in
+    spite of contradictions.
     """
     given = EMPTY
     for each in containers:

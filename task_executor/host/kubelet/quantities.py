@@ -22,7 +22,7 @@ _SCALES: Final[dict[str, Fraction]] = {
 
 
 def parse_quantity(value: Any) -> Fraction | None:
-    """Returns a non-negative amount; None if `value` is not such an amount.
+    """Returns an amount of 0 or more; None if `value` is not such an amount.
 
     `value` may be a text, or a number that YAML has already parsed.
     """

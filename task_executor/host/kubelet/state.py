@@ -1,4 +1,6 @@
-"""The state of a kubelet on the same host, and the settings for slots that follow from it."""
+"""Describes the state of a kubelet on the same host, and derives settings for slots from this
+state.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _SCOPES: Final = ("containerlevel", "podlevel")
 class KubeletContainer:
     """A container to which the kubelet has given dedicated cpus or memory."""
 
-    pod_uid: str  # empty in checkpoints that only name containers
+    pod_uid: str  # empty if the checkpoint names only containers, not pods
     container: str  # name or id; empty: the whole pod
     cpus: CpuSet = EMPTY
     memory_bytes: tuple[tuple[int, int], ...] = ()  # by NUMA node, ascending
@@ -80,7 +82,7 @@ class KubeletState:
         can apply. Reserved cpus stay in the shared pool unless they are reserved strictly.
         """
         static = self.cpu_manager_policy == STATIC
-        # Options that have no effect in the kubelet must not apply to slots.
+        # An option that has no effect in the kubelet must not apply to slots.
         options = {name for name, value in self.cpu_manager_options if static and value == "true"}
         return HostPolicy(
             bind=HostBindPolicy.FULL_PCPUS_ONLY if FULL_PCPUS_ONLY in options else None,
@@ -96,7 +98,8 @@ class KubeletState:
         Ordinary memory that the kubelet reserves for the system is not included, because the
         executor's own reserve covers it.
         """
-        # Only huge pages that are reserved for the system are deducted, not ordinary memory.
+        # Of the amounts that are reserved for the system, deduct only huge pages, not ordinary
+        # memory.
         taken = self.given if resource == MEMORY else (*self.given, *self.kept)
         return sum(size for at, name, size in taken if (at, name) == (node, resource))
 
@@ -104,8 +107,8 @@ class KubeletState:
 def alignment_of(word: str) -> NumaPolicy | None:
     """Returns the NUMA policy for a topology manager policy; None for "none" and unknown words.
 
-    It accepts the words of the kubelet's configuration (single-numa-node), and the words of node
-    reports, which include the scope (SingleNUMANodePodLevel, SingleNUMANodeContainerLevel).
+    The function accepts the words of the kubelet's configuration, such as single-numa-node. It also
+    accepts the words of node reports, which include the scope, such as SingleNUMANodePodLevel.
     """
     plain = word.lower().replace("-", "")
     for scope in _SCOPES:
