@@ -1,9 +1,10 @@
-"""Computes the columns of the capacity index: what a host has, and what a request needs.
+"""Computes the columns of the capacity index: the values that a host has, and the values that a
+request needs.
 
 Each constraint (`fit.py`) defines its columns, and a few columns describe the host as a whole. A
 column without a prefix contains the free amount of the host. The column with the prefix `KNOWN`
 contains the amount that would be free if the host were empty. The column with the prefix `ONLINE`
-contains the same number while the host is online, and 0 otherwise.
+equals the `KNOWN` column while the host is online, and is 0 otherwise.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ _PREFERABLE = tuple(each for each in CONSTRAINTS if each.is_preferable)
 
 def columns_of(host: Host, strategy: Strategy) -> dict[str, int]:
     """Returns all columns of a host."""
-    # A new registration is a new object, so its identity shows whether the columns are current.
+    # Each registration creates a new object, so a comparison of identities shows whether the cached
+    # columns are current.
     if host.described is not host.executor.registration:
         _describe(host)
-    # The columns are copied, because columns that depend on bookings must not be added to the
-    # cached columns.
+    # Copy the cached columns, because the code below adds columns that depend on bookings.
     columns = dict(host.columns_online if host.online else host.columns_known)
-    # Without columns of free capacity, no search finds the host. Its size stays in the index.
+    # A host that is not eligible gets no columns of free capacity, so no search finds the host. The
+    # columns of its size stay in the index.
     if not host.eligible:
         return columns
     at = HostView.now(host)
@@ -60,15 +62,15 @@ def columns_of(host: Host, strategy: Strategy) -> dict[str, int]:
 
 
 def score_columns_of(host: Host, strategy: Strategy, columns: dict[str, int]) -> dict[str, int]:
-    """Returns the columns by which a placement strategy orders hosts. They are computed from
-    `columns`, the other columns of the host.
+    """Returns the columns by which a placement strategy orders hosts, computed from `columns`, the
+    other columns of the host.
     """
     most = host.executor.registration.slots_max
     return score_columns(strategy, host.dimensions, columns, most, columns[SLOTS])
 
 
 def is_amount(column: str) -> bool:
-    """Returns True for a column of an amount that slots book, and False for all other columns."""
+    """Returns True if the column is an amount that slots book."""
     return column not in _BESIDES_AMOUNTS and not column.startswith(_PREFIXES)
 
 
@@ -98,13 +100,12 @@ def size_of(scheduling_class: SchedulingClass, sums: Amounts) -> int:
     """Returns how large a request is compared with the cluster, in units of 2**-60: the largest
     quotient of a needed amount and the total of all hosts.
 
-    Example: a request needs 4 of 100 cpus, and 1 of 10 GiB of memory. Its size is 0.1.
+    Example: a request needs 4 of 100 cpus (0.04), and 1 of 10 GiB of memory (0.1). Its size is 0.1.
 
     Args:
         scheduling_class: the scheduling class of the request.
-        sums: the sum of each index column over all hosts. An amount that no host has is not
-            compared. Example: if all hosts have one common memory pool, memory parts are not
-            compared.
+        sums: the sum of each index column over all hosts. The function skips an amount that no host
+            has. Example: if all hosts have one common memory pool, it skips the memory parts.
     """
     return max(
         (

@@ -1,7 +1,8 @@
 """Defines constraints. A constraint is one condition that a host must meet to serve a request.
 
-Each kind of constraint is a subclass of `Constraint` (`fit.py` lists them). A constraint checks one
-host as it is, as if it were empty, or as if some of its slots had ended (`HostView`). It returns
+Each kind of constraint is a subclass of `Constraint`; `fit.py` lists the subclasses. A constraint
+checks one host as it is, as if it were empty, or as if some of its slots had ended (`HostView`).
+The constraint returns
 
 - the columns of the capacity index that a host needs to meet the condition,
 - the obstacles on the host, with exact numbers,
@@ -39,12 +40,12 @@ class Blocker(StrEnum):
     UNREACHABLE = "UNREACHABLE"  # the resource manager cannot connect to the executor
     LABEL_MISMATCH = "LABEL_MISMATCH"
     TOTAL_TOO_SMALL = "TOTAL_TOO_SMALL"
-    ISOLATION = "ISOLATION"  # the host does not enforce a limit that must be enforced
+    ISOLATION = "ISOLATION"  # the host does not enforce a limit that the request requires
     SLOT_LIMIT = "SLOT_LIMIT"
     REFUSED = "REFUSED"  # the executor refused an equal slot recently
     HELD = "HELD"  # the free capacity is reserved for another owner
-    DEVICES = "DEVICES"  # too few devices, or none, have enough free capacity
-    TOPOLOGY = "TOPOLOGY"  # unsuitable cpus or NUMA nodes, even if enough capacity is free
+    DEVICES = "DEVICES"  # too few devices have enough free capacity
+    TOPOLOGY = "TOPOLOGY"  # the cpus or NUMA nodes are unsuitable, even if enough is free
 
 
 class Obstacle(NamedTuple):
@@ -54,11 +55,10 @@ class Obstacle(NamedTuple):
         constraint: the condition that is not met.
         blocker: the code of the obstacle, for people and in the protocol.
         transient: True if the obstacle disappears when enough slots on the host end.
-        lack: how much is missing, in millionths of the requested amount; 0 if the obstacle is no
-            lack of an amount.
-        dimension: the resource of which too little is free; empty: the obstacle is no lack of a
-            resource.
-        host_refusal: why cpus or NUMA nodes are not suitable.
+        lack: the missing amount, in millionths of the requested amount; 0 if no amount is missing.
+        dimension: the resource of which too little is free; empty: no amount is missing.
+        host_refusal: the reason why cpus, NUMA nodes or devices are not suitable; None: the
+            obstacle has another cause.
     """
 
     constraint: Constraint
@@ -73,17 +73,18 @@ NO_OBSTACLE: tuple[Obstacle, ...] = ()
 
 
 class HostView:
-    """A host as a constraint sees it: what the host could give to one more slot.
+    """The capacity of a host that a constraint checks: of the host as it is, empty, or without some
+    of its slots.
 
     Attributes:
         host: the host.
-        free: amounts that the slot could have, reserved capacity included. `spare` leaves out
-            reserved capacity.
-        total: amounts that the slot could have if all other slots ended.
-        slots_left: how many more slots the host may have.
-        is_empty: True if the view shows the host without any slots and without reservations.
-        owns_reservation: True if the capacity that is reserved on the host is reserved for this
-            request.
+        free: the amounts that one more slot could have, including reserved capacity. `spare` leaves
+            out reserved capacity.
+        total: the amounts that one more slot could have if all other slots ended.
+        slots_left: the number of slots that the host may have in addition to its present slots.
+        is_empty: True if the view shows the host without slots and without reservations.
+        owns_reservation: True if the host's reserved capacity is reserved for the request that is
+            compared with the host.
     """
 
     __slots__ = ("_ended", "free", "host", "is_empty", "owns_reservation", "slots_left", "total")
@@ -124,9 +125,9 @@ class HostView:
     ) -> HostView:
         """Returns the host as if these slots had ended.
 
-        `free` includes best-effort cpu even if the best-effort pool is empty now, because the end
-        of slots may add cpus to the pool. The ledger from `cpus` shows whether the pool then has
-        cpus.
+        `free` includes best-effort cpu even if the best-effort pool is empty now, because the pool
+        may get cpus when slots end. The ledger that `cpus` returns shows whether the pool has cpus
+        after these slots have ended.
         """
         slots = tuple(ended)
         free = add(
@@ -140,12 +141,12 @@ class HostView:
 
     @classmethod
     def growing(cls, host: Host, slot: Slot) -> HostView:
-        """Returns the host as it is now, for a check whether one of its slots can grow. The check
+        """Returns the host as it is now, to check whether one of its slots can grow. The check
         compares only the amounts that the slot needs in addition to its booking.
         """
         # A slot that grows needs no second slot, so the host's limit of slots does not matter.
         at = cls(host, host.free(), UNLIMITED)
-        # The slot keeps its booking, so it can grow at most by the remaining capacity of the host.
+        # The slot keeps its booking, so the slot can grow by at most the rest of the host's total.
         at.total = subtract(host.total, slot.booked)
         return at
 
@@ -157,8 +158,8 @@ class HostView:
         return reserved.spare(self.free, self.host.total, self._slots())
 
     def spare_slots(self) -> int:
-        """Returns how many more slots the host may have, apart from slots that are reserved for
-        other owners.
+        """Returns the number of slots that the host may have in addition to its present slots,
+        without slots that are reserved for other owners.
         """
         reserved = self.host.reserved
         if reserved is None or self.owns_reservation or self.is_empty:
@@ -181,7 +182,7 @@ class HostView:
         return not (self.is_empty or self._ended)
 
     def cpus(self) -> CpuLedger | None:
-        """Returns the ledger of the host's cpus as of this view; None: the host does not report its
+        """Returns the ledger of the host's cpus for this view; None: the host does not report its
         cores. The caller must not change the ledger.
         """
         ledger = self.host.cpus
@@ -197,13 +198,14 @@ class HostView:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A change of a request that would let it fit on one host.
+    """A change of a request with which the request would fit on one host.
 
     Attributes:
-        size: how large the change is, in millionths of the requested amount. The smallest remedy is
-            proposed.
-        text: completes "fits now on host-a ...".
-        at_most: dimensions whose requested amount must be lower; `free` is the amount that fits.
+        size: the size of the change, in millionths of the requested amount. The explanation
+            proposes the smallest remedy.
+        text: the description of the change; it completes the phrase "fits now on host-a ...".
+        at_most: the dimensions in which the request must ask for less; `free` is the amount that
+            fits.
         relaxed: policies that the request must drop: "bind", "exclusive", "numa", "qos",
             "isolation".
     """
@@ -218,20 +220,21 @@ class Constraint(ABC):
     """One condition that a host must meet.
 
     Attributes:
-        of_size: True if an empty host can violate the condition, too. Such a condition decides
+        of_size: True if even an empty host can violate the condition. Such a condition decides
             whether a request is feasible.
-        costly: True if a check takes much longer than a comparison of numbers. Only hosts that meet
-            all other conditions are then checked.
-        columns: names of its index columns, except columns of amounts.
-        column_prefixes: prefixes of further index columns. The name of such a column is the prefix
-            and the name of a dimension.
-        has_columns: whether the constraint has index columns.
-        is_counted: whether its columns are amounts, so that they can be added up over several
+        costly: True if a check takes much longer than a comparison of numbers. A costly condition
+            is checked only on hosts that meet all other conditions.
+        columns: the names of the constraint's index columns, except columns of amounts.
+        column_prefixes: the prefixes of further index columns. The name of such a column is a
+            prefix followed by the name of a dimension.
+        has_columns: True if the constraint has index columns.
+        is_counted: True if the constraint's columns are amounts, which can be added up over several
             hosts.
-        is_preferable: whether requests may prefer it instead of requiring it (`preferred`,
-            `never_met`).
+        is_preferable: True if a request may prefer the condition instead of requiring it
+            (`preferred`, `never_met`).
         remedies_sought_on: the number of hosts on which one explanation may call `remedies`.
-        phrase: text of its obstacles, if this text is always the same.
+        phrase: the text of all obstacles of this constraint, if they have the same text; otherwise
+            empty.
     """
 
     of_size: ClassVar[bool] = False
@@ -249,12 +252,14 @@ class Constraint(ABC):
         return True
 
     def matters_on(self, host: Host, request: ResourceRequest) -> bool:
-        """Returns False if this host always meets the condition, whichever slots it has."""
+        """Returns False if this host always meets the condition, no matter which slots the host
+        has.
+        """
         return True
 
     def needs(self, request: ResourceRequest, *, separate_pools: bool) -> dict[str, int]:
-        """Returns the least value that a host must have in each index column. A host with less does
-        not meet the condition; a host with more may still not meet it.
+        """Returns the lowest value that a host must have in each index column. A host with a lower
+        value does not meet the condition. A host with a higher value may still not meet it.
 
         Args:
             request: the request.
@@ -268,9 +273,9 @@ class Constraint(ABC):
         return {}
 
     def preferred(self, request: ResourceRequest) -> list[dict[str, int]]:
-        """Returns the least column values with which a host can meet each policy that the request
-        prefers. The values of a policy are an empty dict if no column shows whether a host can meet
-        the policy.
+        """Returns, for each policy that the request prefers, the lowest column values with which a
+        host can meet the policy. The values are an empty dict if no column shows whether a host can
+        meet the policy.
         """
         return []
 
@@ -300,13 +305,12 @@ class Constraint(ABC):
         at: HostView,
         settings: EngineSettings,
     ) -> Iterator[Remedy]:
-        """Yields the smallest changes of a request with which this host would meet the condition.
+        """Yields the smallest changes of a request with which the host would meet the condition.
         The caller has checked that the host meets all other conditions.
 
         Args:
             request: the request.
             at: the host.
-            settings: settings of the engine. They contain the least amounts that a request may
-                have.
+            settings: the engine's settings, which contain the minimum amounts of a request.
         """
         yield from ()

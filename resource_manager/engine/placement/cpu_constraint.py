@@ -1,10 +1,10 @@
 """Checks whether the cpus and NUMA nodes of a host are suitable for a slot. They may be unsuitable
-although enough cpu and memory is free.
+even if enough cpu and memory is free.
 
 The check calls the code that also assigns cpus to slots (`cpus/assign.py`). The constraint proposes
 three kinds of remedies: a policy that is preferred instead of required, fewer cpus, or less memory
-on one node. Each remedy is tried with the same code. The number of tries is limited, so other
-changes may help, too.
+on one node. The same code checks whether a remedy helps. The constraint tries a limited number of
+changes, so changes that it does not propose may help, too.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ from resource_manager.engine.placement.device_constraint import DEVICES, is_abou
 MILLI_PER_CPU = 1_000
 
 FEWER_TRIED_MAX = 12
-"""At most this many smaller numbers of cpus are tried on one host."""
+"""The largest number of lower cpu counts that are tried on one host."""
 
 LOWERED_TRIED_MAX = 4
-"""At most this many numbers of cpus are tried on a host whose free amounts are also too small."""
+"""The largest number of cpu counts that are tried on a host with too little free capacity."""
 
 CPU_LIMIT = "cpu_limit_milli"
 
 PIN_CPUS = "pin.cpus"
-"""Index column: number of cpus that could be dedicated to one more slot."""
+"""Index column: the number of cpus that one more slot could have as dedicated cpus."""
 
 PIN_CORE_CPUS = "pin.core_cpus"
-"""Index column: number of cpus of `PIN_CPUS` whose whole cores are free, if slots may have whole
-cores.
+"""Index column: the number of `PIN_CPUS` cpus whose whole cores are free; 0 if the host does not
+give whole cores to slots.
 """
 
 PIN_CORES = "pin.cores"
-"""Index column: number of cores with at least one cpu of `PIN_CPUS`, if slots may have one cpu of
-each core.
+"""Index column: the number of cores with at least one `PIN_CPUS` cpu; 0 if the host does not give
+slots one cpu of each core.
 """
 
 PIN_NODE_CPUS = "pin.node_cpus"
 """Index column: the largest number of `PIN_CPUS` cpus on one NUMA node."""
 
 NODE_CPU_MILLI = "node.cpu_milli"
-"""Index column: the largest amount of cpu that slots in shared pools can still get on one NUMA
-node.
+"""Index column: the largest amount of cpu on one NUMA node that slots in shared pools can still
+get.
 """
 
 _COLUMNS = (PIN_CPUS, PIN_CORE_CPUS, PIN_CORES, PIN_NODE_CPUS, NODE_CPU_MILLI)
@@ -87,7 +87,7 @@ class CpusSuit(Constraint):
     remedies_sought_on = 3
 
     def needs(self, request: ResourceRequest, *, separate_pools: bool) -> dict[str, int]:
-        """See `Constraint`. Hosts that do not report their cores have none of these columns."""
+        """See `Constraint`. A host that does not report its cores has none of these columns."""
         if request.cpus is None or request.profile is None:
             return {}
         return _cpu_need(request.profile, request.cpus[0])
@@ -98,12 +98,12 @@ class CpusSuit(Constraint):
         if ledger is None or ledger.time_shared:
             return {}
         room, demanded = ledger.pin_room(), ledger.policy.bind
-        # A host that demands one bind policy has 0 in the column of the other policy. So a search
-        # for the other policy does not find this host.
+        # If the host demands one bind policy, the column of the other policy is 0. So a search for
+        # the other policy does not find the host.
         whole = demanded is not HostBindPolicy.SPREAD_BY_PCPUS
         apart = demanded is not HostBindPolicy.FULL_PCPUS_ONLY and ledger.layout.smt
-        # Without SMT, all cpus are on different cores. The column is still 0, unless the host
-        # demands spreading.
+        # Without SMT, each cpu is on its own core. But the column is 0 unless the host demands the
+        # policy SPREAD_BY_PCPUS.
         apart |= demanded is HostBindPolicy.SPREAD_BY_PCPUS
         nodes = ledger.layout.cpu_nodes
         return {
@@ -121,12 +121,13 @@ class CpusSuit(Constraint):
         policy = request.cpus[0]
         stricter = _one_required(policy)
         if request.profile is None:
-            # Each host has its own default slot, so no column shows whether the policy can be met.
+            # Each host has its own default slot, so no column shows whether a host can meet the
+            # policy.
             return [{} for _ in stricter]
         known = _cpu_need(request.profile, policy)
         needs = (_cpu_need(request.profile, each) for each in stricter)
-        # Returns only columns that the preference adds, because each tier includes the needs of the
-        # class.
+        # Return only the columns that the preferred policy adds. The search also compares the needs
+        # of the class itself.
         return [{name: n for name, n in need.items() if name not in known} for need in needs]
 
     def never_met(self, request: ResourceRequest) -> int:
@@ -157,9 +158,10 @@ class CpusSuit(Constraint):
             return NO_OBSTACLE
         given: CpuAssignment | HostRefusal | None
         # The cached results below are valid only for the amounts of the request itself. Equal
-        # bookings share one object, so identity shows whether a remedy tries other amounts.
+        # bookings are one object, so a comparison of identities shows whether a remedy tries other
+        # amounts.
         is_original = asked is host.booking_for(request)
-        if is_original and at.is_now:  # cached, and used again when the slot is placed
+        if is_original and at.is_now:  # cached; placement uses the same result
             given = host.assign(request)
         elif is_original and at.is_empty:  # hosts with equal cpus share the result
             given = host.never_suits(request)
@@ -167,7 +169,7 @@ class CpusSuit(Constraint):
             given = assign(at.cpus(), cpu_request_of(request, asked))
         if not isinstance(given, HostRefusal):
             return NO_OBSTACLE
-        # If the devices alone are unsuitable, `DevicesSuit` reports this.
+        # If the devices alone are unsuitable, `DevicesSuit` reports the obstacle.
         if is_about_devices(given) and DEVICES.obstacles(request, asked, at):
             return NO_OBSTACLE
         return (Obstacle(self, Blocker.TOPOLOGY, not given.lasting, 1, host_refusal=given),)
@@ -182,13 +184,13 @@ class CpusSuit(Constraint):
         if refusal is None:
             return ""
         if refusal.blocker is CpuBlocker.CPU_NOT_ENOUGH and shortfall(asked, at.free):
-            return ""  # the obstacle about free amounts already reports it
+            return ""  # `EnoughFree` already reports the lack
         return f"{refusal.blocker}: {refusal.text}"
 
     def remedies(
         self, request: ResourceRequest, at: HostView, settings: EngineSettings
     ) -> Iterator[Remedy]:
-        """Yields changes of the request. Each change alone is enough."""
+        """Yields changes of the request. Each change is sufficient by itself."""
         host, ledger = at.host, at.cpus()
         if ledger is None:
             return
@@ -196,15 +198,14 @@ class CpusSuit(Constraint):
         found = [*_preferred(ledger, wanted), *_lower_amounts(host, ledger, wanted)]
         yield from found
         shared = replace(wanted, policy=_shared(wanted.policy))
-        # Running without dedicated cpus is the largest change, so it is tried only if no other
-        # change helps.
+        # The largest change is to run without dedicated cpus, so this change is tried last.
         if not found and wanted.policy.qos.is_pinned and not _refused(ledger, shared):
             text = f"if it ran in the shared pool (qos {QosClass.LS})"
             yield Remedy(MILLION, text, relaxed=("qos",))
 
 
 def required_policies(policy: CpuPolicy) -> list[str]:
-    """Returns the names of the required policies. Policies that are often the obstacle come
+    """Returns the names of the required policies. Policies that are often an obstacle come
     first.
     """
     strengths = (
@@ -230,8 +231,8 @@ def with_preferred(policy: CpuPolicy, names: Iterable[str]) -> CpuPolicy:
 
 def cpu_amounts_to_try(request: ResourceRequest, cpu_milli: int) -> list[int]:
     """Returns the cpu amounts to try on a host, largest first, in thousandths of a cpu. For
-    dedicated cpus, these are up to `LOWERED_TRIED_MAX` whole numbers of cpus; otherwise only
-    `cpu_milli`.
+    dedicated cpus, these are at most `LOWERED_TRIED_MAX` whole numbers of cpus. For other requests,
+    the only amount is `cpu_milli`.
     """
     if request.cpus is None or not request.cpus[0].qos.is_pinned:
         return [cpu_milli]
@@ -240,13 +241,13 @@ def cpu_amounts_to_try(request: ResourceRequest, cpu_milli: int) -> list[int]:
 
 
 def _cpu_need(profile: ResourceProfile, policy: CpuPolicy) -> dict[str, int]:
-    """Returns the least column values that a host must have because of the CPU policy."""
+    """Returns the lowest column values that a host must have because of the CPU policy."""
     one_node = policy.numa is NumaPolicy.SINGLE_NUMA_NODE and policy.numa_required
     if not policy.qos.is_pinned:
-        # The column counts normal cpu; best-effort cpu is another dimension.
+        # The column counts only normal cpu. Best-effort cpu is a dimension of its own.
         lies_on_one = one_node and not policy.best_effort and profile.cpu_milli
         return {NODE_CPU_MILLI: profile.cpu_milli} if lies_on_one else {}
-    cpus = -(-profile.cpu_milli // MILLI_PER_CPU)  # only whole cpus are dedicated
+    cpus = -(-profile.cpu_milli // MILLI_PER_CPU)  # only whole cpus can be dedicated
     need = {PIN_CPUS: cpus}
     if policy.bind is BindPolicy.FULL_PCPUS and policy.bind_required:
         need[PIN_CORE_CPUS] = cpus
@@ -258,8 +259,8 @@ def _cpu_need(profile: ResourceProfile, policy: CpuPolicy) -> dict[str, int]:
 
 
 def _one_required(policy: CpuPolicy) -> list[CpuPolicy]:
-    """Returns one copy of the policy for each preferred part that has an effect. In the copy, this
-    part is required.
+    """Returns one copy of the policy for each preferred part that has an effect. The copy requires
+    this part.
     """
     dedicated, bind = policy.qos.is_pinned, policy.bind
     stricter = []
@@ -276,8 +277,8 @@ def _one_required(policy: CpuPolicy) -> list[CpuPolicy]:
 
 
 def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
-    """Yields remedies by which a policy is preferred instead of required: one remedy for each
-    policy that helps alone, or else one remedy for all policies together.
+    """Yields remedies that make a required policy preferred: one remedy for each policy that is
+    sufficient by itself. If no policy is, yields one remedy for all policies together.
 
     Such a change counts as smaller than any change of amounts.
     """
@@ -287,7 +288,7 @@ def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
         if not _refused(ledger, replace(wanted, policy=with_preferred(wanted.policy, [name]))):
             helped = True
             yield Remedy(1, f"if {name} were preferred instead of required", relaxed=(name,))
-    if helped or len(required) < 2:  # if only one policy is required, it was tried above
+    if helped or len(required) < 2:  # a single required policy was tried above
         return
     if not _refused(ledger, replace(wanted, policy=with_preferred(wanted.policy, required))):
         names = f"{', '.join(required[:-1])} and {required[-1]}"
@@ -333,19 +334,19 @@ def _at_most(host: Host, name: str, asked: int, amount: int, fewer_text: str = "
 
 
 def _fewer_cpus(ledger: CpuLedger, asked: int) -> list[int]:
-    """Returns smaller amounts of dedicated cpu to try, largest first, in thousandths of a cpu."""
+    """Returns lower amounts of dedicated cpu to try, largest first, in thousandths of a cpu."""
     cpus = asked // MILLI_PER_CPU
     room = ledger.pin_room()
-    # The numbers of free cpus and cores are most likely to fit. The next smaller numbers use up the
-    # other tries.
+    # The numbers of free cpus and cores are most likely to fit. The remaining tries go to the cpu
+    # counts just below the requested count.
     tried = {room.cpus, room.whole_core_cpus, room.whole_cores, room.most_on_a_node}
     tried |= {cpus - less for less in range(1, FEWER_TRIED_MAX - len(tried) + 1)}
     return [count * MILLI_PER_CPU for count in sorted(tried, reverse=True) if 0 < count < cpus]
 
 
 def _on_one_node(ledger: CpuLedger, name: str, asked: int) -> list[int]:
-    """Returns the largest free amount of a dimension on one NUMA node, if it is less than
-    `asked`.
+    """Returns the largest amount of a dimension that is free on one NUMA node, if this amount is
+    less than `asked`.
     """
     if not ledger.reports(name):
         return []

@@ -2,10 +2,11 @@
 
 A sum of free capacity is not enough. Example: a host with four half-used GPUs has 200 hundredths of
 a GPU free, but no slot can get a whole GPU. So this constraint checks each device, with the code
-that also chooses devices for slots (`devices/choose.py`). `CpusSuit` checks whether devices, cpus
-and memory can be on the same NUMA nodes, because it assigns them together.
+that also chooses devices for slots (`devices/choose.py`). `CpusSuit` assigns devices, cpus and
+memory together, so `CpusSuit` checks whether they can be on the same NUMA nodes.
 
-Remedies are tried with the same code: fewer devices, a smaller share, or fewer conditions.
+The constraint tries three kinds of remedies with the same code: fewer devices, a smaller share, or
+fewer conditions.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from resource_manager.engine.placement.constraint import (
 )
 
 WHOLE_DEVICES = "whole."
-"""Prefix of index columns: the number of devices of which a dimension is completely free."""
+"""Prefix of index columns: the number of devices on which a dimension is completely free."""
 
 MOST_LEFT = "most."
 """Prefix of index columns: the largest free amount of a dimension on one device."""
 
 FEWER_TRIED_MAX = 8
-"""At most this many smaller numbers of devices are tried on one host."""
+"""The largest number of lower device counts that are tried on one host."""
 
 _WITHOUT_DEVICES = DeviceLedger(NO_LAYOUT)
 
@@ -67,8 +68,8 @@ class DevicesSuit(Constraint):
         for each in _devices(request):
             count = 1 if each.every else each.count
             for name, amount in each.amounts:
-                # Each dimension has its own column: a slot that has only memory of a GPU leaves the
-                # compute of this GPU completely free.
+                # Each dimension has its own column, because a slot that has only memory of a GPU
+                # leaves the compute of the GPU completely free.
                 if amount == WHOLE and name != GPU_MEMORY:
                     found[WHOLE_DEVICES + name] = count
                 else:
@@ -111,7 +112,7 @@ class DevicesSuit(Constraint):
     def remedies(
         self, request: ResourceRequest, at: HostView, settings: EngineSettings
     ) -> Iterator[Remedy]:
-        """Yields changes of the request. Each change alone is enough."""
+        """Yields changes of the request. Each change is sufficient by itself."""
         ledger, requests = _ledger(at), _devices(request)
         for number, each in enumerate(requests):
             for changed, remedy in _changes(ledger, each):
@@ -141,7 +142,7 @@ def _ledger(at: HostView) -> DeviceLedger:
 def _changes(
     ledger: DeviceLedger, request: DeviceRequest
 ) -> Iterator[tuple[DeviceRequest, Remedy]]:
-    """Yields requests that are easier to serve, each with the remedy that describes it. The
+    """Yields requests that are easier to serve, each with the remedy that describes the change. The
     smallest changes come first.
     """
     # A dropped condition counts as a smaller change than a lower amount.
@@ -166,8 +167,9 @@ def _changes(
 
 
 def _smaller_share(ledger: DeviceLedger, request: DeviceRequest) -> DeviceRequest | None:
-    """Returns the request with its amounts lowered to the free capacity of the device with the most
-    free capacity. None: no amount would be lower, or an amount would become 0.
+    """Returns the request with its amounts lowered to the free capacity of one device: the device
+    that has the largest part of the request free. None: no amount would be lower, or an amount
+    would become 0.
     """
     amounts = dict(request.amounts)
 

@@ -1,7 +1,7 @@
-"""Keeps the state of scaling between two planning passes: executor shapes, their back-off and the
-last plan.
+"""Keeps the state of scaling between planning passes: executor shapes, their back-off and the last
+plan.
 
-This state is not stored, but computed again after a restart. The ordered executors themselves are
+This state is not stored: the engine computes it again after a restart. The ordered executors are
 stored (`State.provisions`).
 """
 
@@ -31,10 +31,10 @@ UNBOUNDED = 1 << 53
 """Stands for "no limit" where a number is needed."""
 
 NUMBER = "provision_number"
-"""Name of the durable counter of all executors that were ever ordered."""
+"""Name of the durable counter of ordered executors."""
 
 PENDING = (ProvidedExecutorState.ASKED, ProvidedExecutorState.STARTED)
-"""States of executors that were ordered and have not registered."""
+"""States of executors that were ordered and have not registered yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Capacity:
 
     Attributes:
         amounts: the amounts of the executor in columns of the capacity index, including `SLOTS`.
-        default: the amounts that one default slot books on it, without `SLOTS`.
+        default: the amounts that one default slot books on the executor, without `SLOTS`.
         labels: the labels of the executor.
         separate: True if the executor has a separate memory pool for each memory part.
     """
@@ -56,11 +56,11 @@ class Capacity:
 
 @dataclass(slots=True)
 class Backoff:
-    """The back-off of a shape whose executors failed: no more executors are ordered before
-    `until_ms` (monotonic).
+    """The back-off of a shape whose executors failed. The engine orders no more executors of the
+    shape before `until_ms` (monotonic).
     """
 
-    failures: int = 0  # consecutive failures; all failures within one interval count as one
+    failures: int = 0  # failures in a row; all failures within one interval count as one
     until_ms: int = 0
     until_time_ms: int = 0  # `until_ms` as wall clock time, for people
     last_failure: str = ""
@@ -71,8 +71,9 @@ class Content:
     """The requests that are planned on one executor.
 
     Attributes:
-        classes: number of queued requests by scheduling class.
-        members: number of gang members, by gang id and position of their request in the gang.
+        classes: the number of planned requests by scheduling class.
+        members: the number of planned gang members, by gang id and by the position of their request
+            in the gang.
     """
 
     classes: dict[SchedulingClass, int] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class Content:
 
     @property
     def gangs(self) -> dict[str, int]:
-        """Number of members by gang id."""
+        """The number of members by gang id."""
         counts: dict[str, int] = {}
         for (gang_id, _), count in self.members.items():
             counts[gang_id] = counts.get(gang_id, 0) + count
@@ -91,24 +92,25 @@ class Content:
 
     @property
     def requests(self) -> int:
-        """Number of all requests and members."""
+        """The number of all requests and members."""
         return sum(self.classes.values()) + sum(self.members.values())
 
 
 @dataclass(slots=True)
 class LastPlan:
-    """Result of the last planning pass. If the plan has a number of requests of a class, these are
-    the oldest requests of the class.
+    """Result of the last planning pass. If the plan contains N requests of a class, they are the N
+    oldest requests of the class.
 
     Attributes:
         on: the requests planned on each pending executor.
-        left: number of requests that are not planned on any executor, by scheduling class.
-        gangs_left: gangs that are not planned.
-        counted_on: registered executors on which the plan places members of gangs.
-        blocked: number of requests that the maximum of a group blocks, by scheduling class.
-        gangs_blocked: gangs that the maximum of a group blocks.
-        places: cache of the executor on which each request of a class is planned, by arrival
-            number, with the state of the queue (`WaitingQueue.moves`) for which it is valid.
+        left: the number of requests that are not planned on any executor, by scheduling class.
+        gangs_left: the ids of gangs that are not planned on any executor.
+        counted_on: the registered executors on which the plan places members of gangs.
+        blocked: the number of requests that the maximum of a group blocks, by scheduling class.
+        gangs_blocked: the ids of gangs that the maximum of a group blocks.
+        places: a cache: for each class, the executor on which each request is planned, by arrival
+            number. It is valid for one state of the queue (`WaitingQueue.moves`), which is the
+            first value of the pair.
     """
 
     on: dict[str, Content] = field(default_factory=dict)
@@ -121,8 +123,8 @@ class LastPlan:
     _by_owner: tuple[dict[SchedulingClass, dict[str, int]], dict[str, list[str]]] | None = None
 
     def planned(self, scheduling_class: SchedulingClass) -> dict[str, int]:
-        """Returns how many requests of a class are planned on each executor. The executor of the
-        oldest requests comes first.
+        """Returns the number of requests of a class that are planned on each executor. The executor
+        of the oldest requests comes first.
         """
         return self._by_class_and_gang()[0].get(scheduling_class, {})
 
@@ -131,10 +133,10 @@ class LastPlan:
         return self._by_class_and_gang()[1].get(gang_id, [])
 
     def drop(self, executor_id: str) -> Content | None:
-        """Removes an executor from the plan, and returns the requests planned on it; None if it had
-        no planned requests.
+        """Removes an executor from the plan, and returns the requests that were planned on the
+        executor; None if no requests were planned.
         """
-        # Both caches are computed from `on`, so they are now outdated.
+        # Both caches are computed from `on`, so they are outdated now.
         self.places.clear()
         self._by_owner = None
         return self.on.pop(executor_id, None)
@@ -142,8 +144,8 @@ class LastPlan:
     def _by_class_and_gang(
         self,
     ) -> tuple[dict[SchedulingClass, dict[str, int]], dict[str, list[str]]]:
-        """Returns the plan by scheduling class and by gang. It is cached, because thousands of
-        requests may need it.
+        """Returns the plan by scheduling class and by gang. The result is cached, because thousands
+        of requests may need it.
         """
         if self._by_owner is None:
             classes: dict[SchedulingClass, dict[str, int]] = {}
@@ -158,33 +160,36 @@ class LastPlan:
 
 
 class Elastic:
-    """Executor shapes with their history, the last plan, and when the next planning pass is due.
+    """Executor shapes with their history, the last plan, and the time of the next planning pass.
 
     Attributes:
-        provisioning: the settings.
-        shapes: executor shapes that can be ordered, by name.
-        capacities: capacity of an empty executor of each shape.
-        backoffs: back-off of each shape.
-        plan: the last plan.
-        number: number of the last executor that was ordered.
-        version: rises whenever an executor is ordered, or an order changes.
-        next_pass_ms: when the next planning pass is due; None: it is not scheduled.
-        steps: the rest of the running planning pass; None: no planning pass is running.
-        planned_inputs: all inputs of the last plan. If they have not changed, no new plan is
+        provisioning: the settings of scaling.
+        shapes: the executor shapes that can be ordered, by name.
+        capacities: the capacity of an empty executor of each shape, by name of the shape.
+        backoffs: the back-off of each shape, by name of the shape.
+        plan: the result of the last planning pass.
+        number: the number of the executor that was ordered last.
+        version: a counter that rises whenever an executor is ordered, or an order changes.
+        next_pass_ms: the time of the next planning pass; None: no pass is scheduled.
+        steps: the remaining steps of the running planning pass; None: no planning pass is running.
+        planned_inputs: the inputs of the last plan. If the inputs have not changed, no new plan is
             needed.
-        arrived: executors that have registered since the last cycle, each with the pending executor
-            whose planned requests it gets; empty: no executor has this role.
-        resumes: True after a restart, until unfinished orders to providers were repeated.
-        surplus: pending executors that no request needed in the last pass.
-        lost_since_ms: when each lost executor was lost.
-        verdicts: executors that counted as a success or failure of their shape. True: the result is
-            final. False: the executor counted as a failure, but may still prove to work.
-        idle_marks: registration number and command number of an executor when it became idle.
-        ordered_total: total of all executors after the last order, in the dimensions to which the
-            order added capacity.
-        present: cache of the total of all executors that are not lost, with the version of the
+        arrived: the executors that have registered since the last cycle. The value is the pending
+            executor whose planned requests the registered executor gets; empty: there is no such
+            executor.
+        resumes: True from a restart until unfinished orders to providers have been repeated.
+        surplus: the pending executors that no request needed in the last pass.
+        lost_since_ms: the time at which each lost executor was lost.
+        verdicts: the executors that counted as a success or failure of their shape. True: the
+            result is final. False: the executor counted as a failure, but may still register and
+            work.
+        idle_marks: the registration number and command number that an executor had when it became
+            idle.
+        ordered_total: the total of all executors after the last order, in the dimensions to which
+            the order added capacity.
+        present: a cache of the total of all executors that are not lost, with the version of the
             cluster for which it is valid.
-        seen: by shape, a copy of the executor that registered last, without slots.
+        seen: by name of the shape, a copy of the executor that registered last, without slots.
     """
 
     def __init__(self, provisioning: Provisioning) -> None:
@@ -207,7 +212,7 @@ class Elastic:
         self.ordered_total: dict[str, int] = {}
         self.present: tuple[int, dict[str, int]] | None = None
         self.seen: dict[str, Host] = {}
-        # By shape: an empty executor as the shape configures it. Its cpus are unknown.
+        # By shape: an empty executor as the settings describe it. Its cpus are unknown.
         self._promised = {each.name: HostView.empty(host_of(each)) for each in provisioning.shapes}
 
     def may_order(self, shape: ExecutorShape) -> bool:
@@ -216,11 +221,11 @@ class Elastic:
         return all(shape.total.get(name, 0) <= limit for name, limit in limits.items())
 
     def fits_a_shape(self, request: ResourceRequest, *, labels: bool = True) -> bool:
-        """Returns True if an executor of some shape could serve the request when empty.
+        """Returns True if an empty executor of some shape could serve the request.
 
         Args:
             request: the request.
-            labels: False: required labels are ignored.
+            labels: True: the shape must have the required labels. False: labels are not compared.
         """
         fit = Fit(request)
         return any(
@@ -229,18 +234,19 @@ class Elastic:
         )
 
     def obstacle(self, name: str, fit: Fit, *, labels: bool = True) -> Obstacle | None:
-        """Returns why an executor of a shape could not serve a request even when empty.
+        """Returns why even an empty executor of a shape could not serve a request.
 
-        The check assumes the cpus and NUMA nodes of the executor of this shape that registered
-        last. If no such executor has registered, cpus and NUMA nodes are not checked.
+        The function assumes that the executor will have the cpus and NUMA nodes of the executor of
+        this shape that registered last. If no such executor has registered, the function does not
+        check cpus and NUMA nodes.
 
         Args:
             name: the name of the shape.
             fit: the constraints of the request.
-            labels: False: required labels are ignored.
+            labels: True: the shape must have the required labels. False: labels are not compared.
 
         Returns:
-            The first obstacle; None: as far as is known, such an executor could serve the request.
+            The first obstacle; None: no obstacle is known.
         """
         besides = (CPUS,) if labels else (CPUS, LABELS)
         found = fit.size_obstacle(self._promised[name], besides=besides)
@@ -254,8 +260,8 @@ class Elastic:
 def host_of(shape: ExecutorShape) -> Host:
     """Returns the ledger of an empty executor of a shape.
 
-    Unless the shape configures another amount, the executor also offers as much best-effort cpu as
-    it has normal cpu. This is the default of executors.
+    By default, an executor offers as much best-effort cpu as normal cpu, in addition to it. The
+    shape can configure another amount.
     """
     total = {BEST_EFFORT_CPU_MILLI: shape.total.get(CPU_MILLI, 0), **shape.total}
     registration = Registration(
@@ -274,7 +280,7 @@ def host_of(shape: ExecutorShape) -> Host:
 def capacity_of(shape: ExecutorShape) -> Capacity:
     """Returns the capacity of an empty executor of a shape, in columns of the capacity index.
 
-    The best-effort cpu is the same as in `host_of`.
+    The amount of best-effort cpu is the amount that `host_of` uses.
     """
     separate = has_separate_pools(shape.total)
     total = {BEST_EFFORT_CPU_MILLI: shape.total.get(CPU_MILLI, 0), **shape.total}

@@ -1,8 +1,8 @@
-"""Finds out whether some host could serve a scheduling class, now or if the host were empty.
+"""Finds out whether some host could serve a scheduling class now, or could serve it when empty.
 
-The capacity index selects hosts, so that not every host is compared. `fit.py` compares the selected
-hosts with the request. The result for empty hosts is cached in the class until the size, labels or
-availability of a host changes.
+The capacity index selects hosts, so that not every host must be compared. `fit.py` compares the
+selected hosts with the request. The class caches the result for empty hosts until the size, labels
+or availability of a host changes.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ from resource_manager.engine.placement.reserved import Reservation, Reservations
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 HOSTS_CHECKED_MAX = 64
-"""To explain why one request waits, the cpus and NUMA nodes of at most this many hosts are checked.
+"""The largest number of hosts whose cpus and NUMA nodes are checked to explain why one request
+waits.
 """
 
 
 class Feasibility(StrEnum):
     """Whether a host could serve a scheduling class if the host were empty."""
 
-    POSSIBLE = "POSSIBLE"  # some executor could serve it when empty
-    OFFLINE = "OFFLINE"  # only lost, draining or unreachable executors could serve it
-    LABELS = "LABELS"  # only executors without the required labels could serve it
-    NEVER = "NEVER"  # no executor could serve it
+    POSSIBLE = "POSSIBLE"  # some executor could serve the class when empty
+    OFFLINE = "OFFLINE"  # only lost, draining or unreachable executors could serve the class
+    LABELS = "LABELS"  # only executors without the required labels could serve the class
+    NEVER = "NEVER"  # no executor could serve the class
 
 
 INFEASIBLE = frozenset({Feasibility.LABELS, Feasibility.NEVER})
-"""Results with which a request is rejected, unless it has `allow_pending`."""
+"""Results for which the engine rejects a request that does not set `allow_pending`."""
 
 
 def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
     """Returns whether a registered executor, or an executor that can be ordered, could serve a
-    class if it were empty. The indexes must be up to date.
+    class when empty. The indexes must be up to date.
 
     Args:
         hosts: all hosts.
         elastic: the executors that can be ordered.
-        scheduling_class: the class, which also caches the result.
+        scheduling_class: the class. The function also caches the result in the class.
     """
     version = hosts.version
     if scheduling_class.verdict is not None and scheduling_class.verdict[0] == version:
@@ -85,7 +86,7 @@ def _some_host_could(
 
     Args:
         hosts: all hosts.
-        scheduling_class: the class; its own labels are ignored.
+        scheduling_class: the class; the function ignores the labels of the class and uses `labels`.
         labels: labels that the host must carry.
         prefix: prefix of the index columns: `ONLINE` to consider hosts that are online, `KNOWN` to
             consider all hosts.
@@ -95,7 +96,7 @@ def _some_host_could(
         for need in needs_of(scheduling_class).kinds
     ]
     if not needs_topology_somewhere(hosts, scheduling_class):
-        # Only amounts matter here, and the index has all amounts.
+        # Amounts alone decide here, and the index has all amounts.
         return some_host_covers(hosts, labels, needs)
     fit = Fit(scheduling_class)
 
@@ -105,8 +106,8 @@ def _some_host_could(
 
     likely: Iterable[str] = hosts
     if scheduling_class.policy.topology_constrained and scheduling_class.profile is not None:
-        # All hosts of a kind have equal cpus, so it is enough to check one host. But for default
-        # slots each host is checked, because hosts of one kind may have different default profiles.
+        # All hosts of a kind have equal cpus, so a check of one host is enough. But hosts of one
+        # kind may have different default profiles, so for default slots each host is checked.
         kinds = [
             names
             for names in hosts.indexes.kinds.values()
@@ -122,10 +123,10 @@ def some_host_covers(hosts: Hosts, labels: Labels, needs: list[Need]) -> bool:
     Args:
         hosts: all hosts.
         labels: labels that the host must carry.
-        needs: alternative needs, in columns of the index.
+        needs: alternative needs, in columns of the index. A host must meet one of them.
     """
     index = hosts.indexes.of(labels)
-    # The labels need no check: either no label is required, or the index has only hosts with the
+    # The labels need no check if no label is required, or if the index contains only hosts with the
     # labels.
     if not labels or index is not hosts.indexes.main:
         return next(index.covering_by_block(needs), None) is not None
@@ -145,23 +146,22 @@ def _some_host(
 ) -> bool:
     """Returns True if some host can serve a request.
 
-    Such a host must be in two lists: the hosts with enough for a need, and the hosts of `likely`
-    (or the hosts with the labels). So it is sufficient to read the shorter list to its end. Both
-    lists are read in parallel, because their lengths are unknown.
+    Such a host must be in two lists: the hosts that meet a need, and the hosts of `likely` (or the
+    hosts with the labels). So it is enough to read the shorter list to its end. The lengths are
+    unknown, so both lists are read in parallel.
 
     Args:
         hosts: all hosts.
         labels: labels that the host must carry.
-        needs: alternative needs, in columns of the index; the host must have enough for one of
-            them.
-        likely: ids of the only hosts that may serve the request.
-        serves: returns whether a host with the labels can serve the request.
+        needs: alternative needs, in columns of the index. The host must meet one of them.
+        likely: the ids of the only hosts that may serve the request.
+        serves: a function that returns whether a host with the labels can serve the request.
     """
     index = hosts.indexes.of(labels)
     if labels and index is hosts.indexes.main:
         likely = hosts.indexes.carriers(labels)
     for at, name in zip(index.covering(needs), likely, strict=False):
-        # Checks the next host of each list.
+        # Check the next host of each list.
         for host in (hosts[index.ids[at]], hosts[name]):
             if host.carries(labels) and serves(host):
                 return True
@@ -178,17 +178,17 @@ def free_sums(hosts: Hosts, scheduling_class: SchedulingClass) -> Amounts:
     names = pooled.keys() | separate.keys()
     return {
         name: sum(index.columns[name][0][at] for at in carriers)
-        # Columns that no host has are left out, and count as 0.
+        # A column that no host has is left out, and counts as 0.
         for name in names & index.columns.keys()
     }
 
 
 def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
-    """Returns True if some host has room for a request of a class now. The result includes hosts
-    that refused an equal slot recently. The indexes must be up to date.
+    """Returns True if some host has room for a request of a class now. A host counts even if it
+    refused an equal slot recently. The indexes must be up to date.
 
     If cpus and NUMA nodes must be checked, at most `HOSTS_CHECKED_MAX` hosts are checked. This is
-    sufficient, because the result is used only to explain why a request waits.
+    enough, because callers use the result only to explain why a request waits.
     """
     needs: list[Need] = [*needs_of(scheduling_class).kinds]
     if not needs_topology_somewhere(hosts, scheduling_class):
@@ -208,8 +208,8 @@ def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
 
 
 def needs_topology_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
-    """Returns True if there may be hosts on which amounts alone are not sufficient to decide
-    whether a request fits.
+    """Returns True if there may be hosts on which amounts alone do not decide whether a request
+    fits.
     """
     return scheduling_class.topology_constrained or bool(hosts.indexes.aligning)
 
@@ -217,8 +217,8 @@ def needs_topology_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) ->
 def large_and_unsuited(
     hosts: Hosts, scheduling_class: SchedulingClass
 ) -> tuple[Host, HostRefusal] | None:
-    """Returns a host that is large enough when empty, but has unsuitable cpus or NUMA nodes, and
-    the reason why they are unsuitable.
+    """Returns a host that is large enough when empty but has unsuitable cpus or NUMA nodes, and the
+    reason why they are unsuitable.
 
     Hosts that report their cpus are checked first. At most `HOSTS_CHECKED_MAX` hosts are compared.
     """
@@ -243,8 +243,8 @@ def large_and_unsuited(
 
 
 def largest_on_one(hosts: Hosts, amounts: Amounts) -> dict[str, int]:
-    """Returns, for each amount that no single host has even when empty, the largest amount that one
-    host has.
+    """Returns the largest amount that one host has when empty, for each dimension in which no
+    single host has the requested amount.
 
     The indexes must be up to date.
     """
@@ -252,16 +252,15 @@ def largest_on_one(hosts: Hosts, amounts: Amounts) -> dict[str, int]:
     asked = in_grains(amounts)
     most = {name: index.most(KNOWN + name) for name in asked}
     short = {name: each for name, each in most.items() if each < asked[name]}
-    # A 0 for memory is left out: a host with a pool for each memory part has no common memory, but
-    # may still have enough memory.
+    # A value of 0 for common memory is left out: a host with a pool for each memory part has no
+    # common memory, but may still have enough memory.
     return {name: each for name, each in from_grains(short).items() if each or name != MEMORY_BYTES}
 
 
 def blocking_reservations(
     hosts: Hosts, reservations: Reservations, scheduling_class: SchedulingClass
 ) -> Iterator[Reservation]:
-    """Yields each reservation on whose hosts a request would fit if only this reservation did not
-    exist.
+    """Yields each reservation that is the only obstacle for the request on a host.
 
     Args:
         hosts: all hosts.
@@ -271,6 +270,7 @@ def blocking_reservations(
     fit = Fit(scheduling_class)
     for each in reservations.by_number.values():
         reserved = (hosts[name] for name in each.hosts if name in hosts)
-        # If there is another blocker, the request would not fit without the reservation either.
+        # If a host has another obstacle, the request would not fit there without the reservation
+        # either.
         if any(fit.verdict(HostView.now(host)).blockers == (Blocker.HELD,) for host in reserved):
             yield each

@@ -1,9 +1,9 @@
 """Decides whether a request fits on a host, lists the obstacles, and finds changes that would help.
 
 No other module decides whether a request fits. Placement filters hosts by the index columns of the
-constraints, and then calls the costly constraints for the remaining hosts. `explain` shows the
-obstacles of each host. A request is infeasible if every host has an obstacle even when it is empty.
-An executor shape that can be ordered is checked like a host.
+constraints, and then checks the costly constraints on the remaining hosts. `explain` shows the
+obstacles on each host. A request is infeasible if every host has an obstacle even when empty. An
+executor shape that can be ordered is checked like a host.
 
 To add a kind of constraint, write a subclass of `Constraint` and list it in `CONSTRAINTS`.
 CONTRIBUTING.md has an example.
@@ -103,8 +103,8 @@ class CarriesLabels(Constraint):
 
 
 class EnoughFree(Constraint):
-    """The host has the requested amounts free, in each dimension. For default slots, the index has
-    the number that fits, because each host has its own default slot.
+    """The host has the requested amounts free, in each dimension. Each host has its own default
+    slot. So for default slots the index contains the number of default slots that fit on the host.
     """
 
     of_size = True
@@ -114,7 +114,7 @@ class EnoughFree(Constraint):
     remedies_sought_on = 100
 
     def needs(self, request: ResourceRequest, *, separate_pools: bool) -> dict[str, int]:
-        """See `Constraint`. The index counts default slots of normal cpu only."""
+        """See `Constraint`. The index counts only default slots of normal cpu."""
         if request.profile is None:
             return {} if request.best_effort else {DEFAULT_SLOTS: 1}
         return in_grains(shared_booking(request.profile, separate_pools, request.best_effort))
@@ -130,11 +130,11 @@ class EnoughFree(Constraint):
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
         free, total, found = at.free, at.total, NO_OBSTACLE
-        # Each host defines the amounts of its default slot. A host whose default slot has no
-        # amounts has no default slots.
+        # Each host defines the amounts of its default slot. If these amounts are empty, the host
+        # gives no default slots.
         too_small = not asked and request.profile is None
         for name, amount in asked.items():
-            # `DevicesSuit` checks each device, and so checks their sum as well.
+            # `DevicesSuit` checks each device, so a check of the sum over devices is not needed.
             if name.startswith(DEVICE_PREFIX):
                 continue
             there = free.get(name, 0)
@@ -142,7 +142,7 @@ class EnoughFree(Constraint):
                 lack = (amount - there) * MILLION // amount
                 found += (Obstacle(self, _insufficient(name), True, lack, name),)
                 too_small = too_small or total.get(name, 0) < amount
-        # Not transient: this obstacle stays even if all slots end.
+        # Not transient: this obstacle remains even if all slots end.
         if too_small:
             return (Obstacle(self, Blocker.TOTAL_TOO_SMALL), *found)
         return found
@@ -160,25 +160,23 @@ class EnoughFree(Constraint):
     def remedies(
         self, request: ResourceRequest, at: HostView, settings: EngineSettings
     ) -> Iterator[Remedy]:
-        """Yields smaller amounts that fit, unless they are below the minimum of a request."""
+        """Yields lower amounts that fit, if they are not below the minimum amounts of a request."""
         host = at.host
         if request.profile is None:
             return
         spare = at.spare()
-        # If the host may have no more slots, no smaller amount helps.
+        # If the host may have no more slots, lower amounts do not help.
         if at.spare_slots() < 1:
             return
-        # Lowers each amount to the free amount, then tries cpu amounts for which the cpus are
-        # suitable.
+        # Lower each amount to the free amount, then try cpu amounts until the cpus are suitable.
         asked = host.booking_for(request)
         left = dict(asked)
         for name in shortfall(asked, spare):
-            # A smaller sum over devices may still not fit on any one device.
+            # Even if the lower sum over devices fits, it may not fit on any one device.
             if name.startswith(DEVICE_PREFIX):
                 continue
             free = spare.get(name, 0)
-            # Bookings are multiples of the grain, so free memory is rounded down to such a
-            # multiple.
+            # Bookings are multiples of the grain, so free memory is rounded down to a multiple.
             left[name] = (
                 round_down(free, MEMORY_GRAIN_BYTES) if name.endswith(MEMORY_BYTES) else free
             )
@@ -186,7 +184,7 @@ class EnoughFree(Constraint):
         memory = sum(left.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS))
         cpu = BEST_EFFORT_CPU_MILLI if request.best_effort else CPU_MILLI
         for cpu_milli in cpu_amounts_to_try(request, left.get(cpu, 0)):
-            # All later amounts are even smaller, so the search ends.
+            # All later amounts are even lower, so the search ends.
             if cpu_milli < settings.cpu_milli_min or memory < settings.memory_bytes_min:
                 return
             smaller = left | {cpu: cpu_milli}
@@ -256,16 +254,16 @@ class NotReserved(Constraint):
     def obstacles(
         self, request: ResourceRequest, asked: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
-        """See `Constraint`. Returns no obstacle if too little is free anyway, because `EnoughFree`
-        reports the lack.
+        """See `Constraint`. If too little is free anyway, `EnoughFree` reports the lack, and this
+        constraint returns no obstacle.
         """
         host = at.host
         if host.reserved is None or at.owns_reservation:
             return NO_OBSTACLE
         if not asked or at.slots_left < 1 or not fits(asked, at.free):
             return NO_OBSTACLE
-        # Which cpus the owner of the reservation will need is unknown. So no other request for
-        # particular cpus is placed on the host.
+        # It is unknown which cpus the owner of the reservation will need. So no other request that
+        # needs particular cpus is placed on the host.
         is_blocked = host.needs_topology(request) or (
             at.spare_slots() < 1 or not fits(asked, at.spare())
         )
@@ -298,14 +296,14 @@ _OF_KIND = tuple(
 
 
 def conditions_of(request: ResourceRequest) -> tuple[Constraint, ...]:
-    """Returns the constraints on properties of a host other than amounts: labels and enforced
-    limits. Most requests have none.
+    """Returns the constraints that check other properties of a host than amounts: labels and
+    enforced limits. Most requests have no such constraint.
     """
     return tuple(each for each in _OF_KIND if each.applies(request))
 
 
 def meets(request: ResourceRequest, host: Host, conditions: Iterable[Constraint]) -> bool:
-    """Returns True if a host meets `conditions_of` a request."""
+    """Returns True if a host meets the conditions that `conditions_of` returned for a request."""
     at = HostView.empty(host)
     return not any(each.obstacles(request, {}, at) for each in conditions)
 
@@ -315,7 +313,7 @@ class Verdict:
     """The result of a comparison of a request with a host.
 
     Attributes:
-        at: the host as it was checked.
+        at: the view of the host that was compared with the request.
         asked: the amounts that the request would book on the host, by dimension.
         obstacles: the reasons why the request does not fit; empty: it fits.
     """
@@ -341,27 +339,28 @@ class Verdict:
 
     @property
     def host_refusal(self) -> HostRefusal | None:
-        """Why cpus, NUMA nodes or devices are not suitable; None: they are suitable, or need no
-        check.
+        """The reason why cpus, NUMA nodes or devices are not suitable; None: they are suitable, or
+        need no check.
         """
         return next((each.host_refusal for each in self.obstacles if each.host_refusal), None)
 
     def missing(self) -> dict[str, int]:
-        """Returns how much is missing, by dimension."""
+        """Returns the missing amounts, by dimension."""
         return shortfall(self.asked, self.at.free)
 
 
 class Fit:
-    """All constraints of a request, to compare it with many hosts."""
+    """All constraints of a request. The object compares the request with many hosts."""
 
     def __init__(self, request: ResourceRequest) -> None:
         self.request = request
         applying = [each for each in CONSTRAINTS if each.applies(request)]
-        # The methods are looked up once, because a survey calls them for every host.
+        # The methods are read once here, because a survey calls them for every host.
         self._cheap = [each.obstacles for each in applying if not each.costly]
         self._costly = [each for each in applying if each.costly]
         self._of_size = [each for each in applying if each.of_size]
-        self._booked: tuple[Amounts, Amounts] | None = None  # by kind of memory pools
+        # for hosts with one memory pool, and with separate pools
+        self._booked: tuple[Amounts, Amounts] | None = None
         if request.profile is not None:
             pooled, separate = (
                 shared_booking(request.profile, each, request.best_effort) for each in (False, True)
@@ -370,7 +369,7 @@ class Fit:
 
     def asked(self, host: Host) -> Amounts:
         """Returns the amounts that the request would book on a host."""
-        if self._booked is None:  # it differs between hosts
+        if self._booked is None:  # each host has its own default slot
             return host.booking_for(self.request)
         return self._booked[host.separate_pools]
 
@@ -400,7 +399,7 @@ class Fit:
         return any(each.matters_on(host, self.request) for each in self._costly)
 
     def fits(self, at: HostView) -> bool:
-        """Returns True if a host could serve one such request."""
+        """Returns True if a host could serve one request."""
         return not self.cheap_obstacles(at) and not self.costly_obstacles(at)
 
     def verdict(self, at: HostView) -> Verdict:
@@ -410,11 +409,12 @@ class Fit:
     def size_obstacle(
         self, at: HostView, *, besides: Collection[Constraint] = ()
     ) -> Obstacle | None:
-        """Returns the first obstacle that the request would have on a host that is available and
-        has no slots; None: such a host could serve the request.
+        """Returns the first obstacle for the request on a host that is available and has no slots;
+        None: such a host could serve the request.
 
         Args:
-            at: a registered host, or an executor that could be ordered, as if it were empty.
+            at: the view of a registered host, or of an executor that could be ordered, as if the
+                host were empty.
             besides: constraints that are not checked.
         """
         asked = self.asked(at.host)

@@ -1,8 +1,7 @@
-"""Two exact algorithms that place members of a gang when several members compete for the same
-hosts.
+"""Places members of a gang with two exact algorithms when the members compete for the same hosts.
 
-`Matching` is used if each host has a fixed number of places: one member per host, or members of
-equal size. `Packing` is used if members of different sizes share hosts.
+`Matching` is used if each host has a fixed number of places: either one member per host, or several
+members of equal size. `Packing` is used if members of different sizes share hosts.
 """
 
 from __future__ import annotations
@@ -17,43 +16,43 @@ from resource_manager.engine.queue.gangs import Share
 
 
 class Matching:
-    """Places as many members as possible on hosts that have a fixed number of places each.
+    """Places as many members as possible on hosts that each have a fixed number of places.
 
     Each member takes a free place. If a member finds no free place, the algorithm searches for an
-    augmenting path. This is a chain of members: each member moves to the place of the next member,
+    augmenting path: a chain of members, in which each member moves to the place of the next member
     and the last member moves to a free place (H. W. Kuhn, "The Hungarian method for the assignment
-    problem", 1955). If no augmenting path exists, no matching has more members.
+    problem", 1955). If no augmenting path exists, no other matching has more members.
 
     Example: A fits only on host 1. B fits on hosts 1 and 2, and is on host 1. A takes the place of
     B, and B moves to host 2.
 
-    Hosts without a free place are closed, so that no search visits them again.
+    A host without a free place is closed, so that no search visits it again.
     """
 
     def __init__(
         self, placer: TentativePlacer, members: Sequence[Members], *, one_each: bool
     ) -> None:
-        """Begins.
+        """Starts the algorithm. No member is placed yet.
 
         Args:
             placer: the placer that books members tentatively.
-            members: the members; members that fit on the fewest hosts come first.
-            one_each: True: a host takes one member. False: a host takes as many members as fit. In
-                this case all members must have the same size, but their labels and barred hosts may
-                differ.
+            members: the members. The members that fit on the fewest hosts come first.
+            one_each: True: a host takes one member. False: a host takes as many members as fit.
+                Then all members must have the same size, but may have different labels and barred
+                hosts.
         """
         self._placer = placer
         self._members = members
         self._one_each = one_each
         self._start = placer.mark()
         self._hosts = [placer.hosts(each) for each in members]
-        self._left: dict[str, int] = {}  # free places of hosts that have members
-        # by host: how many members the host has, by position in `_members`
+        self._left: dict[str, int] = {}  # number of free places, by host that has members
+        # by host: the number of members there, by the position of their entry in `_members`
         self._on: dict[str, Counter[int]] = {}
 
     def run(self, *, partly: bool) -> list[Share]:
-        """Returns hosts for as many members as possible. If `partly` is False, the result has hosts
-        for all members, or is empty.
+        """Returns hosts for as many members as possible. If `partly` is False, returns hosts for
+        all members, or an empty list.
         """
         # Without `partly`, the search ends at the first member that gets no place.
         found = all(
@@ -61,7 +60,8 @@ class Matching:
             for at, members in enumerate(self._members)
             for _ in range(members.count)
         )
-        # The caller gets only the result. Hosts that were closed for this search are opened again.
+        # The caller needs only the result, so the hosts that were closed for this search are opened
+        # again.
         self._placer.reopen()
         return [
             Share(self._members[at].number, host_id, count)
@@ -71,14 +71,14 @@ class Matching:
         ]
 
     def _place(self, at: int) -> bool:
-        """Places a member on a host with a free place. Returns False if there is no such host."""
+        """Places a member on a host with a free place. Returns False if no such host exists."""
         host_id = self._free_host(at)
         if host_id is None:
             return False
         self._on[host_id][at] += 1
         self._left[host_id] -= 1
         if not self._left[host_id]:
-            # Closed, so that searches for other members do not find this host.
+            # Close the host, so that searches for other members do not find it.
             del self._left[host_id]
             self._placer.close(host_id)
         return True
@@ -87,16 +87,16 @@ class Matching:
         """Places a member by moving other members along an augmenting path. Returns False if no
         such path exists.
         """
-        # `room` below must see the capacity from the start of the search.
+        # `room` below must compute with the capacity at the start of the search.
         self._placer.roll_back(self._start)
-        # by member: the other member that would take its place, and the host of this place
+        # by member: the other member that would take the member's place, and the host of this place
         parent: dict[int, tuple[int, str]] = {}
         to_try, seen, unseen = [start], {start}, dict.fromkeys(self._on)
         # Breadth first: the list grows while it is iterated.
         for at in to_try:
             if self._place(at):
                 moved = at
-                # Goes back along the path: each member takes the place of the next member.
+                # Go back along the path: each member takes the place of the next member.
                 while moved != start:
                     before, host_id = parent[moved]
                     self._on[host_id][moved] -= 1
@@ -104,8 +104,7 @@ class Matching:
                     moved = before
                 return True
             for host_id in [each for each in unseen if self._could_have(each, at)]:
-                # The first visit of a host lists all its members, so a second visit would add no
-                # member.
+                # All members of the host are listed now, so a second visit would add no member.
                 del unseen[host_id]
                 for other, count in self._on[host_id].items():
                     if count and other not in seen:
@@ -142,31 +141,30 @@ class Packing:
     """Places members of different sizes, by depth-first search with backtracking (Knuth, "The Art
     of Computer Programming", volume 4B, section 7.2.2). The search is exact.
 
-    Two rules prevent the search from trying the same arrangement twice. Equal members go to hosts
-    in the order of the hosts. Of several hosts in the same state, only the first is tried. The
-    problem is NP-hard, so the number of steps is limited. A step tries one host for one member.
+    Two rules prevent the search from trying equal arrangements twice: equal members go to hosts in
+    the order of the hosts, and of several hosts in the same state only the first is tried. The
+    problem is NP-hard, so the number of steps is limited. Each step tries one host for one member.
 
     Attributes:
-        steps_left: number of steps that the search may still make.
-        cut_off: True if the search used up its steps, so that it is unknown whether all members
-            fit.
+        steps_left: the number of steps that the search may still make.
+        cut_off: True if the search used up its steps. Then it is unknown whether all members fit.
     """
 
     def __init__(self, placer: TentativePlacer, members: Sequence[Members], steps: int) -> None:
-        """Begins.
+        """Starts the algorithm. No member is placed yet.
 
         Args:
-            placer: the placer that books members tentatively. Nothing may be booked when the search
-                begins.
-            members: the members; the largest come first.
-            steps: the largest number of steps.
+            placer: the placer that books members tentatively. The placer must have booked nothing
+                yet.
+            members: the members, the largest first.
+            steps: the largest number of steps that the search may make.
         """
         self.steps_left = steps
         self.cut_off = False
         self._placer = placer
         self._members = [each for each in members for _ in range(each.count)]
-        self._able: dict[Members, list[str]] = {}  # hosts that had room at the start
-        self._served_by: dict[str, tuple[int, ...]] = {}  # members that could go to a host, by host
+        self._able: dict[Members, list[str]] = {}  # by members: the hosts with room at the start
+        self._served_by: dict[str, tuple[int, ...]] = {}  # by host: the members that could go there
 
     def run(self) -> list[Share]:
         """Returns hosts for all members; empty: no arrangement exists, or the search was cut
@@ -179,14 +177,14 @@ class Packing:
         marks: list[Mark] = []
         choices = [self._choices(0, "")]
         while choices:
-            if len(chosen) == len(choices):  # all arrangements after the last choice were tried
+            if len(chosen) == len(choices):  # all arrangements with the last choice were tried
                 placer.roll_back(marks.pop())
                 chosen.pop()
             host_id = next(choices[-1], None)
             if host_id is None:
                 choices.pop()
                 continue
-            # Booked at once, so that the next member sees the remaining capacity.
+            # Book at once, so that the next member finds only the remaining capacity.
             marks.append(placer.mark())
             placer.take(members[len(chosen)], host_id, 1)
             chosen.append(host_id)
@@ -200,8 +198,8 @@ class Packing:
         """Yields the hosts to try for a member. `before` is the host of the previous member."""
         members = self._members[at]
         hosts = self._able[members]
-        # The order of equal members makes no difference, so this member goes to the host of the
-        # previous member or to a later host.
+        # The order of equal members makes no difference. So a member goes to the host of the
+        # previous equal member or to a later host.
         if at and self._members[at - 1] is members:
             hosts = hosts[hosts.index(before) :]
         tried = set[object]()
@@ -222,11 +220,12 @@ class Packing:
 
     def _is_possible(self) -> bool:
         """Finds the hosts that have room for each member. Returns False if a member fits on no
-        host, if all members together need more than the free capacity, or if the steps are used up.
+        host, if all members together need more than the free capacity, or if the search has used up
+        its steps.
         """
         placer = self._placer
-        # The sums are compared first, because this is cheap and often shows that the members do not
-        # fit.
+        # The comparison of sums comes first, because it is cheap and often shows that the members
+        # do not fit.
         if not self._is_enough():
             return False
         for members in dict.fromkeys(self._members):
@@ -236,7 +235,8 @@ class Packing:
                     return False
                 able.append(host_id)
                 self._served_by[host_id] = (*self._served_by.get(host_id, ()), members.number)
-                # The list of hosts must be complete, but room is counted only until it is enough.
+                # The list of hosts must be complete, but the count of places may stop when it is
+                # high enough.
                 if room < members.count:
                     room += placer.room(members, host_id, members.count)
             if room < members.count:
@@ -254,8 +254,8 @@ class Packing:
         needed = Counter[str]()
         for each in self._members if hosts else ():
             needs = [needs_of(each.wanted).amounts[separate] for separate in kinds]
-            # If there are hosts of both kinds (one memory pool, or separate pools), the smaller
-            # need counts, so that the check never rejects members that would fit.
+            # If some hosts have one memory pool and others have separate pools, the lower need
+            # counts. So the check never rejects members that would fit.
             for name in set(needs[0]).intersection(*needs[1:]):
                 needed[name] += min(need[name] for need in needs)
         return bool(hosts) and all(

@@ -3,22 +3,24 @@
 - SAME_EXECUTOR: searches for one host with enough capacity for all members together.
 - SPREAD: uses a bipartite matching of members and hosts, which is exact.
 - ANYWHERE: equal members are placed like requests outside a gang, or by a matching if their labels
-  differ. Both ways are exact. Other members are placed one after the other, the largest first (best
-  fit decreasing). If this fails, an exact search tries all arrangements, up to `STEPS_MAX` steps.
-  If members need dedicated cpus or NUMA nodes, it tries two orders in which the members on a host
-  get their cpus: largest first and smallest first.
-- SAME_LABEL: takes the values of the label one after the other, and places the members as for
-  ANYWHERE on the hosts with this value. A value is tried only if its hosts have room for as many
-  copies of the smallest member as the gang has members. With the strategy "pack", the value with
-  the least room comes first. With "spread" or "balanced", the value with the most room comes first.
+  differ. Both algorithms are exact. Members of different sizes are placed one after the other, the
+  largest first (best fit decreasing). If some members do not fit, an exact search tries all
+  arrangements, up to `STEPS_MAX` steps. If members need dedicated cpus or NUMA nodes, the exact
+  search tries two orders in which the members on a host get their cpus: the largest first, and the
+  smallest first.
+- SAME_LABEL: tries the values of the label one after the other, and places the members on the hosts
+  with this value, as for ANYWHERE. It tries a value only if the hosts with the value have room for
+  as many copies of the smallest member as the gang has members. With the strategy "pack", the value
+  with the least room comes first. With "spread" or "balanced", the value with the most room comes
+  first.
 
 Example (ANYWHERE): hosts a and b have 10 free cpus each. A gang has two members of 4 cpus and four
-members of 3 cpus. Largest first puts both large members on a (2 cpus left) and three small members
-on b (1 cpu left), so the last small member does not fit. The exact search puts one large and two
-small members on each host.
+members of 3 cpus. The order "largest first" puts both large members on a (2 cpus left) and three
+small members on b (1 cpu left), so the last small member does not fit. The exact search puts one
+large and two small members on each host.
 
-The result of a failed search is cached for all equal gangs, until a host that could serve a member
-gets more room.
+The result of a failed search is cached for all equal gangs. The cached result is valid until a host
+that could serve a member gets more room.
 """
 
 from __future__ import annotations
@@ -51,25 +53,25 @@ from resource_manager.engine.queue.gangs import (
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 STEPS_MAX = 1_500
-"""The largest number of steps of all exact searches for one gang. This many steps take 10 to 20 ms.
+"""The largest number of steps of all exact searches for one gang. 1,500 steps take 10 to 20 ms.
 Longer searches would delay other events.
 """
 
 MORE_HOSTS_CHECKED_MAX = 128
-"""After the search has found a promising value of the label, it checks up to this many more hosts
-with room to find a better one.
+"""After a search has found a promising value of the label, it checks up to this many more hosts
+with room, to find a better value.
 """
 
 
 class GangSearch:
-    """One search for hosts. The indexes must be up to date, or be in use by a placement pass. The
-    search leaves them unchanged.
+    """One search for hosts for a gang. The indexes must be up to date, or in use by a placement
+    pass. The search leaves the indexes unchanged.
 
     Attributes:
-        members: the members to place; equal members are one entry.
-        wanted: number of members to place.
-        steps_left: number of steps that exact searches may still make.
-        cut_off: True if the searches used up their steps, so that it is unknown whether the members
+        members: the members to place. Equal members are one entry.
+        wanted: the number of members to place.
+        steps_left: the number of steps that exact searches may still make.
+        cut_off: True if the searches used up their steps. Then it is unknown whether the members
             fit.
     """
 
@@ -83,16 +85,17 @@ class GangSearch:
         barred: Sequence[frozenset[str]] = (),
         may_build: bool = False,
     ) -> None:
-        """Begins.
+        """Prepares the search. `find` makes it.
 
         Args:
             hosts: all hosts.
-            where: how the members are placed relative to each other.
-            requests: the requests of the members.
-            prefix: `KNOWN` or `ONLINE`: members are placed as if all hosts were empty, with the
-                index columns that have this prefix. Empty: members are placed on free capacity.
-            barred: hosts that must not be chosen, one set for each request. Empty: each request has
-                its own set (`MemberRequest.elsewhere`).
+            where: the rule for the hosts of the members, such as SPREAD.
+            requests: the requests of the members. Equal members are one request.
+            prefix: `KNOWN` or `ONLINE`: the search places members as if all hosts were empty, with
+                the index columns that have this prefix. Empty: the search places members on free
+                capacity.
+            barred: for each request, the hosts that must not be chosen. If `barred` is empty, each
+                request brings its own set of hosts (`MemberRequest.elsewhere`).
             may_build: see `TentativePlacer`.
         """
         self.steps_left = STEPS_MAX
@@ -107,15 +110,15 @@ class GangSearch:
         ]
         self.wanted = sum(each.count for each in self.members)
         self._placer = TentativePlacer(hosts, self.members, prefix, may_build=may_build)
-        self._compares = not prefix  # on empty hosts, any host is as good as another
+        self._compares = not prefix  # among empty hosts, any host is good enough
 
     def find(self, among: Iterable[str] | None = None) -> list[Share] | None:
-        """Returns hosts for all members, in the order in which they must be booked; None: no such
-        hosts exist, or the search was cut off.
+        """Returns hosts for all members, in the order in which the caller must book them; None: no
+        such hosts exist, or the search was cut off.
 
         Args:
-            among: hosts. Every possible result must contain at least one of these hosts; None: the
-                caller knows no such hosts.
+            among: hosts of which every possible result must contain at least one; None: no such
+                hosts are known.
         """
         try:
             match self._where.placement:
@@ -129,11 +132,12 @@ class GangSearch:
                     found = self._together(partly=False)
             return found if count_of(found) == self.wanted else None
         finally:
-            # A pass may be using the indexes, so all changes are rolled back, even after an error.
+            # A placement pass may be using the indexes, so all changes are rolled back, even after
+            # an error.
             self._placer.drop()
 
     def most_on(self, host_id: str) -> int:
-        """Returns how many members fit on one host."""
+        """Returns the number of members that fit on one host."""
         order = self._largest_first()
         placed = []
         for members in (order, order[::-1]):
@@ -142,7 +146,7 @@ class GangSearch:
         return max(placed)
 
     def most_within(self, labels: Labels = ()) -> int:
-        """Returns how many members fit on the hosts with these labels."""
+        """Returns the number of members that fit on the hosts with these labels."""
         self._placer.restrict(labels)
         spread = self._where.placement is GangPlacement.SPREAD
         found = (self._spread if spread else self._together)(partly=True)
@@ -150,19 +154,18 @@ class GangSearch:
         return count_of(found)
 
     def hosts_with_room(self) -> Iterator[tuple[str, int]]:
-        """Yields each host with room for the smallest member, hosts in use first, with the number
-        of smallest members that fit there. Only amounts are compared.
+        """Yields each host with room for the smallest member, with the number of smallest members
+        that fit there. Hosts in use come first. Only amounts are compared.
         """
         return self._placer.hosts_with_room(self.members)
 
     def drop(self) -> None:
-        """Ends the search."""
+        """Ends the search, and rolls back its changes."""
         self._placer.drop()
 
     def _on_one_host(self) -> list[Share]:
         whole = self._whole()
-        # Hosts are selected by the sum of all needs. Their cpus are checked when members are placed
-        # there.
+        # The sum of all needs selects the hosts. `_fill_host` then checks the cpus of a host.
         for host_id in self._placer.hosts(whole) if whole is not None else ():
             for order in self._orders():
                 found = self._fill_host(host_id, order)
@@ -180,20 +183,21 @@ class GangSearch:
 
     def _together(self, *, partly: bool) -> list[Share]:
         members = self.members
-        # Members of equal size with different labels compete for hosts. The first suitable host of
-        # a member may be the only host of another member, so a matching is used.
+        # Members of equal size with different labels compete for hosts: the first suitable host of
+        # one member may be the only host of another member. So a matching is used.
         alike = len({(each.wanted.profile, each.wanted.cpus) for each in members}) == 1
         if alike and len(members) > 1:
             order = self._least_choice_first()
             return Matching(self._placer, order, one_each=False).run(partly=partly)
-        # Placing the largest members first is cheap, and usually succeeds.
+        # To place the largest members first is cheap, and usually succeeds.
         found = self._fill(self._largest_first(), partly=partly)
-        # If all members are equal, this result is exact, so no other search finds more.
+        # If all members are equal, the result is exact, so another search would not place more
+        # members.
         if len(members) == 1 or count_of(found) == self.wanted:
             return found
         self._placer.roll_back()
         for order in self._orders():
-            # All searches share one budget of steps, because the whole decision must be short.
+            # All searches share one limit of steps, because the whole decision must be short.
             packing = Packing(self._placer, order, self.steps_left)
             exact = packing.run()
             self.steps_left, self.cut_off = packing.steps_left, self.cut_off or packing.cut_off
@@ -202,19 +206,19 @@ class GangSearch:
             self._placer.roll_back()
         if not partly:
             return []
-        # No arrangement has room for all members. The better of two partial arrangements is
-        # returned.
+        # No arrangement has room for all members. So the function returns the better one of two
+        # partial arrangements.
         other = self._fill(self._largest_first()[::-1], partly=True)
         return max(found, other, key=count_of)
 
     def _fill(self, order: Iterable[Members], *, partly: bool) -> list[Share]:
-        """Places members one after the other, each on the host that suits best. If `partly` is
-        False, the search stops at the first member that does not fit.
+        """Places members one after the other, each on the most suitable host. If `partly` is False,
+        stops at the first member that does not fit.
         """
         shares: list[Share] = []
         for members in order:
             left = members.count
-            # One call may place fewer slots than fit, so it is repeated.
+            # One call may place fewer slots than fit, so repeat it.
             while left and (runs := self._placer.place(members.wanted, left)):
                 shares += [Share(members.number, host_id, count) for host_id, count in runs]
                 left -= sum(count for _, count in runs)
@@ -239,11 +243,11 @@ class GangSearch:
         return sorted(value for value in values if value is not None)
 
     def _values(self, label: str) -> Iterator[str]:
-        """Yields promising values of a label, the best first. A value is promising if its hosts
-        have room for as many copies of the smallest member as the gang has members. Only a few
-        values at a time are compared with each other.
+        """Yields promising values of a label, the best first. A value is promising if the hosts
+        with the value have room for as many copies of the smallest member as the gang has members.
+        The function compares only a few values at a time with each other.
         """
-        # On empty hosts any value that fits is good enough, so values are not compared.
+        # Among empty hosts, any value that fits is good enough, so values are not compared.
         further = MORE_HOSTS_CHECKED_MAX if self._compares else 1
         sign = -1 if self._hosts.settings.strategy != "pack" and self._compares else 1
         most = self._hosts.settings.pack_candidates if self._compares else 1
@@ -258,7 +262,7 @@ class GangSearch:
             room[value] += fitting
             if room[value] >= self.wanted:
                 promising[value] = None
-            # Only hosts after the first promising value count against the limit.
+            # Only hosts that are checked after the first promising value count against the limit.
             checked += bool(promising)
             if len(promising) > most or checked == further:
                 yield from sorted(promising, key=lambda each: (sign * room[each], each))
@@ -267,8 +271,8 @@ class GangSearch:
         yield from sorted(promising, key=lambda each: (sign * room[each], each))
 
     def _whole(self) -> Members | None:
-        """Returns all members together as one large member; None: no host can have all the
-        labels.
+        """Returns all members together as one large member; None: no host can have the labels of
+        all members.
         """
         labels: dict[str, str] = {}
         for name, value in (label for each in self.members for label in each.wanted.labels):
@@ -279,14 +283,15 @@ class GangSearch:
         barred = frozenset[str]().union(*(each.barred for each in self.members))
         whole = SchedulingClass(0, *key)
         pooled, separate = whole_needs(self.members)
-        # The policies come from the largest member. The amounts are the sums over all members.
+        # The policies are copied from the largest member. The amounts are the sums over all
+        # members.
         kinds = kinds_of(pooled, separate)
         whole.needs = needs_of(largest)._replace(pooled=pooled, separate=separate, kinds=kinds)
         return Members(-1, whole, 1, barred)
 
     def _orders(self) -> list[list[Members]]:
-        """Returns the orders to try in which members get cpus on a host. The largest first usually
-        works, but a few combinations fit only with the smallest first.
+        """Returns the orders in which to give cpus on a host to members. The order "largest first"
+        usually works, but a few combinations fit only with "smallest first".
         """
         order = self._largest_first()
         return [order, order[::-1]] if self._placer.topology else [order]
@@ -313,20 +318,20 @@ def seek(
     prefix: str = "",
     barred: Sequence[frozenset[str]] = (),
 ) -> list[Share] | None:
-    """Returns hosts for all members of a gang; None: no hosts were found. See `GangSearch` for the
-    arguments.
+    """Returns hosts for all members of a gang; None: the search found no hosts. `GangSearch`
+    describes the arguments.
     """
     return GangSearch(hosts, where, requests, prefix=prefix, barred=barred).find()
 
 
 def search_would_fail(hosts: Hosts, kind: GangKind) -> bool:
-    """Returns True if a search for an equal gang has failed, and no host that could serve a member
-    has got more room since then.
+    """Returns True if a search for an equal gang has failed, and since then no host that could
+    serve a member has got more room.
     """
     grown = _grown_since(hosts, kind.failed_search)
     if grown is None or _helps(hosts, kind, grown):
         return False
-    # These hosts do not help, so the next check skips them.
+    # These hosts do not help, so the next check can skip them.
     kind.failed_search = _now(hosts)
     return True
 
@@ -334,18 +339,17 @@ def search_would_fail(hosts: Hosts, kind: GangKind) -> bool:
 def find_together(
     hosts: Hosts, waiting: WaitingGang, requests: tuple[MemberRequest, ...]
 ) -> list[Share] | None:
-    """Returns hosts for all members of a pending gang with the capacity that the pass has left;
-    None: no hosts were found. The function does not take the capacity.
+    """Returns hosts for all members of a pending gang, on the capacity that the pass has left;
+    None: the search found no hosts. The function does not take the capacity.
 
     Args:
         hosts: all hosts; the indexes must be up to date, except for changes by the current pass.
-        waiting: the gang.
-        requests: the requests of the gang, with hosts that must not be chosen because older slots
-            of members are there.
+        waiting: the pending gang.
+        requests: the requests of the gang. Each request names the hosts that must not be chosen,
+            because older slots of members are there.
     """
     kind, grown = waiting.kind, None
-    # The cached search of the kind is valid only for a gang that excludes no hosts with older
-    # slots.
+    # The cached result of equal gangs is valid only if this gang excludes no hosts.
     if requests == kind.member_requests:
         grown = _grown_since(hosts, kind.failed_search)
     elif waiting.failed_search is not None and waiting.failed_search[0] == requests:
@@ -353,7 +357,8 @@ def find_together(
         if since is not None and not _helps(hosts, kind, since):
             return None
     search = GangSearch(hosts, kind.where, requests, may_build=True)
-    # After a failed search, any new solution must contain a host that got more room since then.
+    # Since the last search failed, any solution must contain a host that got more room after that
+    # search.
     found = search.find(grown)
     waiting.steps = STEPS_MAX - search.steps_left
     failed = _now(hosts) if found is None else None
@@ -370,16 +375,17 @@ def count_of(shares: Iterable[Share]) -> int:
 
 
 def whole_needs(members: Sequence[Members]) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the index columns that one host needs for all members together. The first item is for
-    a host with one memory pool, the second for a host with a separate pool for each memory part.
+    """Returns the index columns that one host needs for all members together. The first dict is for
+    a host with one memory pool, the second dict for a host with a separate pool for each memory
+    part.
     """
     pooled, separate = Counter[str](), Counter[str]()
     for each in members:
         needs = needs_of(each.wanted)[:2]
         for whole, need in zip((pooled, separate), needs, strict=True):
             for name, amount in need.items():
-                # Members may share a device or use different devices, so the largest need counts,
-                # not the sum.
+                # Members may share a device or use different devices. So the largest need of a
+                # member counts, not the sum of the needs.
                 if name in OF_ONE_SLOT or name.startswith(MOST_LEFT):
                     whole[name] = max(whole[name], amount)
                 else:
@@ -393,8 +399,8 @@ def _now(hosts: Hosts) -> FailedSearch:
 
 
 def _grown_since(hosts: Hosts, failed: FailedSearch | None) -> list[str] | None:
-    """Returns the hosts that got more room since a search failed; None: no search has failed, the
-    log was reset since then, or there are too many such hosts.
+    """Returns the hosts that got more room after a search failed; None: no search has failed, the
+    growth log was cleared after the search, or too many hosts got more room.
     """
     main = hosts.indexes.main
     if failed is None or failed.version != main.version:
@@ -406,8 +412,8 @@ def _grown_since(hosts: Hosts, failed: FailedSearch | None) -> list[str] | None:
 
 
 def _helps(hosts: Hosts, kind: GangKind, grown: Sequence[str]) -> bool:
-    """Returns True if one of these hosts may have room for a member, or for all members if they
-    must be on one host.
+    """Returns True if one of these hosts may have room for a member. If all members must be on one
+    host, returns True if a host may have room for all of them.
     """
     if not grown:
         return False

@@ -8,14 +8,14 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.scores import MEMORY
 
 Sums = tuple[int, int, int]
-"""Number of GPUs, cpu in thousandths of a core, and memory in grains."""
+"""The number of GPUs, the cpu in thousandths of a core, and the memory in grains."""
 
 
 class GpuHosts:
-    """The hosts with GPUs.
+    """The hosts that have GPUs.
 
     Attributes:
-        sums: totals over all hosts with GPUs.
+        sums: the totals over all hosts that have GPUs.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class GpuHosts:
         return host_id in self._known
 
     def update(self, host: Host) -> None:
-        """Updates the sums with the present capacity of a host."""
+        """Adds a host with GPUs, or corrects the sums for the present capacity of the host."""
         gpus = gpu_count(host)
         has = host.dimensions
         sums = (gpus, has.get(CPU_MILLI, 0), sum(has.get(name, 0) for name in MEMORY))

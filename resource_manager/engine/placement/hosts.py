@@ -1,17 +1,18 @@
 """Keeps all hosts, and the indexes in which placement finds hosts with room. One capacity index
-(`index.py`) has all hosts, and some label selectors have their own index.
+(`index.py`) contains all hosts. Some label selectors have their own index.
 
-Each index is a tree of maxima (`index.py`). Its numbers are copied from the ledgers of the hosts.
-Building an index for a selector reads every host, and job masters may use any number of selectors.
-So at most `label_indexes_max` selectors have an index. For any other selector, the index of all
-hosts is searched, and the search itself checks the labels.
+Each index is a tree of maxima (`index.py`). Its numbers are copies of numbers in the hosts'
+ledgers. To build an index for a selector, the code reads every host, and job masters may use any
+number of selectors. So at most `label_indexes_max` selectors have an index. For any other selector,
+the search uses the index of all hosts and checks the labels itself.
 
-Example: `a` and `b` carry the label zone=x, `c` carries zone=y. They have 4, 8 and 16 cpus free.
+Example: hosts `a` and `b` have the label zone=x, host `c` has zone=y. They have 4, 8 and 16 cpus
+free.
 
-- `main` has all three hosts. A class that requires zone=x gets an index with only `a` and `b`.
-- A slot of 2 cpus on `b` lowers its free cpu to 6 in both indexes.
-- If a slot on `c` ends, only `main` grows. Classes that require zone=x stay blocked, because no
-  host in their index has more room. Classes that are searched in `main` are unblocked.
+- `main` contains all three hosts. A class that requires zone=x gets an index with only `a` and `b`.
+- A slot of 2 cpus on `b` lowers the free cpu of `b` to 6 in both indexes.
+- If a slot on `c` ends, only a number in `main` rises. Classes that require zone=x stay blocked,
+  because no host in their index has more room. Classes that use `main` are unblocked.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.queue.queue import WaitingQueue
 
 BUILT_AT_ONCE = 4
-"""At most this many indexes of selectors are built in one pass."""
+"""The largest number of indexes for selectors that are built in one pass."""
 
 _VERSION_STEP = 1 << 40
-"""The first versions of two indexes differ by this number. A class stores the version of the index
-in which its last search was made. The difference shows that this index was dropped and another
-index was built.
+"""The difference between the first versions of two indexes. A class stores the version of the index
+of its last search. If this index was dropped and another index was built, the stored version and
+the version of the new index differ.
 """
 
 
@@ -45,18 +46,18 @@ UNREPORTED: CpuKind = ("unreported",)
 
 
 class Indexes:
-    """All indexes, by label selector. The index of the empty selector has every host and always
-    exists.
+    """All indexes, by label selector. The index of the empty selector contains every host and
+    always exists.
 
     Attributes:
         main: the index of all hosts.
-        selected: the other indexes, by selector. Each has the hosts that carry all labels of the
-            selector.
-        aligning: hosts that align every slot to NUMA nodes. Whether a slot fits on such a host
-            always depends on cpus and NUMA nodes as well as on amounts.
-        gpu_hosts: hosts with GPUs.
-        kinds: hosts by kind. If the hosts of a kind are empty, their cpus are suitable for the same
-            requests. Hosts that do not report their cpus are one kind (`UNREPORTED`).
+        selected: the other indexes, by selector. Each index contains the hosts that carry all
+            labels of its selector.
+        aligning: hosts that align every slot to NUMA nodes. On such a host, amounts alone never
+            decide whether a slot fits.
+        gpu_hosts: the hosts that have GPUs.
+        kinds: the hosts by kind. Hosts of one kind have equal cpus, so when empty they are suitable
+            for the same requests. Hosts that do not report their cpus are one kind (`UNREPORTED`).
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -73,18 +74,18 @@ class Indexes:
         self._kind_of: dict[str, CpuKind] = {}
 
     def of(self, labels: Labels) -> CapacityIndex:
-        """Returns the index of the hosts with these labels. If there is no such index, returns the
-        index of all hosts.
+        """Returns the index of the hosts with these labels. If it does not exist, returns the index
+        of all hosts.
         """
         return self.selected.get(labels, self.main)
 
     def get_or_build(self, labels: Labels, hosts: Iterable[Host]) -> CapacityIndex:
-        """Returns the same index as `of`, but first builds an index for the labels if the limits
-        allow it.
+        """Builds an index for the labels if the limits allow it. Then returns the index that `of`
+        returns.
 
         Args:
             labels: the labels of the selector.
-            hosts: all hosts. The cost is linear in their number if an index is built.
+            hosts: all hosts. If the function builds an index, its cost is linear in their number.
         """
         full = len(self.selected) >= self._settings.label_indexes_max
         if not labels or labels in self.selected or full or not self._may_build:
@@ -96,14 +97,14 @@ class Indexes:
             if host.carries(labels):
                 index.put(host.host_id, columns_of(host, self._settings.strategy))
         index.freshen()
-        for position in self.main.opened:  # the pass marks these hosts as in use when it ends
+        for position in self.main.opened:  # `settle` marks these hosts as in use
             if index.knows(name := self.main.ids[position]):
                 index.write(index.position[name], IN_USE, 0)
                 index.opened.append(index.position[name])
         return index
 
     def with_prefix(self, prefix: str) -> Indexes:
-        """Returns a copy that has only the index of all hosts. This index has only the columns with
+        """Returns a copy that contains only the index of all hosts, with only the columns that have
         a prefix; see `CapacityIndex.with_prefix`.
         """
         seen = copy(self)
@@ -119,7 +120,7 @@ class Indexes:
         return (name for name in rarest if all(name in others for others in each))
 
     def carrier_count(self, labels: Labels) -> int:
-        """Returns an upper limit of the number of hosts that carry all these labels. `labels` must
+        """Returns an upper limit for the number of hosts that carry all these labels. `labels` must
         not be empty.
         """
         return min(len(self._carriers.get(label, {})) for label in labels)
@@ -135,26 +136,27 @@ class Indexes:
             relabelled = self._label(host)
             self._sort_by_cpus(host)
             rose = self.main.put(host.host_id, vector)
-            # New labels change no column, but classes that did not fit must check this host again.
+            # New labels change no column. But classes that found no room must check this host
+            # again.
             if relabelled and not rose:
                 self.main.log_growth(host.host_id)
             if relabelled or rose:
                 grew = True
                 queue.non_batchables.grew(host.host_id, host.labels)
-            # A class with its own index is unblocked only by hosts of that index.
+            # If a class has its own index, only hosts in that index unblock the class.
             for labels, index in self.selected.items():
                 if host.carries(labels):
                     if index.put(host.host_id, vector):
                         queue.unblock(labels)
                 elif index.knows(host.host_id):
                     index.remove(host.host_id)
-        # Rebuild once for all hosts, before classes search.
+        # Rebuild the trees once for all hosts, before classes search.
         self.main.freshen()
         for index in self.selected.values():
             index.freshen()
         if grew:
             self._unblock_in_main(queue)
-        # Unused indexes are kept below the limit, because it is costly to build them again.
+        # Unused indexes are deleted only at the limit, because it is costly to build them again.
         if len(self.selected) >= self._settings.label_indexes_max:
             for labels in [labels for labels in self.selected if not queue.is_required(labels)]:
                 del self.selected[labels]
@@ -163,13 +165,15 @@ class Indexes:
     def lower(
         self, host: Host, booked: Amounts, count: int, besides: CapacityIndex | None = None
     ) -> None:
-        """Subtracts booked slots from the free amounts of a host, in every index except `besides`.
+        """Subtracts the amounts of booked slots from the free amounts of a host, in every index
+        except `besides`.
 
         Args:
             host: the host.
             booked: the amounts that one slot books.
-            count: number of slots.
-            besides: an index that already has the new numbers, and is not changed.
+            count: the number of slots.
+            besides: the index in which the caller has already lowered the numbers; None: there is
+                no such index.
         """
         for index in (self.main, *self.selected.values()):
             if index is not besides and index.knows(host.host_id):
@@ -185,7 +189,7 @@ class Indexes:
         for index in (self.main, *self.selected.values()):
             if index.knows(host.host_id):
                 at = index.position[host.host_id]
-                # Hosts that are in use, or were opened earlier in this pass, must not be listed
+                # A host that is in use, or that was opened earlier in this pass, must not be listed
                 # again.
                 if index.value(host.host_id, EMPTY):
                     index.open(at)
@@ -199,8 +203,8 @@ class Indexes:
             if index.knows(host.host_id):
                 at = index.position[host.host_id]
                 for name, column in index.columns.items():
-                    # `IN_USE` is set when the pass ends. Until then searches find the host in
-                    # `opened`.
+                    # `settle` sets `IN_USE` when the pass ends. Until then searches find the host
+                    # in `opened`.
                     if name != IN_USE and column[0][at] != (amount := vector.get(name, 0)):
                         index.write(at, name, amount)
 
@@ -208,7 +212,7 @@ class Indexes:
         """Updates the derived columns of all hosts that got slots, and repairs the inner nodes of
         the trees.
         """
-        # Derived columns are updated first, so that the repair of the trees includes them.
+        # Update the derived columns first, so that the repair of the trees includes them.
         for index in (self.main, *self.selected.values()):
             for at in index.taken:
                 self._derive(index, hosts[index.ids[at]], at)
@@ -222,8 +226,8 @@ class Indexes:
     def _derive(self, index: CapacityIndex, host: Host, at: int) -> None:
         columns = index.columns
         slots = columns[SLOTS][0][at]
-        # If a host has a limit of slots, a pass counts this column down on all hosts. On hosts
-        # without a limit, this change is undone here.
+        # If some host has a limit of slots, a pass lowers this column on all hosts. For a host
+        # without a limit, the next lines undo this.
         if slots != UNLIMITED and not host.executor.registration.slots_max:
             slots = UNLIMITED
             index.write(at, SLOTS, slots)
@@ -236,7 +240,9 @@ class Indexes:
                     index.write(at, name, score)
 
     def log_growth(self, host: Host, queue: WaitingQueue) -> None:
-        """Makes all pending requests check this host again, although no free amount has grown."""
+        """Makes all pending requests check this host again, although none of its free amounts has
+        risen.
+        """
         self.main.log_growth(host.host_id)
         self._unblock_in_main(queue)
         queue.non_batchables.grew(host.host_id, host.labels)
@@ -246,7 +252,7 @@ class Indexes:
                 queue.unblock(labels)
 
     def remove(self, host: Host) -> None:
-        """Removes a host."""
+        """Removes a host from all indexes."""
         for label in self._labels.pop(host.host_id, {}).items():
             self._forget_carrier(label, host.host_id)
         self._put_into_kind(host.host_id, None)
@@ -257,19 +263,19 @@ class Indexes:
                 index.remove(host.host_id)
 
     def all(self) -> dict[Labels, CapacityIndex]:
-        """Returns every index by its selector."""
+        """Returns every index, by its selector."""
         return {(): self.main, **self.selected}
 
     def _unblock_in_main(self, queue: WaitingQueue) -> None:
-        """Unblocks the classes for which the index of all hosts is searched."""
+        """Unblocks the classes that search the index of all hosts."""
         for labels in list(queue.blocked):
-            # Classes with their own index are unblocked when that index grows.
+            # A class with its own index is unblocked when a number in that index rises.
             if labels not in self.selected:
                 queue.unblock(labels)
 
     def _sort_by_cpus(self, host: Host) -> None:
-        """Updates the lists that depend on a host's cpus and devices: whether it has GPUs, whether
-        it is aligning, and its kind.
+        """Updates the lists that depend on a host's cpus and devices: hosts with GPUs, aligning
+        hosts, and hosts by kind.
         """
         name = host.host_id
         self.gpu_hosts.update(host)
@@ -296,7 +302,7 @@ class Indexes:
             self.kinds.setdefault(kind, {})[host_id] = None
 
     def _label(self, host: Host) -> bool:
-        """Updates the stored labels of a host. Returns True if they have changed."""
+        """Updates the stored labels of a host. Returns True if its labels have changed."""
         name, before = host.host_id, self._labels.get(host.host_id, {})
         if before == host.labels:
             return False
@@ -314,21 +320,21 @@ class Indexes:
 
 
 ReportNumbers = dict[str, tuple[str, int]]
-"""By executor: the instance id, and the number of the last report that was processed."""
+"""By executor: the id of its instance, and the number of its last processed report."""
 
 
 class Hosts(dict[str, Host]):
-    """Hosts by the executor's id.
+    """All hosts, by id of the executor.
 
     Attributes:
         settings: the settings of the engine.
-        indexes: the indexes of these hosts; up to date after `refresh`.
-        version: rises when a host is added or removed, or when the capacity of an empty host
-            changes.
-        in_use: number of hosts that have slots.
-        refusing: hosts that refused a slot; the refusal may have expired.
-        touched: hosts that were removed, or whose free capacity may have changed, since the last
-            `refresh`; empty: the indexes are up to date.
+        indexes: the indexes of these hosts. They are up to date after `refresh`.
+        version: a counter that rises when a host is added or removed, or when the capacity of an
+            empty host changes.
+        in_use: the number of hosts that have slots.
+        refusing: the hosts that refused a slot. Their refusals may have expired.
+        touched: the hosts that were removed, or whose free capacity may have changed, since the
+            last `refresh`. If `touched` is empty, the indexes are up to date.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -352,8 +358,8 @@ class Hosts(dict[str, Host]):
         """Updates the indexes from the hosts that were touched, and unblocks requests that may fit
         now.
         """
-        # Even if `touched` has only hosts that were removed, the indexes must be refreshed, because
-        # their trees must be rebuilt.
+        # Refresh the indexes even if all touched hosts were removed, because the trees must be
+        # rebuilt.
         touched = [self[name] for name in sorted(self.touched) if name in self]
         self.touched.clear()
         self.indexes.refresh(touched, queue)
@@ -363,8 +369,8 @@ class Hosts(dict[str, Host]):
         del self[host.host_id]
         self.indexes.remove(host)
         self.touch(host)  # `refresh` must rebuild the indexes
-        # Cached results about empty hosts may depend on this host. The new version makes them
-        # invalid.
+        # Cached results about empty hosts may depend on this host. The new version makes these
+        # results invalid.
         self.version += 1
 
     def report_numbers(self) -> ReportNumbers:
@@ -376,13 +382,15 @@ class Hosts(dict[str, Host]):
         }
 
     def restore_report_numbers(self, report_numbers: ReportNumbers) -> None:
-        """Sets report numbers that were read before the state was reloaded from the database.
+        """Sets the report numbers that the caller read before it reloaded the state from the
+        database.
 
-        With these numbers, a late copy of an older registration is still rejected. Otherwise it
-        would count as a new registration, and slots that were placed since then would be deleted.
+        With these numbers, the resource manager still rejects a late copy of an older registration.
+        Otherwise it would treat the copy as a new registration and delete slots that were placed
+        after it.
         """
         for name, (instance_id, report_number) in report_numbers.items():
             host = self.get(name)
-            # A new instance of the executor starts again with report number 1.
+            # A new instance of the executor starts with report number 1 again.
             if host is not None and host.executor.registration.instance_id == instance_id:
                 host.executor.report_number = report_number

@@ -1,23 +1,24 @@
-"""The capacity index: finds hosts with room without comparing all hosts.
+"""Finds hosts with room in the capacity index, without comparing all hosts.
 
 The index is a tree over the hosts in order of id: a segment tree of maxima, with 32 children per
-node. A leaf holds one number per column (a resource) for one host. An inner node holds the maximum
-of its up to 32 children in each column. A search descends only into nodes whose maximum is large
-enough in every needed column.
+node. A leaf stores the numbers of one host, one number for each column (resource). An inner node
+stores, for each column, the maximum over its up to 32 children. A search descends only into nodes
+whose maximum is large enough in every needed column.
 
 Example: a request needs 4 cpus and 8 GiB on a cluster of 1,024 hosts, which are 32 nodes of 32
-hosts. A node with the maxima (6 cpus, 4 GiB) is skipped with all its hosts. A node with the maxima
-(6 cpus, 16 GiB) is searched, but it may have no host with room. For example, one host has (6, 4),
-and another host has (2, 16). So a search may read a node without result, but it never misses a host
-with room. If hosts with adjacent ids are similar, the cost depends on the depth of the tree and not
-on the number of hosts.
+hosts. The search skips a node with the maxima (6 cpus, 4 GiB), with all its hosts. The search reads
+a node with the maxima (6 cpus, 16 GiB), but this node may have no host with room: one host may have
+(6, 4) and another host (2, 16). So a search may read a node without result, but it never misses a
+host with room. If hosts with adjacent ids are similar, the cost depends on the depth of the tree
+and not on the number of hosts.
 
-- A write to a leaf updates the nodes above it, up to the first node whose maximum stays the same.
+- A write to a leaf updates the nodes above the leaf, up to the first node whose maximum stays the
+  same.
 - After hosts were added or removed, the tree is rebuilt once, before the next search (`freshen`).
 - A placement pass lowers many leaves in place and does not update the nodes above them. `took`
   records these leaves, and `settle` repairs the nodes at the end of the pass. Until then some
-  maxima are too high, so a search may read more nodes without result. It repairs each node of the
-  lowest level in which it found no host.
+  maxima are too high, so a search may read more nodes without result. When a search finds no host
+  in a node of the lowest level, the search repairs this node.
 """
 
 from __future__ import annotations
@@ -38,37 +39,38 @@ WHEN_EMPTY = (KNOWN, ONLINE)
 """Prefixes of columns that contain the capacity of a host without slots."""
 
 GROWTH_LOG_MAX = 4_096
-"""Largest length of the growth log. When the log is full it is cleared, and blocked classes search
-all hosts.
+"""The largest length of the growth log. A full log is cleared, and then blocked classes search all
+hosts.
 """
 
 Need = Amounts
 Written = tuple["CapacityIndex", int, str, int]
-"""A number that was overwritten: the index, the position, the column, and the old number."""
+"""A number that was overwritten: its index, its position, its column, and the old number."""
 
 Column = list[list[int]]
-"""The levels of one column: leaves first, root level last."""
+"""The levels of the tree of one column: the leaves first, the root level last."""
 
 
 class CapacityIndex:
-    """Numbers of all hosts by column, with a search for hosts that cover a need in every column.
+    """The numbers of all hosts by column, with searches for hosts that have a needed amount in
+    every column.
 
-    A host's position is its place in the order of ids. A column with a prefix of `WHEN_EMPTY`
-    contains the amount that the host has when it is empty, and not the free amount. Its changes are
-    not logged in `grown`.
+    The position of a host is its place in the order of ids. A column with a prefix of `WHEN_EMPTY`
+    contains the amount that the host has when empty. `grown` does not log changes of such a column.
 
     Attributes:
-        ids: ids of the hosts, by position.
-        position: position of each host.
-        columns: the tree of each column.
+        ids: the ids of the hosts, by position.
+        position: the position of each host, by id.
+        columns: the tree of each column, by name.
         sums: the sum of each column over all hosts.
-        grown: log of the positions where a free amount rose. A class that found no room checks only
-            these positions again.
-        version: changes when old positions, or old lengths of the log, are no longer valid.
-        taken: positions of hosts that were lowered in place since the last `settle`.
-        opened: positions of empty hosts that got slots in this pass, in the order in which they got
-            their first slots.
-        journal: numbers that were overwritten, for `undo`; None: changes are not recorded.
+        grown: the growth log: the positions of hosts of which a free amount has risen. A class that
+            found no room checks only these positions again.
+        version: a number that changes when stored positions, or stored lengths of the log, are no
+            longer valid.
+        taken: the positions of hosts whose leaves were lowered in place since the last `settle`.
+        opened: the positions of hosts that were empty and got their first slots in this pass, in
+            the order of these slots.
+        journal: the overwritten numbers, for `undo`; None: changes are not recorded.
     """
 
     def __init__(self, version: int = 0) -> None:
@@ -81,9 +83,9 @@ class CapacityIndex:
         self.taken: set[int] = set()
         self.opened: list[int] = []
         self.journal: list[Written] | None = None
-        # lowest-level nodes above `taken` that were not repaired yet
+        # nodes of the lowest level above `taken` that were not repaired yet
         self._unrepaired: set[int] = set()
-        # numbers of hosts that were added since the last rebuild
+        # by host that was added since the last rebuild: its numbers
         self._vectors: dict[str, dict[str, int]] = {}
         self._removed: set[str] = set()  # hosts that were removed since the last rebuild
         self._stale = False
@@ -107,17 +109,18 @@ class CapacityIndex:
         return max(column[-1], default=0) if column else 0
 
     def put(self, host_id: str, vector: Mapping[str, int]) -> bool:
-        """Sets all numbers of a host. A column that is absent in `vector` becomes 0.
+        """Sets all numbers of a host. If `vector` lacks a column, the number in this column becomes
+        0.
 
         Returns:
-            True if a free amount rose, or if the tree has to be rebuilt.
+            True if a free amount has risen, or if the tree must be rebuilt.
         """
-        # The positions will change at the next `freshen`, so the numbers are kept by id until then.
+        # The next `freshen` changes the positions, so the numbers are kept by host id until then.
         if self._stale or host_id not in self.position:
             self._vectors[host_id] = dict(vector)
             self._stale = True
             return True
-        # In a new column, all other hosts have 0.
+        # In a new column, all other hosts have the number 0.
         if not vector.keys() <= self.columns.keys():
             for name in vector:
                 if name not in self.columns:
@@ -125,14 +128,14 @@ class CapacityIndex:
                     self.sums[name] = 0
         position = self.position[host_id]
         rose = False
-        # Iterates over all columns, because a column that the vector lacks must become 0.
+        # Iterate over all columns, because a column that the vector lacks must become 0.
         for name, column in self.columns.items():
             value = vector.get(name, 0)
             before = column[0][position]
             if value != before:
                 self.sums[name] += value - before
                 _write(column, position, value)
-                # A larger capacity of the empty host is no free capacity.
+                # If the capacity of the empty host has risen, its free capacity may be the same.
                 rose = rose or (value > before and not name.startswith(WHEN_EMPTY))
         if rose:
             self.log_growth(host_id)
@@ -141,20 +144,20 @@ class CapacityIndex:
     def log_growth(self, host_id: str) -> None:
         """Logs a host, so that all waiting classes check it again."""
         if self._stale or host_id not in self.position:
-            return  # the tree will be rebuilt, so the classes will search all hosts
-        # The new version makes stored lengths of the cleared log invalid.
+            return  # the tree will be rebuilt, so all classes will search all hosts
+        # The new version makes the stored lengths of the cleared log invalid.
         if len(self.grown) >= GROWTH_LOG_MAX:
             self.grown.clear()
             self.version += 1
         self.grown.append(self.position[host_id])
 
     def write(self, position: int, name: str, value: int) -> None:
-        """Sets one number without logging growth. The caller must not raise the number above its
-        value at the last logged change.
+        """Sets one number without logging growth. The new number must not be higher than the number
+        at the last logged change.
 
         Args:
-            position: the host.
-            name: the column, which must exist.
+            position: the position of the host.
+            name: the name of the column, which must exist.
             value: the new number.
         """
         column = self.columns[name]
@@ -168,12 +171,12 @@ class CapacityIndex:
         """Undoes the last entry of the journal.
 
         Args:
-            position: the host.
-            name: the column.
+            position: the position of the host.
+            name: the name of the column.
             before: the number to restore.
         """
-        # Only `open` records this column. Entries are undone in reverse order, so this host was
-        # opened last.
+        # Only `open` records this column. `undo` runs in reverse order, so this host was opened
+        # last.
         if name == EMPTY:
             self.opened.pop()
         column = self.columns[name]
@@ -181,20 +184,20 @@ class CapacityIndex:
         _write(column, position, before)
 
     def open(self, position: int) -> None:
-        """Records that an empty host gets its first slots in the current pass, and adds it to
-        `opened`.
+        """Records that an empty host gets its first slots in the current pass, and appends the host
+        to `opened`.
         """
         if self.journal is not None:
             self.journal.append((self, position, EMPTY, 1))
-        # Lowered in place, like free amounts. `settle` repairs the nodes above.
+        # Lower the leaf in place, as for free amounts. `settle` repairs the nodes above it.
         self.columns[EMPTY][0][position] = 0
         self.sums[EMPTY] -= 1
         self.opened.append(position)
 
     def took(self, positions: list[int]) -> None:
-        """Records that leaves of these hosts were lowered in place.
+        """Records that the caller has lowered the leaves of these hosts in place.
 
-        The caller must still correct `sums`, and call `settle` at the end.
+        The caller must correct `sums` itself, and must call `settle` at the end.
         """
         self.taken.update(positions)
         self._unrepaired.update([position >> _BITS for position in positions])
@@ -211,22 +214,23 @@ class CapacityIndex:
                 _mend(columns, level, node)
         self.taken = set()
         self._unrepaired.clear()
-        # `IN_USE` is set only here. During the pass, searches find these hosts in `opened`, and
-        # must not find them a second time.
+        # `IN_USE` is set only here. During the pass, searches find these hosts in `opened`, so they
+        # must not find them in this column, too.
         for position in self.opened:
             self.write(position, IN_USE, 1)
-            self.log_growth(self.ids[position])  # searches of hosts in use must check it
+            self.log_growth(self.ids[position])  # searches of hosts in use must check this host
 
     def with_prefix(self, prefix: str) -> CapacityIndex:
         """Returns an index of the same hosts that has only the columns with a prefix.
 
-        The prefix is removed from the names of the columns. Both indexes share the numbers.
+        The prefix is removed from the names of the columns. Both indexes use the same lists of
+        numbers.
         """
         seen = CapacityIndex(self.version)
         seen.ids, seen.position = self.ids, self.position
         for name, column in self.columns.items():
             if name.startswith(prefix):
-                # The numbers are shared, because copying would cost time linear in the number of
+                # The lists are not copied, because copying would cost time linear in the number of
                 # hosts. Tentative ledgers roll their changes back.
                 seen.columns[name[len(prefix) :]] = column
                 seen.sums[name[len(prefix) :]] = self.sums[name]
@@ -237,20 +241,22 @@ class CapacityIndex:
         return [column for name, column in self.columns.items() if not name.startswith(WHEN_EMPTY)]
 
     def remove(self, host_id: str) -> None:
-        """Removes a host."""
+        """Removes a host from the index."""
         self._vectors.pop(host_id, None)
-        # The leaf stays until `freshen`, because `freshen` reads the other hosts at their old
-        # positions.
+        # The leaf stays until `freshen`, because `freshen` reads the numbers of the other hosts at
+        # their old positions.
         if host_id in self.position:
             self._removed.add(host_id)
         self._stale = True
 
     def freshen(self) -> None:
-        """Rebuilds the tree if hosts were added or removed. Must be called before a search."""
+        """Rebuilds the tree if hosts were added or removed. Callers must call it before a
+        search.
+        """
         if not self._stale:
             return
         self.ids = sorted((self.position.keys() - self._removed) | self._vectors.keys())
-        # The origin of a new host is -1: the zero that is appended to each column.
+        # The origin of a new host is -1, the index of the zero that is appended to each column.
         origins = [self.position.get(host_id, -1) for host_id in self.ids]
         none = [0] * len(self.position)
         self.position = {host_id: at for at, host_id in enumerate(self.ids)}
@@ -258,7 +264,8 @@ class CapacityIndex:
         for name in sorted(self.columns.keys() | names):
             old = self.columns[name][0] if name in self.columns else none
             leaves = list(map([*old, 0].__getitem__, origins))
-            # Applied last, so that a host that was removed and then added gets its new numbers.
+            # Set these numbers last, so that a host that was removed and then added gets its new
+            # numbers.
             for host_id, vector in self._vectors.items():
                 leaves[self.position[host_id]] = vector.get(name, 0)
             self.columns[name] = _build_column(leaves)
@@ -266,12 +273,13 @@ class CapacityIndex:
         self._vectors = {}
         self._removed = set()
         self._stale = False
-        # Cursors and logs refer to the old positions. The new version makes them invalid.
+        # Stored cursors and lengths of the log refer to the old positions. The new version makes
+        # them invalid.
         self.grown.clear()
         self.version += 1
 
     def vector(self, host_id: str) -> dict[str, int]:
-        """Returns a host's numbers without zeros."""
+        """Returns a host's numbers, without columns that are 0."""
         if host_id in self._vectors:
             return {name: value for name, value in self._vectors[host_id].items() if value}
         position = self.position[host_id]
@@ -289,7 +297,7 @@ class CapacityIndex:
         )
 
     def room(self, position: int, need: Need) -> int:
-        """Returns how many times a need fits on a host; 0 if nothing is needed."""
+        """Returns the number of times that a need fits on a host; 0 if nothing is needed."""
         columns = self.columns
         fits = [
             columns[name][0][position] // amount if name in columns else 0
@@ -298,14 +306,14 @@ class CapacityIndex:
         return min(fits, default=0)
 
     def covering(self, needs: Iterable[Need], start: int = 0) -> Iterator[int]:
-        """Yields in order the positions, from `start` on, of hosts that cover at least one of the
+        """Yields, in order, the positions of hosts from `start` on that meet at least one of the
         needs.
         """
         return chain.from_iterable(self.covering_by_block(needs, start))
 
     def covering_by_block(self, needs: Iterable[Need], start: int = 0) -> Iterator[list[int]]:
-        """Yields the same positions as `covering`, in lists. If there is one need, a list has the
-        positions below one node.
+        """Yields the positions that `covering` yields, in lists. If there is one need, a list
+        contains the positions below one node.
         """
         searches = [
             self._search(columns, start)
@@ -314,12 +322,12 @@ class CapacityIndex:
         ]
         if len(searches) == 1:
             return searches[0]
-        # Several searches are merged by position, so each list then has one position.
+        # Several searches are merged by position, so then each list contains one position.
         positions = _merged([chain.from_iterable(blocks) for blocks in searches])
         return ([position] for position in positions)
 
     def covering_among(self, positions: list[int], needs: Iterable[Need]) -> list[int]:
-        """Returns in order the positions among `positions` that cover at least one of the needs."""
+        """Returns, in order, the positions of `positions` that meet at least one of the needs."""
         found: set[int] = set()
         for need in needs:
             left = positions if (columns := self._columns_of(need)) is not None else []
@@ -330,8 +338,8 @@ class CapacityIndex:
         return sorted(found)
 
     def best_first(self, needs: Iterable[Need], score: str) -> Iterator[int]:
-        """Yields the positions that cover at least one of the needs, the highest score first. Among
-        equal scores the lowest position comes first.
+        """Yields the positions that meet at least one of the needs, the highest score first. Of
+        equal scores, the lowest position comes first.
         """
         searches = [
             self._search_best(columns, self.columns[score])
@@ -343,25 +351,26 @@ class CapacityIndex:
         return (position for _, position in _merged(searches))
 
     def _columns_of(self, need: Need) -> list[tuple[Column, int]] | None:
-        """Returns the columns of a need with its amounts; None if no host has one of them."""
+        """Returns the columns of a need with its amounts; None if some column does not exist."""
         columns = []
         for name, amount in need.items():
             column = self.columns.get(name)
             if column is None:
-                return None  # all hosts have 0
+                return None  # all hosts have 0 in this column
             columns.append((column, amount))
-        # An empty tree has no root where a search could begin.
+        # An empty tree has no root at which a search could begin.
         return columns if self.ids else None
 
     def _search(self, columns: list[tuple[Column, int]], start: int) -> Iterator[list[int]]:
         height = len(columns[0][0]) - 1
-        # The highest level has up to 32 nodes. Nodes entirely before `start` are left out.
+        # The highest level has up to 32 nodes. The search leaves out nodes that are entirely before
+        # `start`.
         top = _survivors(columns, height, start >> (_BITS * height), len(columns[0][0][height]))
         if height == 0:
             if top:
                 yield top
             return
-        # Depth first, with one iterator per level, so that positions come in order.
+        # Depth first, with one iterator per level, so that positions are found in order.
         stack = [iter(top)]
         while stack:
             node = next(stack[-1], None)
@@ -369,8 +378,8 @@ class CapacityIndex:
                 stack.pop()
                 continue
             level = height - len(stack)
-            # Only nodes on the path to `start` are read from the middle. All later nodes are read
-            # from their first child.
+            # A node on the path to `start` is read from the middle. All later nodes are read from
+            # their first child.
             low = max(node << _BITS, start >> (_BITS * level))
             high = min((node + 1) << _BITS, len(columns[0][0][level]))
             found = _survivors(columns, level, low, high)
@@ -379,8 +388,8 @@ class CapacityIndex:
             elif found:
                 yield found
             elif level == 0 and node in self._unrepaired:
-                # The maximum of this node was too high. After the repair, no other search reads it
-                # without need.
+                # No child of this node was large enough, so the maximum of the node was too high.
+                # After the repair, no other search reads the node without need.
                 self._unrepaired.remove(node)
                 _mend(self._free_columns(), 1, node)
 
@@ -388,8 +397,8 @@ class CapacityIndex:
         self, columns: list[tuple[Column, int]], score: Column
     ) -> Iterator[tuple[int, int]]:
         height = len(score) - 1
-        # Best-first search: a node's score is at least the score of every host below it. So the
-        # first leaf that is popped from the heap is the best host. `first` orders equal scores by
+        # Best-first search: the score of a node is at least the score of every host below it. So
+        # the first leaf that the heap returns is the best host. `first` orders equal scores by
         # position.
         heap = [
             (-score[height][node], node << (_BITS * height), height)
@@ -408,8 +417,8 @@ class CapacityIndex:
                 heapq.heappush(heap, (-score[below][child], child << (_BITS * below), below))
 
     def problems(self) -> list[str]:
-        """Describes inner nodes that are not the maximum of their children, and wrong sums; empty:
-        the index is correct.
+        """Returns descriptions of wrong sums, and of inner nodes that are not the maximum of their
+        children; empty: the index is correct.
         """
         found = []
         for name, column in self.columns.items():
@@ -445,7 +454,7 @@ def _write(column: Column, position: int, value: int) -> None:
     if value > before:
         for level in column[1:]:
             position >>= _BITS
-            if level[position] >= value:  # all nodes above it are at least as large
+            if level[position] >= value:  # all nodes above are at least as large
                 return
             level[position] = value
         return
@@ -453,11 +462,11 @@ def _write(column: Column, position: int, value: int) -> None:
     for level in column[1:]:
         position >>= _BITS
         if level[position] != before:
-            return  # another host has the maximum
+            return  # another host has this maximum
         first = position << _BITS
         largest = max(below[first : first + _FAN_OUT])
         if largest == before:
-            return  # another child has the same number
+            return  # another child has this maximum
         level[position] = largest
         below = level
 
@@ -466,7 +475,7 @@ def _survivors(columns: list[tuple[Column, int]], level: int, low: int, high: in
     first_column, first_amount = columns[0]
     values = first_column[level]
     found = [node for node in range(low, high) if values[node] >= first_amount]
-    # Later columns are read only for the nodes that have enough in all earlier columns.
+    # Later columns are read only for the nodes that are large enough in all earlier columns.
     for column, amount in columns[1:]:
         if not found:
             break
@@ -481,7 +490,7 @@ _Found = TypeVar("_Found", int, tuple[int, int])
 def _merged(searches: list[Iterator[_Found]]) -> Iterator[_Found]:
     last: _Found | None = None
     for item in heapq.merge(*searches):
-        # Both searches find a host that covers both needs.
+        # If a host meets both needs, both searches find it.
         if item != last:
             last = item
             yield item

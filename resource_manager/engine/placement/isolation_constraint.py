@@ -1,7 +1,7 @@
 """Checks whether a host enforces the limits of cpu and memory that a request requires.
 
 For devices, the required level of enforcement is a condition on each device
-(`finegrain/devices/request.py`). `DevicesSuit` checks it.
+(`finegrain/devices/request.py`), and `DevicesSuit` checks this condition.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from resource_manager.engine.placement.constraint import (
 
 _COLUMNS = {CPU: "enforces.cpu", MEMORY: "enforces.memory"}
 _BY_KERNEL = {CPU: ("quota",), MEMORY: ("hard",)}
-"""Values in an isolation report that mean that the kernel enforces the limit of a dimension."""
+"""Values in an isolation report which mean that the kernel enforces the limit of a dimension."""
 
 
 class EnforcesLimits(Constraint):
-    """The host enforces the limits that the request requires to be enforced."""
+    """The host enforces the limits that the request requires."""
 
     of_size = True
     has_columns = True

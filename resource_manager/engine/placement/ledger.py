@@ -1,12 +1,12 @@
 """Records in the capacity indexes the capacity that a placement pass or a tentative search takes.
 
-During a pass, free capacity only decreases. Leaves of an index are lowered in place. Its maxima,
-its sums and its derived columns may be too high until `settle`. In the meantime a search may check
-hosts without room, but it never misses a host with room.
+During a pass, free capacity only decreases. The ledger lowers the leaves of an index in place.
+Until `settle`, the maxima, sums and derived columns of the index may be too high. So a search may
+check hosts without room, but it never misses a host with room.
 
 A tentative ledger also keeps a journal, so that it can roll back all changes since a mark. It
-starts with the free capacity, which a pass may have lowered already, or with the capacity of empty
-hosts.
+starts with the free capacity, from which a pass may have taken slots already, or with the capacity
+of empty hosts.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from resource_manager.engine.placement.tentative_cpus import (
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 Taken = tuple[int, int]
-"""The position of a host in an index, and how many slots are placed there."""
+"""The position of a host in an index, and the number of slots that are placed there."""
 
 Mark = tuple[int, int]
-"""A point to roll back to: the lengths of the journals of amounts and of cpus."""
+"""A state to roll back to: the length of the journal of amounts, and the length of the journal of
+cpus.
+"""
 
 
 class Ledger:
@@ -41,8 +43,9 @@ class Ledger:
     start. Until the ledger ends, every other change of a host must be reported with `follow`.
 
     Attributes:
-        indexes: the indexes of hosts.
-        changed: hosts that changed, in order. The list is kept only if some host has GPUs.
+        indexes: the indexes in which the ledger takes capacity.
+        changed: the ids of the hosts that changed, in order. The ledger keeps this list only if
+            some host has GPUs.
     """
 
     def __init__(self, hosts: Hosts, prefix: str = "", *, topology: bool = False) -> None:
@@ -50,9 +53,9 @@ class Ledger:
 
         Args:
             hosts: all hosts.
-            prefix: `KNOWN` or `ONLINE`: takes from the capacity of empty hosts, in the columns with
-                this prefix. Empty: takes from the free capacity.
-            topology: True if slots get cpus as well as amounts.
+            prefix: `KNOWN` or `ONLINE`: the ledger takes from the capacity of empty hosts, in the
+                columns with this prefix. Empty: the ledger takes from the free capacity.
+            topology: True if slots get cpus and NUMA nodes as well as amounts.
         """
         self.indexes = hosts.indexes.with_prefix(prefix) if prefix else hosts.indexes
         self._prefix = prefix
@@ -62,7 +65,7 @@ class Ledger:
         self._proportions: dict[CapacityIndex, Proportions] = {}
         self._journal: list[Written] | None = None  # None: the ledger is not tentative
         self.changed: list[str] = []
-        # only rankings by GPUs read the list
+        # only rankings of hosts with GPUs read `changed`
         self._notes_changes = hosts.indexes.gpu_hosts.sums[0] > 0
 
     @cached_property
@@ -72,7 +75,7 @@ class Ledger:
 
     @property
     def hosts_in_use(self) -> int:
-        """The number of hosts with slots, including the hosts that got their first slots in this
+        """The number of hosts that have slots, including hosts that got their first slots in this
         pass.
         """
         return self._in_use + len(self.indexes.main.opened)
@@ -85,7 +88,7 @@ class Ledger:
         return found
 
     def took(self, bookings: Bookings, taken: Iterable[Taken]) -> None:
-        """Records slots for which the caller has lowered the leaves in the index of the class, and
+        """Records slots after the caller has lowered the leaves in the index of the class, and
         lowers the leaves of the other indexes.
         """
         index, journal = bookings.index, self._journal
@@ -93,10 +96,10 @@ class Ledger:
             self.changed += [index.ids[position] for position, _ in taken]
         if journal is None:
             index.took([position for position, _ in taken])
-            # If there are no indexes of selectors, no other index has these hosts.
+            # If no selector has an index, no other index contains these hosts.
             if not self.indexes.selected:
                 return
-        # A host may occur several times in `taken`, but the other indexes are lowered once for each
+        # A host may occur several times in `taken`, but the other indexes are lowered once per
         # host.
         counts = Counter[int]()
         for position, count in taken:
@@ -105,7 +108,8 @@ class Ledger:
             booking = bookings.at(position)
             if journal is not None:
                 for name, (leaves, amount, _) in zip(booking.names, booking.columns, strict=True):
-                    # The leaves are already lowered, so their old numbers are computed.
+                    # The leaves are already lowered, so the old numbers are computed from the new
+                    # numbers.
                     journal.append((index, position, name, leaves[position] + amount * count))
             host = self._hosts[index.ids[position]]
             if self._topology:
@@ -120,7 +124,7 @@ class Ledger:
         self.indexes.open(self._hosts[index.ids[position]])
 
     def take(self, bookings: Bookings, position: int, count: int = 1) -> None:
-        """Takes capacity for slots on one host, in all indexes."""
+        """Takes the capacity of slots on one host, in all indexes."""
         host = self._hosts[bookings.index.ids[position]]
         self._note(host)
         self.indexes.open(host)
@@ -130,19 +134,19 @@ class Ledger:
             self.cpus.take(bookings.scheduling_class, host, count)
 
     def close(self, host: Host) -> None:
-        """Makes a host look full in all indexes, by taking all slots that it may still have. Only a
-        tentative ledger may do this.
+        """Takes all slots that a host may still have, in all indexes, so that searches skip the
+        host. Only a tentative ledger may do this.
         """
         for index in self.indexes.all().values():
-            # On a host without a free slot no class fits, even if amounts are free.
+            # A host that may have no more slots fits no class, even if amounts are free.
             if index.knows(host.host_id):
                 for name in (SLOTS, DEFAULT_SLOTS):
                     if name in index.columns:
                         index.write(index.position[host.host_id], name, 0)
 
     def follow(self, hosts: Iterable[Host]) -> None:
-        """Reads the free capacity of hosts again after a booking during the pass. Such bookings are
-        for slots whose cpus were chosen, for a gang, or for a slot that grows.
+        """Reads the free capacity of hosts again after they were booked during the pass. Such
+        bookings are for slots whose cpus were chosen, for a gang, or for a slot that grows.
         """
         for host in hosts:
             self._note(host)
@@ -150,13 +154,15 @@ class Ledger:
             self._forget_free(host)
 
     def settle(self) -> None:
-        """Makes all maxima, sums and derived columns of the indexes correct again."""
+        """Makes all maxima, sums and derived columns of the indexes correct."""
         for proportions in self._proportions.values():
             proportions.settle()
         self.indexes.settle(self._hosts)
 
     def mark(self) -> Mark:
-        """Returns a mark to roll back to. The first call makes the ledger tentative."""
+        """Returns a mark to which the ledger can roll back. The first call makes the ledger
+        tentative.
+        """
         if self._journal is None:
             self._journal = []
             # All indexes share one journal, so that all changes are undone in reverse order.
@@ -165,22 +171,22 @@ class Ledger:
         return len(self._journal), self.cpus.mark()
 
     def roll_back(self, mark: Mark) -> None:
-        """Gives back the capacity taken since a mark."""
+        """Gives back the capacity that was taken since a mark."""
         amounts, cpus = mark
         journal = self._journal or []
         while len(journal) > amounts:
             index, position, name, before = journal.pop()
             index.undo(position, name, before)
             if index in self._proportions:
-                # The next access computes it again from the leaves.
+                # The next access computes the weighted free capacity again from the leaves.
                 self._proportions[index].free.pop(position, None)
         self.cpus.roll_back(cpus)
 
     def drop(self) -> None:
         """Gives back all taken capacity, and ends the ledger. The ledger must be tentative."""
         self.roll_back((0, 0))
-        # `roll_back` adds each amount to the sums again. Amounts that were lowered in place were
-        # never subtracted from the sums, so they are subtracted here.
+        # `roll_back` added each amount to the sums. But amounts that were lowered in place had
+        # never been subtracted from the sums, so they are subtracted here.
         for proportions in self._proportions.values():
             proportions.settle()
         for index in self.indexes.all().values():
@@ -201,10 +207,10 @@ class Bookings:
 
     Attributes:
         scheduling_class: the class.
-        index: the index.
-        everywhere: the booking, if it is the same on all hosts; None: the booking differs between
+        index: the index of the hosts.
+        everywhere: the booking if it is the same on all hosts; None: the booking differs between
             hosts.
-        empty: by position: 1 if the host has no slots.
+        empty: by position: 1 if the host has no slots, else 0.
         free: the weighted free capacity of hosts, by position; see `Proportions`.
     """
 
@@ -236,8 +242,8 @@ class Bookings:
         wanted, columns = self.scheduling_class, self.index.columns
         pooled, separate, *_ = needs_of(wanted)
         needs = {False: pooled, True: separate}
-        # The booking is the same on all hosts in two cases. Either only hosts with one kind of
-        # memory pools have the needed columns, or the booking is equal for both kinds.
+        # The booking is the same on all hosts in two cases: only hosts with one kind of memory
+        # pools have the needed columns, or the booking is equal for both kinds.
         kinds = [separate for separate, need in needs.items() if need.keys() <= columns.keys()]
         alike = len(kinds) == 1 or pooled == separate
         if wanted.profile is None or not kinds or not alike:

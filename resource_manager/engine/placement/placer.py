@@ -1,14 +1,15 @@
 """Finds hosts for slots of a scheduling class, and takes the capacity. A `Placer` is one placement
-pass. It computes the number of slots per host, and makes no object for each slot.
+pass. It computes the number of slots per host, and creates no object for each slot.
 
 For each class, the placer tries the levels of candidates in order (`policies.py`). If the class
 needs only amounts, a division gives the number of slots that fit on a host, and one subtraction per
 index column takes their capacity. Otherwise the placer checks the cpus and NUMA nodes of each
 candidate (`search.py`). The caller then books the slots, and calls `follow` with their hosts.
 
-Example (strategy "pack"): 5 slots of 2 cpus are placed. Hosts a and b are in use, and have 5 and 3
-free cpus. Host c is empty, and has 8 free cpus. First a gets 2 slots and b gets 1. Then neither a
-nor b has 2 free cpus, so c gets the other 2 slots. The result is [("a", 2), ("b", 1), ("c", 2)].
+Example (strategy "pack"): the placer places 5 slots of 2 cpus. Hosts a and b are in use, and have 5
+and 3 free cpus. Host c is empty, and has 8 free cpus. First a gets 2 slots and b gets 1 slot. Then
+neither a nor b has 2 free cpus, so c gets the other 2 slots. The result is [("a", 2), ("b", 1),
+("c", 2)].
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from resource_manager.engine.placement.stranding import Ranking
 from resource_manager.engine.queue.scheduling_classes import NOT_SEARCHED, SchedulingClass
 
 LISTED_MAX = 256
-"""If at most this many hosts carry the required labels, each host is checked, and the index is not
-searched.
+"""If at most this many hosts carry the required labels, the placer checks each of them directly
+instead of searching the index.
 """
 
 Run = tuple[str, int]
-"""The id of an executor, and the number of slots placed there."""
+"""The id of an executor, and the number of slots that are placed there."""
 
 
 class Placer:
-    """One placement pass. The indexes must be up to date at its start. Until `finish`, only this
-    placer may change them.
+    """One placement pass. The indexes must be up to date at its start. Until `finish`, no other
+    code may change the indexes.
     """
 
     _avoids_reserved = True
@@ -56,16 +57,16 @@ class Placer:
         self._closed: set[str] = set()  # hosts that get no more slots in this pass
         most = hosts.settings.hosts_asked_max
         self._check_budget = CheckBudget(most, most // 2)
-        # A host whose refusals were deleted stays in `refusing` until here. Each class checks all
-        # entries, so entries without refusals would cost time.
+        # A host stays in `refusing` after its refusals were deleted, and is removed here. Each
+        # class checks all entries, so entries without refusals would cost time.
         for name in list(hosts.refusing):
             if name not in hosts or not hosts[name].refusals:
                 del hosts.refusing[name]
 
     def has_room(self, scheduling_class: SchedulingClass) -> bool:
         """Returns True if at least one slot of a class can be placed."""
-        # Most unblocked classes still fit nowhere. This check finds most of these classes, and is
-        # cheaper than a search.
+        # Most unblocked classes still fit nowhere. For most of them this check shows that, and it
+        # is cheaper than a search.
         if scheduling_class not in self._found and scheduling_class.searched != NOT_SEARCHED:
             index = self._index_of(scheduling_class)
             if index not in self._growth:
@@ -82,7 +83,7 @@ class Placer:
         first = found.first()
         if first is None:
             return False
-        # Either two slots fit on one host, or two hosts have room for one slot each.
+        # Either two slots fit on one host, or a second host has room for one slot.
         return found.scope.room(first, 2) > 1 or found.first(besides=(first,)) is not None
 
     def place(
@@ -90,18 +91,19 @@ class Placer:
     ) -> list[Run]:
         """Takes capacity for up to `count` slots.
 
-        The caller must book the slots before the next call. If cpus and NUMA nodes are chosen for
-        the slots (`Host.needs_topology`), the caller must also call `follow` with their hosts.
+        The caller must book the slots before the next call. If the booking chooses cpus and NUMA
+        nodes for the slots (`Host.needs_topology`), the caller must also call `follow` with their
+        hosts.
 
         Args:
-            scheduling_class: the class.
+            scheduling_class: the class of the slots.
             count: the largest number of slots to place.
             elsewhere: hosts that must not be chosen.
 
         Returns:
-            Hosts with the number of slots on each. The result has fewer than `count` slots if no
-            more fit. It also has fewer slots if the caller must book these slots before the placer
-            can know whether more fit.
+            Hosts with the number of slots on each host. The result has fewer than `count` slots if
+                no more slots fit. It also has fewer slots if the caller must book these slots
+                before the placer can know whether more slots fit.
         """
         found = self._candidates(scheduling_class)
         index = found.scope.index
@@ -113,13 +115,16 @@ class Placer:
                 runs.append((index.ids[position], share))
                 count -= share
             # A later level is less suitable, so it gets only slots that fit on no earlier level. If
-            # devices are chosen, these slots must be booked before the next level can be tried.
+            # the booking chooses devices, the caller must book these slots before the placer tries
+            # the next level.
             if not count or (taken and found.one_host_at_a_time(level)):
                 break
         return runs
 
     def hosts_checked(self, scheduling_class: SchedulingClass) -> int:
-        """Returns on how many hosts this pass has checked cpus and NUMA nodes for a class."""
+        """Returns the number of hosts whose cpus and NUMA nodes this pass has checked for a
+        class.
+        """
         found = self._found.get(scheduling_class)
         return sum(search.hosts_checked for search in found.begun()) if found is not None else 0
 
@@ -128,15 +133,15 @@ class Placer:
         suitable. Then a host that was not checked may have room.
         """
         found = self._found.get(scheduling_class)
-        # Levels that demand preferred policies do not count: the last level searches the same hosts
-        # without these demands.
+        # Levels that require preferred policies do not count, because the last level searches the
+        # same hosts without these policies.
         return found is not None and any(
             search.cut_off and search.tier.unmet_max is None for search in found.begun()
         )
 
     def follow(self, hosts: Iterable[Host]) -> None:
-        """Reads the free capacity of these hosts again. The caller must call this after it has
-        booked a gang, a slot that grows, or slots whose cpus and NUMA nodes were chosen.
+        """Reads the free capacity of these hosts again. The caller must call this function after it
+        has booked a gang, a slot that grows, or slots whose cpus and NUMA nodes the booking chose.
         """
         self._ledger.follow(hosts)
 
@@ -152,7 +157,8 @@ class Placer:
 
     def _candidates(self, scheduling_class: SchedulingClass) -> Candidates:
         found = self._found.get(scheduling_class)
-        # If an index for the labels was built since then, the search begins again in that index.
+        # If an index for the labels was built after the search began, the search begins again in
+        # that index.
         if found is None or found.scope.index is not self._indexes.of(scheduling_class.labels):
             found = self._found[scheduling_class] = self._begin(scheduling_class)
         return found
@@ -160,7 +166,7 @@ class Placer:
     def _begin(self, scheduling_class: SchedulingClass) -> Candidates:
         """Begins the searches of a class."""
         index, labels = self._index_of(scheduling_class), scheduling_class.labels
-        # The index of a selector has only hosts with its labels, so the labels need no check.
+        # The index of a selector contains only hosts with its labels, so the labels need no check.
         labels = labels if index is self._indexes.main else ()
         refusing = self._refusing(scheduling_class)
         scope = self._scope_in(index, scheduling_class, labels, refusing)
@@ -181,15 +187,15 @@ class Placer:
         """Returns the values that all searches for a class in an index share.
 
         Args:
-            index: the index.
+            index: the index to search.
             scheduling_class: the class.
-            labels: required labels that the search must check, because the index also has hosts
-                without them.
+            labels: the required labels that the search must check, because the index also contains
+                hosts without them.
             barred: hosts that must not be chosen.
         """
         listed = None
-        # A few hosts with the labels are checked directly, because a search of the index would
-        # read every host with room.
+        # If few hosts have the labels, they are checked directly. A search of the index would read
+        # every host with room.
         if labels and self._indexes.carrier_count(labels) <= LISTED_MAX:
             position, carriers = index.position, self._indexes.carriers(labels)
             listed = sorted([position[name] for name in carriers if name in position])
@@ -218,11 +224,12 @@ class Placer:
     def _place_on(
         self, found: Candidates, level: int, count: int, besides: set[int]
     ) -> list[Taken]:
-        """Takes capacity on the hosts of one level. If cpus and NUMA nodes are chosen, the hosts
-        are added to `besides`, because they get no more slots until these slots are booked.
+        """Takes capacity on the hosts of one level. If the booking chooses cpus and NUMA nodes, the
+        function adds the hosts to `besides`, because they must get no more slots until these slots
+        are booked.
         """
         wanted = found.scope.scheduling_class
-        # All tiers of a level have the same value.
+        # `topology` is equal in all tiers of a level.
         topology = found.searches(level)[0].topology
         if found.is_ranked(level):
             return self._least_stranding(found, level, count, besides)
@@ -233,7 +240,7 @@ class Placer:
             best = (at for search in found.searches(level) for at in search.best_first(column))
             taken: list[Taken] = []
             for position in best:
-                # One slot per host, because the free cpus are known only after the caller has
+                # Place one slot per host, because the free cpus are known only after the caller has
                 # booked the slot.
                 if len(taken) == count:
                     break
@@ -245,23 +252,25 @@ class Placer:
         return self._one_by_one(found, level, column, count, besides)
 
     def _pack(self, found: Candidates, level: int, count: int, besides: set[int]) -> list[Taken]:
-        """Takes a part of each host with room, the best host first. Repeats this until all slots
-        are placed or no host has room.
+        """Takes a part of each host with room, the best host first, until all slots are placed or
+        no host has room.
         """
         taken: list[Taken] = []
-        # Locals and inlined arithmetic: this is the innermost loop of placement.
+        # This is the innermost loop of placement, so it uses local variables and inlined
+        # arithmetic.
         bookings = found.scope.bookings
         empty_at, free_of = bookings.empty, bookings.free
         searches = found.searches(level)
         while count and (ranked := self._by_affinity(searches, bookings, besides)):
-            # Hosts are ranked again only after each host of this ranking has got a part.
+            # The hosts are ranked again only after each host of this ranking has got a part of the
+            # slots.
             for _, position in ranked:
                 booking = bookings.everywhere or bookings.at(position)
                 columns = booking.columns
-                # If only one host is left, it takes all slots. Otherwise each host takes a part, so
-                # that slots with other proportions of cpu and memory can share the host.
+                # If only one host is left, the host gets all slots. Otherwise each host gets a
+                # part, so that slots with other proportions of cpu and memory can share the host.
                 share = count if len(ranked) == 1 else min(count, booking.at_once)
-                # At least one slot fits, because the ranking has just checked this.
+                # The ranking has just checked that at least one slot fits.
                 if share > 1:
                     for leaves, amount, _ in columns:
                         fit = leaves[position] // amount
@@ -269,10 +278,11 @@ class Placer:
                             share = fit
                 for leaves, amount, _ in columns:
                     leaves[position] -= amount * share
-                # The next access computes this value again from the leaves, so that rounding errors
-                # do not add up. The order of hosts must not depend on which indexes exist.
+                # The next access computes the weighted free capacity again from the leaves, so that
+                # rounding errors do not add up. The order of hosts must not depend on which indexes
+                # exist.
                 free_of.pop(position, None)
-                # The sums of the index are corrected once, when the pass ends.
+                # The sums of the index are corrected once, at the end of the pass.
                 booking.owed += share
                 if empty_at[position]:
                     self._ledger.open(bookings.index, position)
@@ -280,14 +290,14 @@ class Placer:
                 count -= share
                 if not count:
                     break
-        # Once for all hosts: this lowers the other indexes and marks nodes for repair.
+        # One call for all hosts lowers the other indexes and marks the nodes to repair.
         self._ledger.took(bookings, taken)
         return taken
 
     def _by_affinity(
         self, searches: list[Search], bookings: Bookings, besides: Collection[int]
     ) -> list[tuple[int, int]]:
-        """Returns some hosts with room as (negative affinity, position), the best first. Empty
+        """Returns some hosts with room as (negative affinity, position), the best host first. Empty
         hosts are included only if few hosts in use have room.
         """
         most = self._hosts.settings.pack_candidates
@@ -308,8 +318,8 @@ class Placer:
         """
         taken: list[Taken] = []
         while count and (best := self._best_fit(found, level, besides)) is not None:
-            # The host gets no more slots until the caller has booked these slots, because the
-            # caller's booking chooses the cpus.
+            # The host gets no more slots until the caller has booked these slots, because only the
+            # booking chooses the cpus.
             besides.add(best)
             share = found.scope.room(best, count)
             self._ledger.take(found.scope.bookings, best, share)
@@ -320,16 +330,16 @@ class Placer:
     def _least_stranding(
         self, found: Candidates, level: int, count: int, besides: set[int]
     ) -> list[Taken]:
-        """Repeatedly places slots on the host where they strand the least GPU capacity. If devices
-        are chosen, it stops after the first host.
+        """Repeatedly places slots on the host where they strand the least GPU capacity. If the
+        booking chooses devices, stops after the first host.
         """
         taken: list[Taken] = []
         scope = found.scope
         ranking = found.ranking(level, self._indexes.gpu_hosts, self._ledger.changed)
         while count:
             best = ranking.best(besides)
-            # The ranking has a limited number of hosts. If no ranked host has room, any other host
-            # with room is used.
+            # The ranking contains a limited number of hosts. If no ranked host has room, any other
+            # host with room is used.
             if best is None and (window := found.window(level, 1, besides)):
                 best = window[0]
             if best is None:
@@ -343,9 +353,9 @@ class Placer:
         return taken
 
     def _best_fit(self, found: Candidates, level: int, besides: set[int]) -> int | None:
-        """Returns the host that meets the most preferred policies. On a tie, it is the host with
-        the least free cpu, so that hosts with much free cpu remain for large requests. A host in
-        use comes before an empty host.
+        """Returns the host that meets the most preferred policies. Of equal hosts, returns the host
+        with the least free cpu, so that hosts with much free cpu remain for large requests. A host
+        in use comes before an empty host.
         """
         window = found.window(level, self._hosts.settings.pack_candidates, besides)
         return min(window, key=found.rank, default=None)
@@ -356,12 +366,12 @@ class Placer:
         """Takes one slot at a time, on the host with the highest score."""
         bookings = found.scope.bookings
         index = bookings.index
-        # Merges two sources, each in order of score: hosts that got no slot in this call, and hosts
-        # that got slots, which has changed their scores.
+        # Merge two lists in order of score: hosts that got no slot in this call, and hosts that got
+        # slots, which changed their scores.
         best = (at for search in found.searches(level) for at in search.best_first(column))
         ahead = (at for at in best if at not in besides)
         taken: list[Taken] = []
-        again: list[tuple[int, int]] = []  # heap of hosts that got slots in this call
+        again: list[tuple[int, int]] = []  # heap of the hosts that got slots in this call
         position = next(ahead, None)
         while len(taken) < count and (again or position is not None):
             score = index.columns[column][0]
@@ -388,8 +398,8 @@ class Candidates:
         self._rankings: dict[int, Ranking] = {}
 
     def is_ranked(self, level: int) -> bool:
-        """Returns True if the hosts of a level are ranked by the GPU capacity that a slot strands
-        there.
+        """Returns True if a slot's stranded GPU capacity decides the order of the hosts of a
+        level.
         """
         return self.levels[level][0].ranked
 
@@ -398,12 +408,12 @@ class Candidates:
         return self.is_ranked(level) and self.searches(level)[0].topology
 
     def ranking(self, level: int, gpu_hosts: GpuHosts, changed: list[str]) -> Ranking:
-        """Returns the ranking of a level, and makes it at the first call.
+        """Returns the ranking of a level. The first call creates it.
 
         Args:
             level: the position of the level.
             gpu_hosts: the hosts with GPUs.
-            changed: hosts that changed in this pass; more may be appended later.
+            changed: the hosts that changed in this pass; the caller may append more hosts later.
         """
         found = self._rankings.get(level)
         if found is None:
@@ -412,7 +422,9 @@ class Candidates:
         return found
 
     def searches(self, level: int) -> list[Search]:
-        """Returns the searches of a level, one for each tier. They are made at the first call."""
+        """Returns the searches of a level, one search for each tier. The first call creates
+        them.
+        """
         found = self._searches.get(level)
         if found is None:
             found = [Search(self.scope, tier) for tier in self.levels[level]]
@@ -420,25 +432,25 @@ class Candidates:
         return found
 
     def begun(self) -> Iterator[Search]:
-        """Yields the searches of all levels that were used so far."""
+        """Yields the searches of all levels that were used until now."""
         return chain.from_iterable(self._searches.values())
 
     def first(self, besides: Collection[int] = ()) -> int | None:
-        """Returns a host with room that is not in `besides`; None: there is no such host."""
+        """Returns a host with room that is not in `besides`; None: no such host exists."""
         for level in range(len(self.levels)):
             if window := self.window(level, 1, besides):
                 return window[0]
         return None
 
     def window(self, level: int, most: int, besides: Collection[int]) -> list[int]:
-        """Returns up to `most` hosts of a level that have room: hosts in use, or empty hosts if no
-        host in use has room. If the search of hosts in use was cut off, empty hosts are not
-        returned, because another host in use may have room.
+        """Returns up to `most` hosts of a level that have room. These are hosts in use, or empty
+        hosts if no host in use has room. If the search of hosts in use was cut off, the function
+        returns no empty hosts, because a host in use that was not checked may have room.
 
         Args:
             level: the position of the level.
             most: the largest number of hosts.
-            besides: positions of hosts that are left out.
+            besides: the positions of hosts that must not be returned.
         """
         found: list[int] = []
         for search in self.searches(level):
@@ -450,22 +462,24 @@ class Candidates:
         return found
 
     def rank(self, position: int) -> tuple[int, int, int, int]:
-        """Returns the rank of a host whose cpus were checked. The best host has the lowest rank."""
+        """Returns the rank of a host after a check of its cpus. The best host has the lowest
+        rank.
+        """
         scope = self.scope
         wanted, host = scope.scheduling_class, scope.host(position)
         cpu = BEST_EFFORT_CPU_MILLI if wanted.best_effort else CPU_MILLI
         free = scope.index.value(host.host_id, cpu)
-        # Preferred policies come first, then little free cpu. The position breaks ties.
+        # Preferred policies count first, then the free cpu. The position breaks ties.
         return scope.ledger.cpus.unmet(wanted, host), free, -host.score(wanted), position
 
     def finish(self) -> None:
-        """Stores with the class where its searches stopped."""
-        # It is certain that no host has room only if every level was searched to its end.
+        """Stores in the class where its searches stopped."""
+        # Only if every level was searched to its end, it is certain that no host has room.
         index, full = self.scope.index, len(self._searches) == len(self.levels)
         for search in self.begun():
             ended = search.finish()
-            # A level with a limit of unmet policies leaves out hosts, but the last level accepts
-            # any host.
+            # A level with a limit of missed policies leaves out hosts, so it counts as searched.
+            # The last level accepts any host.
             full = full and (ended or search.tier.unmet_max is not None)
         self.scope.scheduling_class.searched = (
             (index.version, len(index.grown)) if full else NOT_SEARCHED
@@ -475,18 +489,18 @@ class Candidates:
 def _affinities(
     search: Search, most: int, bookings: Bookings, besides: Collection[int]
 ) -> list[tuple[int, int]]:
-    """Returns the first hosts of a search that have room, as (negative affinity, position).
-    Candidates without room are dropped.
+    """Returns the first hosts of a search that have room, as (negative affinity, position). Removes
+    candidates without room from the search.
     """
     ranked: list[tuple[int, int]] = []
     search.drop_opened()
-    # Hosts in `besides` are removed at the end, so as many more hosts are ranked.
+    # Hosts in `besides` are removed at the end, so the same number of further hosts is ranked.
     candidates, free_of, wanted = search.candidates, bookings.free, most + len(besides)
     everywhere = bookings.everywhere.columns if bookings.everywhere is not None else None
-    # Full hosts are dropped from the candidates, so the first `len(ranked)` candidates are already
-    # ranked.
+    # The loop removes full hosts from the candidates, so the first `len(ranked)` candidates are
+    # always the ranked hosts.
     while len(ranked) < wanted and (len(ranked) < len(candidates) or search.further()):
-        # Iterates over a slice, because the loop removes candidates.
+        # Iterate over a slice, because the loop removes candidates.
         for position in candidates[len(ranked) : wanted]:
             affinity = 0
             for leaves, amount, affinity_of_one in everywhere or bookings.at(position).columns:
@@ -496,8 +510,8 @@ def _affinities(
                     break
                 affinity += free * affinity_of_one
             else:
-                # Negative, so that sorting puts the best host first. The divisor is 1 for a host
-                # without weighted free capacity.
+                # Negative, so that the best host comes first when sorted. The divisor is 1 for a
+                # host without weighted free capacity.
                 ranked.append((-affinity // (free_of[position] or 1), position))
     if besides:
         return [each for each in ranked if each[1] not in besides][:most]

@@ -1,11 +1,11 @@
-"""Defines the order of hosts for a slot: which hosts become candidates first, and which candidate
-is best.
+"""Defines the order of hosts for a slot: the hosts that become candidates first, and the best host
+of the candidates.
 
-Hosts are divided into tiers by columns of the capacity index. Hosts in the tiers of one level are
+Columns of the capacity index divide the hosts into tiers. The hosts in the tiers of one level are
 compared with each other. The next level is tried if no host of the earlier levels has room.
 
 - For a class that needs only amounts, hosts without GPUs come first, then hosts with GPUs. Hosts
-  that align every slot to NUMA nodes come last, because other slots need them more.
+  that align every slot to NUMA nodes come last, because other classes need these hosts more.
 - For a class with devices, all hosts with room are ordered by the GPU capacity that a slot would
   strand there (`stranding.py`).
 - For a topology-constrained class, hosts that can meet all its preferred policies come first, then
@@ -13,23 +13,24 @@ compared with each other. The next level is tried if no host of the earlier leve
   hosts with room.
 
 Example: a request prefers "SpreadByPCPUs". 1,000 hosts demand whole cores, but host h does not. The
-first level needs the column `pin.cores`. Only h has this column, so the index finds h at once.
+first level needs the column `pin.cores`. The column is above 0 only for h, so the index finds h at
+once.
 
-The strategy compares the hosts of one level, and the host id breaks ties. All numbers are integers,
-so that the result is the same on every machine.
+The strategy compares the hosts of one level. Of equal hosts, the host with the lowest id comes
+first. All numbers are integers, so that the result is the same on every machine.
 
 - "pack": hosts in use come before empty hosts. Of the first hosts with room, it takes the host
   whose free resources have almost the same proportions as the needs of the slot (`Proportions`). So
   the remaining resources stay in proportion, and less capacity is stranded. Example: a slot that
   needs much memory goes to a host with much free memory and little free cpu.
-- "spread": it takes the host whose scarcest dimension has the largest free part.
-- "balanced": it takes the host where the slot makes the free parts of cpu and memory most equal.
-  For a slot that needs more cpu than memory, compared with an average host, this is the host with
-  the largest surplus of cpu.
+- "spread": takes the host whose scarcest dimension has the largest free part.
+- "balanced": takes the host where the slot makes the free parts of cpu and memory most equal. If
+  the slot needs more cpu than memory, compared with an average host, this is the host with the
+  largest surplus of cpu.
 
 For "spread" and "balanced" the score is a column of the index (`hosts/scores.py`), so the index
-finds the best host without comparing all hosts. The affinity of "pack" depends on the slot as well,
-so it is computed for a few hosts only.
+finds the best host without comparing all hosts. The affinity of "pack" depends on both the host and
+the slot, so it is computed for a few hosts only.
 """
 
 from __future__ import annotations
@@ -58,16 +59,16 @@ from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 HOSTS_PER_EMPTY_ONE = 64
-"""For each group of this many hosts in use, "pack" compares one more empty host.
+""""pack" compares one more empty host for each group of this many hosts in use.
 
-A host becomes full in all dimensions only if it has slots of different proportions. With only one
-compared host with much room, such a mix would occur only by chance: 100,000 slots of `bench.engine`
+A host becomes full in all dimensions only if it has slots of different proportions. If "pack"
+compared only one empty host, such a mix would occur only by chance: 100,000 slots of `bench.engine`
 would need 5 % more hosts.
 """
 
 PART_AT_ONCE = 3
 """Equal slots get at most `1 / PART_AT_ONCE` of an average host before the next host is tried. So
-slots with different needs share a host, and use different dimensions of it.
+slots with different needs share a host, and use different dimensions of the host.
 """
 
 _AVERAGE_HOST = 1 << 36
@@ -75,8 +76,9 @@ _AVERAGE_HOST = 1 << 36
 
 _AFFINITY_SCALE = 29
 _FREE_SCALE = 16
-"""The number of low bits that are dropped from the most used numbers. Then most factors have less
-than 30 bits, and Python multiplies such numbers faster. Larger factors give correct results, too.
+"""The number of low bits that are dropped from the numbers that are used most. Then most factors
+have less than 30 bits, and Python multiplies such numbers faster. Larger factors give correct
+results, too.
 """
 
 
@@ -84,10 +86,10 @@ class Policy(NamedTuple):
     """A placement strategy.
 
     Attributes:
-        use_first: hosts in use come before empty hosts.
-        column: returns the index column that orders the hosts. Its arguments are the needs of the
-            slot and the sums of the index of all hosts. None: hosts are ordered by affinity
-            (`Proportions`).
+        use_first: True if hosts in use come before empty hosts.
+        column: a function that returns the index column which orders the hosts. Its arguments are
+            the needs of the slot and the sums of the index of all hosts. None: the affinity orders
+            the hosts (`Proportions`).
     """
 
     use_first: bool
@@ -95,12 +97,12 @@ class Policy(NamedTuple):
 
 
 def _larger_surplus(need: Need, cluster: Amounts) -> str:
-    """Returns the column of the dimension, cpu or memory, of which the slot needs more, compared
-    with an average host.
+    """Returns the column for the surplus of cpu or of memory: for the dimension of which the slot
+    needs a larger part of an average host.
     """
     cpu, memory = need.get(CPU_MILLI, 0), sum(need.get(name, 0) for name in MEMORY)
     has_memory = sum(cluster.get(KNOWN + name, 0) for name in MEMORY)
-    # Compares parts of the totals, without division so that nothing is rounded.
+    # Compare parts of the totals without a division, so that no number is rounded.
     more_cpu = cpu * has_memory >= memory * cluster.get(KNOWN + CPU_MILLI, 0)
     return CPU_SURPLUS if more_cpu else MEMORY_SURPLUS
 
@@ -113,23 +115,25 @@ POLICIES: dict[Strategy, Policy] = {
 
 
 def empty_compared(most: int, hosts_in_use: int) -> int:
-    """Returns how many hosts "pack" compares if some of them are empty, at most `most`."""
+    """Returns the number of hosts that "pack" compares if some of them are empty, at most
+    `most`.
+    """
     return min(most, 1 + hosts_in_use // HOSTS_PER_EMPTY_ONE)
 
 
 @dataclass(slots=True, eq=False)
 class Booking:
-    """The amounts that one slot takes on a host, with the columns of an index."""
+    """The amounts that one slot takes on a host, with the index columns of these amounts."""
 
     amounts: Amounts
     columns: list[tuple[list[int], int, int]]  # leaves, amount, affinity of one free unit
-    names: list[str]  # names of `columns`
+    names: list[str]  # the names of `columns`
     at_once: int  # largest number of slots on one host before the next host is tried
-    owed: int = 0  # placed slots that were not yet subtracted from the sums of the index
+    owed: int = 0  # placed slots that were not subtracted from the sums of the index yet
 
 
 class _WeightedFree(dict[int, int]):
-    """Weighted free capacity of hosts by position, computed on first access."""
+    """The weighted free capacity of hosts, by position. Each value is computed on first access."""
 
     def __init__(self, columns: Iterable[tuple[list[int], int]]) -> None:
         super().__init__()
@@ -146,22 +150,23 @@ class Proportions:
 
         sum over dimensions of (need * free) / sum over dimensions of free
 
-    This is the dot product of R. Grandl et al., "Multi-resource packing for cluster schedulers"
-    (Tetris, SIGCOMM 2014), divided by the total free capacity. Without this division, an empty host
-    would be better only because it is empty. If a host has a rare resource free, slots that do not
-    need this resource use the host last.
+    The numerator is the dot product of R. Grandl et al., "Multi-resource packing for cluster
+    schedulers" (Tetris, SIGCOMM 2014). It is divided by the total free capacity. Without this
+    division, an empty host would be better only because it is empty. If a host has a rare resource
+    free, slots that do not need this resource use the host last.
 
-    Weights make dimensions comparable: an average host has the same weight in each dimension.
+    Weights make the dimensions comparable: an average host has the same weight in each dimension.
 
-    Example, in parts of an average host: a slot needs 0.1 of the cpu and 0.3 of the memory. A host
-    with 0.8 of the cpu and 0.4 of the memory free has the affinity (0.08 + 0.12) / 1.2 = 0.17. A
-    host with 0.4 and 0.8 free has the affinity (0.04 + 0.24) / 1.2 = 0.23, so it is better.
+    Example, in parts of an average host: a slot needs 0.1 of the cpu and 0.3 of the memory. Host A
+    has 0.8 of the cpu and 0.4 of the memory free, so its affinity is (0.08 + 0.12) / 1.2 = 0.17.
+    Host B has 0.4 of the cpu and 0.8 of the memory free, so its affinity is (0.04 + 0.24) / 1.2 =
+    0.23. B is better.
 
     Attributes:
         index: the index of the hosts.
-        weights: the weight of one unit of each dimension. It depends on the total of all hosts.
+        weights: the weight of one unit of each dimension, computed from the totals of all hosts.
         free: the weighted free capacity of hosts, by position. Code that lowers a leaf of the index
-            must remove the host's entry.
+            must remove the host's entry here.
     """
 
     def __init__(self, index: CapacityIndex, whole: CapacityIndex) -> None:
@@ -169,7 +174,8 @@ class Proportions:
 
         Args:
             index: the index of the hosts that are compared.
-            whole: the index of all hosts, so that weights do not depend on labels.
+            whole: the index of all hosts. The weights are computed from it, so that they do not
+                depend on labels.
         """
         self.index = index
         self.weights = {
@@ -185,7 +191,7 @@ class Proportions:
         # If no host has a limit of slots, passes need not read or lower the column of slots.
         self._unlimited = index.sums.get(KNOWN + SLOTS) == UNLIMITED * len(index)
         self._bookings: dict[int, Booking] = {}  # by identity of the object with the amounts
-        self._keys: list[Amounts] = []  # keeps these objects alive, so that no identity is reused
+        self._keys: list[Amounts] = []  # keeps the objects alive, so that no identity is used twice
 
     def booking(self, amounts: Amounts) -> Booking:
         """Returns the booking for some amounts. The index must have a column for each dimension."""
@@ -204,12 +210,12 @@ class Proportions:
                 (columns[name][0], amount, weighted * weights.get(name, 0) >> _AFFINITY_SCALE)
             )
             largest = max(largest, weighted)
-        # Without the column of slots, a host would take any number of slots that book no amounts.
+        # Without the column of slots, any number of slots that book no amounts would fit on a host.
         if not self._unlimited or not taken:
             taken.append((columns[SLOTS][0], 1, 0))
             names.append(SLOTS)
-        # The number of slots that fit on an average host, by the slot's largest dimension, divided
-        # by `PART_AT_ONCE` and rounded up.
+        # The number of slots that fill the slot's scarcest dimension on an average host, divided by
+        # `PART_AT_ONCE` and rounded up.
         at_once = -(-(_AVERAGE_HOST // largest) // PART_AT_ONCE)
         return Booking(amounts, taken, names, max(1, at_once))
 
@@ -226,14 +232,15 @@ KNOWN_MAX = 16_384
 
 
 class Tier(NamedTuple):
-    """A part of the hosts.
+    """A subset of the hosts, by their index columns.
 
     Attributes:
-        columns: index columns with the least value that the hosts must have, in addition to the
-            needs of the class.
-        in_use: True: only hosts with slots; False: only empty hosts; None: both.
+        columns: index columns with the lowest value that a host must have, in addition to the needs
+            of the class.
+        in_use: True: only hosts with slots; False: only empty hosts; None: hosts with and without
+            slots.
         unmet_max: the number of preferred policies that a host may miss; None: any number.
-        aligning: True: only hosts that align every slot to NUMA nodes.
+        aligning: True: only hosts that align every slot to NUMA nodes. False: all hosts.
         ranked: True: the host where a slot strands the least GPU capacity comes first
             (`stranding.py`).
     """
@@ -256,7 +263,7 @@ def levels(
 
     Args:
         scheduling_class: the class.
-        use_first: True: hosts in use come before empty hosts.
+        use_first: True if hosts in use come before empty hosts.
         aligning: True if some hosts align every slot to NUMA nodes.
         gpus: True if some hosts have GPUs.
     """
@@ -276,15 +283,15 @@ def levels(
 def _by_preferences(
     needs: tuple[tuple[tuple[str, int], ...], ...], never_met: int, use_first: bool
 ) -> tuple[Level, ...]:
-    indexed = [need for need in needs if need]  # preferences for which the index has columns
+    indexed = [need for need in needs if need]  # the preferences that have columns
     found: list[Level] = []
     for missed in range(len(needs)):
-        # A search of the index can demand only preferences with columns. Each combination of met
-        # preferences is one tier. Other preferences are checked together with a host's cpus.
+        # The index can search only for preferences that have columns. Each combination of met
+        # preferences is one tier. Other preferences are checked together with the cpus of a host.
         some = combinations(indexed, max(0, len(indexed) - missed))
         most = missed + never_met
         found.append(tuple(Tier(tuple(chain(*each)), unmet_max=most) for each in some))
-    # The last level takes any host with room.
+    # The last level accepts any host with room.
     found.append((Tier(),))
     return tuple(map(_use_first, found)) if use_first else tuple(found)
 

@@ -1,4 +1,4 @@
-"""The ledger of reservations: how much capacity is reserved, on which hosts, and for which owner.
+"""Keeps the ledger of reservations: the reserved capacity, its hosts, and its owners.
 `scheduling/reservations.py` decides when a reservation is made and when it ends.
 """
 
@@ -16,13 +16,14 @@ from resource_manager.engine.queue.starvation import Mark, Waiter
 
 @dataclass(frozen=True, slots=True)
 class ReservationOwner:
-    """A request, a gang, or a slot that must grow, for which capacity is reserved.
+    """The owner of a reservation: a request, a gang, or a slot that must grow.
 
     Attributes:
-        number: the arrival number of the owner, which identifies it.
-        job_id: the id of its job.
-        allocation_id: its allocation id; for a gang, the id of the first member.
-        waiter: the key of its starvation clock.
+        number: the arrival number of the owner, which is unique.
+        job_id: the id of the owner's job.
+        allocation_id: the allocation id of the owner; for a gang, the allocation id of its first
+            member.
+        waiter: the key of the owner's starvation clock.
         gang_id: the id of the gang; empty: the owner is not a gang.
         slot: the slot that must grow; None: the owner is not a resize.
     """
@@ -36,7 +37,7 @@ class ReservationOwner:
 
     @property
     def title(self) -> str:
-        """Text for people."""
+        """The name of the owner in texts for people."""
         if self.gang_id:
             return f"gang {self.gang_id}"
         return f"the growth of {self.allocation_id}" if self.slot else self.allocation_id
@@ -56,17 +57,18 @@ class Reservation:
 
     Attributes:
         owner: the request, gang or slot for which the capacity is reserved.
-        requests: the owner's requests; empty for a resize.
-        shares: by host, how many members of each request the host would get; empty for a resize.
-        hosts: the reserved capacity, by host.
-        starved_since: when the owner's waiter was last placed, or else when its starvation clock
-            started.
-        since_time_ms: when the reservation was made (wall clock).
-        until_ms: when the reservation expires, if the slots that must end have not ended by then
+        requests: the owner's requests; empty if the owner is a slot that must grow.
+        shares: by host, the number of members of each request that the host would get; empty if the
+            owner is a slot that must grow.
+        hosts: the capacity that each host reserves, by host.
+        starved_since: the last placement of the owner's waiter, or else the start of its starvation
+            clock.
+        since_time_ms: the time at which the reservation was made (wall clock).
+        until_ms: the time at which the reservation expires if the slots that must end still exist
             (monotonic clock).
-        version: the version of the cluster at which all its hosts were last found suitable for the
-            owner.
-        lacking: a host that did not have enough free capacity when it was last checked.
+        version: the version of the cluster at which all hosts of the reservation were last found
+            suitable for the owner.
+        lacking: a host that had too little free capacity at the last check.
     """
 
     owner: ReservationOwner
@@ -91,21 +93,23 @@ class Reservations:
 
     Attributes:
         by_number: all reservations by the owner's arrival number, the oldest reservation first.
-        outlasting: slots that had not ended when a reservation expired. They may be services, so
-            no other reservation waits for their end.
-        unexamined: starved waiters that were not examined yet, the longest starved last. The list
-            is filled again when it is empty.
+        outlasting: slots that still existed when a reservation expired. They may be services, so no
+            other reservation waits for their end.
+        unexamined: the starved waiters that were not examined yet, the longest starved last. An
+            empty list is filled again at the next check.
         claimed: hosts that no further reservation may use until `unexamined` is filled again.
-        searched: waiters for which a search found no unreserved hosts. The value has the hosts that
-            would be suitable if other reservations ended; empty: no host would be suitable.
+        searched: the waiters for which a search found no unreserved hosts. The value contains the
+            hosts that would be suitable if other reservations ended; empty: no host would be
+            suitable.
         searched_as_of: the version of the cluster for which `searched` is valid, and the time until
             which it is valid.
-        next_since: the start of the oldest starvation clock that had not run long enough at the
-            last check.
-        due_ms: when starved waiters are examined next; earlier if more waiters become starved.
-        stuck: True if another check may make a reservation although nothing has changed: some
-            waiters were not examined yet, or a time limit may expire.
-        placements: the number of placements of all jobs at the last check.
+        next_since: of the starvation clocks that had not run long enough at the last check, the
+            earliest start.
+        due_ms: the time of the next examination of starved waiters. It is earlier if more waiters
+            become starved.
+        stuck: True if another check may make a reservation even if nothing has changed, because
+            some waiters were not examined yet or a time limit may expire.
+        placements: the number of placements of all jobs that was read at the last check.
     """
 
     by_number: dict[int, Reservation] = field(default_factory=dict)
@@ -124,17 +128,15 @@ class Reservations:
 
     @property
     def on_host(self) -> dict[str, Reservation]:
-        """The reservations by host; a host has at most one."""
+        """The reservations by host. A host has at most one reservation."""
         return {name: each for each in self.by_number.values() for name in each.hosts}
 
     def remove(self, ended: Reservation) -> None:
-        """Removes a reservation. Its hosts may now be suitable for waiters for which no hosts were
-        found.
-        """
+        """Removes a reservation. Waiters for which no hosts were found may now get its hosts."""
         del self.by_number[ended.owner.number]
-        # Keeps only waiters for which no host would be suitable. For other waiters, a new search
-        # may find hosts.
+        # Keep only waiters for which no host would be suitable. For the waiters that are removed
+        # here, a new search may find hosts.
         self.searched = {each: found for each, found in self.searched.items() if not found}
-        # The next check begins again with the longest starved waiter, and is due at once.
+        # The next check is due at once, and begins again with the longest starved waiter.
         self.unexamined.clear()
         self.due_ms = 0

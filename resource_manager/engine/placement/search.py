@@ -1,9 +1,9 @@
 """Finds hosts that can serve one scheduling class, in one placement pass.
 
-A search goes through the hosts of one tier (`policies.py`) in order of id. The capacity index skips
-hosts that lack an amount. For topology-constrained classes and aligning hosts, the search also
-checks the cpus and NUMA nodes of each remaining host. The class stores the position where the
-search stopped (`Cursor`). The next pass continues there, and checks earlier hosts again only if
+A search reads the hosts of one tier (`policies.py`) in order of id. The capacity index skips hosts
+that lack an amount. For topology-constrained classes and on aligning hosts, the search also checks
+the cpus and NUMA nodes of each remaining host. The class stores the position where the search
+stopped (`Cursor`). The next pass continues at this position, and checks earlier hosts again only if
 they got more room.
 
 Example: a pass fills the hosts at positions 3 and 7 with slots of a class, and no other host before
@@ -27,26 +27,28 @@ from resource_manager.engine.placement.policies import Tier
 from resource_manager.engine.queue.scheduling_classes import Cursor, SchedulingClass
 
 GROWN_CHECKED_ONE_BY_ONE = 32
-"""If at most this many hosts got more room, each such host is checked directly, without a search of
-the tree.
+"""If at most this many hosts got more room, the search checks each such host directly, and does not
+search the tree.
 """
 
 OPENED_AT_ONCE = 32
-"""At most this many hosts that got their first slots in this pass become candidates at once."""
+"""The largest number of hosts of `index.opened` that become candidates at once. These hosts were
+empty when the pass began.
+"""
 
 OPENED_UNCHECKED = 4
-"""If at most this many such hosts become candidates at once, their amounts are not checked first,
-because the ranking checks them anyway.
+"""If at most this many hosts of `index.opened` become candidates at once, the search does not check
+their amounts first, because the ranking checks the amounts anyway.
 """
 
 
 @dataclass(slots=True)
 class CheckBudget:
-    """Limits the failed checks of cpus and NUMA nodes in one pass.
+    """A limit for the number of checks of cpus and NUMA nodes that may fail in one pass.
 
     Attributes:
-        left: number of checks that may still fail, in all searches together.
-        kept: the part of `left` that only tiers without a limit of unmet preferences may use.
+        left: the number of checks that may still fail, in all searches together.
+        kept: the part of `left` that is kept for tiers without a limit of unmet preferences.
     """
 
     left: int
@@ -58,20 +60,20 @@ class Scope:
     """The values that all searches for one class in one pass share.
 
     Attributes:
-        scheduling_class: the class.
-        index: the index that is searched.
+        scheduling_class: the scheduling class of the slots.
+        index: the index that the searches read.
         bookings: the amounts that a slot takes on each host of the index.
         hosts: all hosts.
         ledger: the capacity that the pass has taken, including cpus and NUMA nodes.
-        labels: required labels that the search must check, because the index also has hosts without
-            them.
-        listed: positions of the hosts with these labels, if there are few; None: the index is
-            searched.
-        barred: positions of hosts that must not be chosen.
-        closed: ids of hosts that must not be chosen. The caller may add more ids during the
+        labels: the required labels that the search must check, because the index also contains
+            hosts without them.
+        listed: the positions of the hosts with these labels, if there are only a few; None: the
+            search reads the index.
+        barred: the positions of hosts that must not be chosen.
+        closed: the ids of hosts that must not be chosen. The caller may add ids during the
             searches.
-        avoids_reserved: True if a search that checks cpus must not choose hosts with a reservation.
-        check_budget: how many more checks of cpus and NUMA nodes may fail.
+        avoids_reserved: True if a search that checks cpus must skip hosts with a reservation.
+        check_budget: the limit for failed checks of cpus and NUMA nodes.
     """
 
     scheduling_class: SchedulingClass
@@ -87,7 +89,7 @@ class Scope:
     check_budget: CheckBudget
 
     def room(self, position: int, most: int) -> int:
-        """Returns how many slots fit on a host, at most `most`."""
+        """Returns the number of slots that fit on a host, at most `most`."""
         for leaves, amount, _ in self.bookings.at(position).columns:
             most = min(most, leaves[position] // amount)
         return self.ledger.cpus.fit(self.scheduling_class, self.host(position), most)
@@ -104,24 +106,24 @@ class Scope:
         if wanted.profile is not None:
             needs = needs_of(wanted)
             return needs.separate if host.separate_pools else needs.pooled
-        # Each host defines the amounts of its default slot. A host whose default slot has no
-        # amounts has no default slots.
+        # Each host defines the amounts of its default slot. If these amounts are empty, the host
+        # gives no default slots.
         booked = host.booking_for(wanted)
         return {**in_grains(booked), SLOTS: 1} if booked else {}
 
 
 class Search:
-    """The search for hosts of one tier that can serve a class.
+    """A search for the hosts of one tier that can serve a class.
 
     Between its start and `finish`, free capacity may decrease but not increase.
 
     Attributes:
-        tier: the tier.
-        topology: True if amounts alone are not sufficient for a decision in this tier, so that cpus
-            and NUMA nodes are checked.
-        candidates: positions of hosts that had room when they were found.
-        hosts_checked: number of hosts whose cpus and NUMA nodes were checked.
-        cut_off: True if the search ended early, because too many checks failed.
+        tier: the tier that is searched.
+        topology: True if amounts alone do not decide whether a slot fits in this tier, so that the
+            search also checks cpus and NUMA nodes.
+        candidates: the positions of hosts that had room when the search found them.
+        hosts_checked: the number of hosts whose cpus and NUMA nodes were checked.
+        cut_off: True if the search ended early because too many checks failed.
     """
 
     def __init__(self, scope: Scope, tier: Tier) -> None:
@@ -132,34 +134,34 @@ class Search:
         self.cut_off = False
         self._scope = scope
         self._needs: list[Need] = []
-        # The columns leave out reserved amounts. Which cpus the owner needs is unknown, so a search
-        # that checks cpus avoids reserved hosts.
+        # The columns leave out reserved amounts. But it is unknown which cpus the owner of a
+        # reservation needs, so a search that checks cpus avoids reserved hosts.
         self._avoids_reserved = self.topology and scope.avoids_reserved
         columns = scope.index.columns
-        # Aligning hosts have a separate level, in which cpus are checked.
+        # Aligning hosts have their own level, in which the search checks cpus.
         plain_only = not self.topology and bool(scope.hosts.indexes.aligning)
         self._aligning = columns[ALIGNING][0] if plain_only and ALIGNING in columns else None
         self._checked = self._avoids_reserved or bool(
             scope.barred or scope.labels or self._aligning is not None
         )
-        self._skipped: set[int] = set()  # barred hosts with room
+        self._skipped: set[int] = set()  # hosts with room that are barred or reserved
         self._read = 0  # entries of `index.opened` that were read
-        # the index was searched to its end; only hosts of `index.opened` may follow
+        # True: the index was searched to its end, and only hosts of `index.opened` may follow
         self._ended = False
         self._frontier = 0  # the next position to check
-        self._again: list[int] = []  # positions before `_frontier` to check again
+        self._again: list[int] = []  # earlier positions to check again, the lowest last
         self._found: Iterator[list[int]] | None = None  # None: the search has not begun
 
     def window(self, most: int, besides: Collection[int] = ()) -> list[int]:
-        """Returns the first `most` hosts that have room and are not in `besides`. Drops candidates
-        that no longer have room.
+        """Returns the first `most` hosts that have room and are not in `besides`. Removes
+        candidates that have no room any more.
         """
         window: list[int] = []
         self.drop_opened()
         at = 0
         while len(window) < most and (at < len(self.candidates) or self.further()):
             position = self.candidates[at]
-            # This is checked first, because `has_room` may compute cpus, which is costly.
+            # Check this first, because `has_room` may compute cpus, which is costly.
             if position in besides:
                 at += 1
             elif self.has_room(position):
@@ -179,8 +181,8 @@ class Search:
             if closed := self._scope.closed:
                 ids = self._scope.index.ids
                 block = [at for at in block if ids[at] not in closed]
-            # The cheap checks come first, because `_check_cpus` computes cpus and uses up the
-            # budget of checks.
+            # Check the cheap conditions first, because `_check_cpus` computes cpus and a failed
+            # check uses up the budget.
             if self._checked:
                 block = [at for at in block if self._admits(at)]
             if self.topology:
@@ -191,12 +193,12 @@ class Search:
         return False
 
     def drop(self, positions: Collection[int]) -> None:
-        """Removes these positions from the candidates."""
+        """Removes hosts from the candidates."""
         self.candidates[:] = [at for at in self.candidates if at not in positions]
 
     def drop_opened(self) -> None:
-        """Removes candidates that were empty and have got slots. They now belong to the tier of
-        hosts in use.
+        """Removes candidates that were empty and have got slots. These hosts now belong to the tier
+        of hosts in use.
         """
         if self.tier.in_use is False and self.candidates:
             empty = self._scope.bookings.empty
@@ -222,7 +224,8 @@ class Search:
     def best_first(self, column: str) -> Iterator[int]:
         """Yields all hosts that have room, in descending order of their score in a column.
 
-        It skips hosts whose check failed in an earlier pass, unless they got more room since then.
+        The function skips a host whose check failed in an earlier pass, unless the host got more
+        room after the check.
         """
         scope = self._scope
         self._begin()
@@ -234,7 +237,8 @@ class Search:
             able = scope.index.covering_among(scope.listed, self._needs)
             best = iter(sorted(able, key=lambda at: (-value(ids[at], column), at)))
         for at in best:
-            # This host failed its check in an earlier pass, and has not got more room since then.
+            # The check of this host failed in an earlier pass, and the host has not got more room
+            # since then.
             if self.topology and at < self._frontier and at not in unknown:
                 continue
             if self._admits(at) and (not self.topology or self._check_cpus(at)):
@@ -242,13 +246,13 @@ class Search:
                 yield at
             if self.cut_off:
                 break
-        # The budget of checks is used up. Candidates that were found earlier may still be used.
+        # The budget of checks is used up, but earlier candidates may still be used.
         if self.cut_off:
             yield from (at for at in self.candidates if at in unknown and self.has_room(at))
 
     def with_amounts(self) -> Iterator[int]:
-        """Yields all hosts that have the amounts. It skips hosts whose check failed in an earlier
-        pass, unless they got more room since then.
+        """Yields all hosts that have the amounts. The function skips a host whose check failed in
+        an earlier pass, unless the host got more room after the check.
         """
         scope = self._scope
         self._begin()
@@ -258,35 +262,36 @@ class Search:
         else:
             able = iter(scope.index.covering_among(scope.listed, self._needs))
         for at in able:
-            # Leaves out hosts that failed their check in an earlier pass, and have not got more
+            # Leave out a host whose check failed in an earlier pass, if the host has not got more
             # room since then.
             if not self.topology or at >= self._frontier or at in unknown:
                 yield at
 
     def accepts(self, position: int) -> bool:
-        """Returns True if a host has room and may be chosen. Counts a failed check."""
+        """Returns True if a host has room and may be chosen. A check that fails counts against the
+        budget.
+        """
         if self._scope.index.ids[position] in self._scope.closed or not self._admits(position):
             return False
         if not self.topology:
             return self.has_room(position)
-        # When the budget of checks is used up, candidates that were found earlier may still be
-        # used.
+        # If the budget of checks is used up, earlier candidates may still be used.
         if self.cut_off:
             return position in self.candidates and self.has_room(position)
         return self._check_cpus(position)
 
     def finish(self) -> bool:
-        """Stores with the class where the search stopped. Returns True if no host of the tier has
+        """Stores in the class where the search stopped. Returns True if no host of the tier has
         room.
         """
         if self._found is None:
             return False
         index = self._scope.index
-        # Opened hosts that were not read yet belong to this tier in the next pass.
+        # Opened hosts that the search has not read yet belong to this tier in the next pass.
         unread = index.opened[self._read :] if self.tier.in_use else ()
         left = frozenset((*self._again, *self._skipped, *self.candidates, *unread))
         ended = self._frontier >= len(index) and not left
-        if left and not self.topology:  # finding these hosts again costs less than storing them
+        if left and not self.topology:  # to find these hosts again costs less than to store them
             self._frontier, left = min(self._frontier, *left), frozenset()
         self._scope.scheduling_class.cursors[self.tier] = Cursor(
             index.version, len(index.grown), self._frontier, left
@@ -294,8 +299,8 @@ class Search:
         return ended
 
     def _begin(self) -> None:
-        """Reads the stored cursor: the position where to continue, and the earlier hosts to check
-        again.
+        """Reads the stored cursor: the position at which to continue, and the earlier hosts to
+        check again.
         """
         if self._found is not None:
             return
@@ -306,20 +311,20 @@ class Search:
         cursor = wanted.cursors.get(self.tier)
         grown: list[int] = []
         if version == index.version:
-            # The last search found no host with room, so only hosts that got more room since then
-            # are checked.
+            # The last search found no host with room, so this search checks only hosts that got
+            # more room after it.
             self._frontier, grown = len(index), index.grown[log_length:]
         elif cursor is not None and cursor.version == index.version:
-            # The search continues where it stopped in this tier.
+            # The last search stopped in this tier, so this search continues at the stored position.
             self._frontier = cursor.frontier
             grown = [*cursor.again, *index.grown[cursor.log_length :]]
-        # If many hosts got more room, a search of the tree from the first of these hosts is cheaper
-        # than checking each of them. But a check that computes cpus is costly. Then each host is
-        # checked directly, so that no host is checked without need.
+        # If many hosts got more room, one search of the tree from the first of these hosts is
+        # cheaper than a direct check of each. But if a check computes cpus, which is costly, each
+        # host is checked directly, so that no other host is checked.
         if len(grown) > GROWN_CHECKED_ONE_BY_ONE and not self.topology:
             self._frontier = min(self._frontier, *grown)
         else:
-            # Descending, because `pop` takes from the end.
+            # In descending order, because `pop` takes from the end.
             self._again = sorted({at for at in grown if at < self._frontier}, reverse=True)
         listed = self._scope.listed
         if listed is not None:
@@ -328,13 +333,13 @@ class Search:
             self._found = (
                 ([at] for at in block) if self.topology else iter([block] if block else ())
             )
-        elif self.topology:  # each host is checked, so they are yielded one at a time
+        elif self.topology:  # each host is checked, so yield one host at a time
             self._found = ([at] for at in index.covering(self._needs, self._frontier))
         else:
             self._found = index.covering_by_block(self._needs, self._frontier)
 
     def _next_block(self) -> list[int] | None:
-        """Returns the next hosts that may have room; None: there are no such hosts."""
+        """Returns the next hosts that may have room; None: no more such hosts exist."""
         if self._ended:
             return self._next_opened()
         self._begin()
@@ -343,15 +348,15 @@ class Search:
             if self._covers(at):
                 return [at]
         for block in self._found or ():
-            # The index yields positions in order, so all earlier hosts have been checked.
+            # The index yields positions in order, so all earlier positions have been checked.
             self._frontier = block[-1] + 1
             return block
         self._frontier, self._ended = len(self._scope.index), True
         return self._next_opened()
 
     def _next_opened(self) -> list[int] | None:
-        """Returns the next hosts that were empty when the pass began and now have slots; None:
-        there are no more such hosts.
+        """Returns the next hosts that were empty when the pass began and have slots now; None: no
+        more such hosts exist.
         """
         index = self._scope.index
         if not self.tier.in_use or self._read == len(index.opened):
@@ -361,8 +366,8 @@ class Search:
         self._read += len(opened)
         booking = self._scope.bookings.everywhere
         if booking is None or self.topology:
-            # The columns of the tier are not compared, because `IN_USE` is set only when the pass
-            # ends.
+            # The columns of the tier are not compared here, because `IN_USE` is set only at the end
+            # of the pass.
             needs = needs_of(self._scope.scheduling_class).kinds
             return [at for at in opened if any(index.covers(at, need) for need in needs)]
         if len(opened) > OPENED_UNCHECKED:
@@ -374,8 +379,8 @@ class Search:
         return any(self._scope.index.covers(position, need) for need in self._needs)
 
     def _admits(self, position: int) -> bool:
-        """Returns True if a host may be chosen: it has the labels, and is not barred. In some
-        searches it must also not be reserved or aligning.
+        """Returns True if a host may be chosen: it has the labels, and is not barred. Some searches
+        also exclude reserved hosts or aligning hosts.
         """
         if self._aligning is not None and self._aligning[position]:
             return False
@@ -383,63 +388,67 @@ class Search:
         if position in scope.barred or (
             self._avoids_reserved and scope.host(position).reserved is not None
         ):
-            # The host has room, so the next pass must check it again.
+            # The host has room and is excluded only in this pass, so the next pass must check it
+            # again.
             self._skipped.add(position)
             return False
         return not scope.labels or scope.host(position).carries(scope.labels)
 
     def _check_cpus(self, position: int) -> bool:
-        """Returns True if the cpus and NUMA nodes of a host are suitable. Counts failed checks."""
+        """Returns True if the cpus and NUMA nodes of a host are suitable. A check that fails counts
+        against the budget.
+        """
         self.hosts_checked += 1
         if self.has_room(position):
             return True
         budget = self._scope.check_budget
         budget.left -= 1
-        # Tiers that demand preferences leave a part of the budget for the tier that accepts any
-        # host.
+        # Tiers that require preferences must leave a part of the budget to the tier that accepts
+        # any host.
         self.cut_off = budget.left <= (0 if self.tier.unmet_max is None else budget.kept)
         return False
 
 
 class Growth:
-    """The hosts of an index that got more room, shared by the classes of one pass.
+    """The hosts of an index that got more room. The classes of one pass share this object.
 
-    If an earlier pass found no room for a class, and the class fits on none of these hosts, it
-    stays blocked without a search. With many classes, most unblocked classes are skipped in this
-    way. A search would cost ten times as much.
+    If an earlier pass found no room for a class, and none of these hosts has room for it, the class
+    stays blocked without a search. If there are many classes, most unblocked classes are skipped in
+    this way. A search would cost ten times as much.
     """
 
     def __init__(self, index: CapacityIndex) -> None:
         self._index = index
-        self._since: dict[int, tuple[list[int], _Most]] = {}  # by length of the log
+        # by length of the log at the last search
+        self._since: dict[int, tuple[list[int], _Most]] = {}
 
     def still_lacks_room(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if it is certain that no host has got room for the class since its last
-        search.
+        """Returns True if it is certain that no host has got room for the class since the last
+        search for the class.
         """
         index = self._index
         version, log_length = scheduling_class.searched
-        # Positions have changed, or the last search did not check all hosts.
+        # Either positions have changed, or the last search did not check all hosts.
         if version != index.version:
             return False
         positions, most = self._since.get(log_length) or self._grown_since(log_length)
         if len(positions) > GROWN_CHECKED_ONE_BY_ONE:
             return False
         for need in needs_of(scheduling_class).kinds:
-            # If a maximum over all these hosts is too small, no host needs a separate check.
+            # If a maximum over all these hosts is too low, no single host needs a check.
             for name, amount in need.items():
                 if most[name] < amount:
                     break
             else:
                 if any(index.covers(position, need) for position in positions):
                     return False
-        # The next check then skips these hosts.
+        # The next check can skip these hosts.
         scheduling_class.searched = version, len(index.grown)
         return True
 
     def _grown_since(self, log_length: int) -> tuple[list[int], _Most]:
         """Returns the positions that were logged after the first `log_length` entries, and the
-        maximum of each column over these positions. Both are cached.
+        maximum of each column over these positions. Both results are cached.
         """
         positions = list(set(self._index.grown[log_length:]))
         found = self._since[log_length] = positions, _Most(self._index, positions)
@@ -447,7 +456,7 @@ class Growth:
 
 
 class _Most(dict[str, int]):
-    """The maximum of each column over some hosts, computed on first access."""
+    """The maximum of each column over some hosts. Each value is computed on first access."""
 
     def __init__(self, index: CapacityIndex, positions: list[int]) -> None:
         super().__init__()

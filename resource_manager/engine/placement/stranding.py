@@ -1,21 +1,21 @@
-"""Ranks hosts with GPUs by how much GPU capacity a slot would strand there.
+"""Ranks hosts with GPUs by the GPU capacity that a slot would strand there.
 
 The sellable GPU capacity of a host has two limits. The first limit is the value of the free parts
 of its GPUs (`devices/part_values.py`). The second limit is its free cpu and memory, because a GPU
-without cpu and memory serves no request. The cpu and memory that a GPU needs are estimated by the
-average of all hosts with GPUs. Requests may need less. So a GPU counts as sellable with only a part
-of the average (`PARTS`). The capacity that a slot strands is the sellable capacity before the slot
-minus the sellable capacity after it.
+without cpu and memory serves no request. The code estimates the cpu and memory that a GPU needs
+from the average over all hosts with GPUs. Requests may need less, so the code counts with only a
+part of the average (`PARTS`). The capacity that a slot strands is the sellable capacity before the
+slot minus the sellable capacity after the slot.
 
 Example: an average host has 12 cpus for each GPU. Host A has 2 free GPUs and 8 free cpus. Host B
 has 2 free GPUs and 24 free cpus. A slot needs 4 cpus and no GPU. With 0.6 of the average, a GPU
-needs 7.2 cpus. So A can sell 1.11 of its GPUs before the slot and 0.55 after it. B can sell both
-GPUs before and after the slot. So the slot goes to B.
+needs 7.2 cpus. So A can sell 1.11 of its GPUs before the slot and 0.55 GPUs after the slot. B can
+sell both GPUs before and after the slot. So the slot goes to B.
 
 Sources: fragmentation gradient descent (Q. Weng et al., "Beware of Fragmentation", ATC 2023) ranks
-hosts by the same difference of a fragmentation measure. The idea that a part's value is not
-proportional to its size is from V. Gupta and A. Radovanovic, "Interior-point-based online
-stochastic bin packing" (2020).
+hosts by such a difference, too, but measures fragmentation. V. Gupta and A. Radovanovic,
+"Interior-point-based online stochastic bin packing" (2020), have the idea that the value of a part
+is not proportional to its size.
 """
 
 from __future__ import annotations
@@ -37,24 +37,26 @@ from resource_manager.engine.placement.gpu_hosts import GpuHosts, Sums
 from resource_manager.engine.placement.search import Scope, Search
 
 PARTS: Final = (3, 6)
-"""Tenths of the average cpu and memory per GPU that a sellable GPU needs. The results for both
-numbers are added. The numbers were chosen by replaying the requests of a production cluster
-(`docs/measurements.md`).
+"""Tenths of the average cpu and memory per GPU that a sellable GPU needs. The capacity is computed
+for each number, and the results are added. The numbers were chosen by replaying the requests of a
+production cluster (`docs/measurements.md`).
 """
 
 _CACHED_MAX: Final = 1 << 17
 
 RANKED_MAX: Final = 4_096
-"""At most this many hosts with room are compared, in order of id."""
+"""The largest number of hosts with room that are compared. They are the first hosts in order of
+id.
+"""
 
 Needs = tuple[int, int, tuple[int, ...]]
-"""The needs of a slot on a host: cpu in thousandths, memory in grains, and parts of GPUs in
+"""The needs of a slot on a host: cpu in thousandths, memory in grains, and the part of each GPU in
 hundredths.
 """
 
 Rank = tuple[int, int, int]
-"""The stranded capacity, then 0 for a host in use and 1 for an empty host, then the position. The
-host with the lowest rank is best.
+"""The stranded capacity, then 0 for a host in use and 1 for an empty host, then the position of the
+host. The host with the lowest rank is best.
 """
 
 
@@ -67,7 +69,7 @@ class Stranding:
         columns = scope.index.columns
         self._cpu_at = columns[CPU_MILLI][0] if CPU_MILLI in columns else [0] * len(scope.index)
         self._memory_at = [columns[name][0] for name in MEMORY if name in columns]
-        # The needs of a slot are the same on all hosts of a kind.
+        # A slot has the same needs on all hosts of one kind.
         self._needs: dict[object, Needs] = {}
 
     def first(self, position: int) -> int:
@@ -77,8 +79,8 @@ class Stranding:
         return _first(*self._free(position), self._needs_at(position), self._sums)
 
     def losses(self, position: int) -> Iterator[int]:
-        """Yields the capacity that one more slot would strand on a host, then the next slot, and so
-        on without end.
+        """Yields the capacity that the next slot would strand on a host, then the capacity of each
+        further slot, without end.
         """
         return _losses(*self._free(position), self._needs_at(position), self._sums)
 
@@ -92,7 +94,7 @@ class Stranding:
 
     def _needs_at(self, position: int) -> Needs:
         host = self._scope.host(position)
-        # Each host defines the amounts of its default slot.
+        # Each host defines the amounts of its default slot, so the needs differ between hosts.
         if self._scope.scheduling_class.profile is None:
             return self._needs_on(host)
         layout = host.cpus.devices.layout if host.cpus is not None else None
@@ -115,10 +117,10 @@ class Stranding:
 
 class Ranking:
     """The hosts of a level that have room for a class, ordered by the GPU capacity that a slot
-    strands there.
+    would strand there.
 
-    The order is kept in a heap. An entry becomes outdated when its host changes. Changed hosts get
-    a new entry before the next host is chosen, and outdated entries are skipped.
+    A heap keeps the order. An entry becomes outdated when its host changes. A changed host gets a
+    new entry before the next host is chosen, and the ranking skips outdated entries.
     """
 
     def __init__(
@@ -128,9 +130,9 @@ class Ranking:
 
         Args:
             searches: the searches of the level.
-            scope: the values that the searches of the class share.
-            gpu_hosts: the hosts with GPUs, for the average cpu and memory per GPU.
-            changed: hosts that changed in this pass; more are appended.
+            scope: the values that all searches of the class share.
+            gpu_hosts: the hosts with GPUs, which give the average cpu and memory per GPU.
+            changed: the hosts that changed in this pass. The caller may append more hosts later.
         """
         self._scope = scope
         self._stranding = Stranding(gpu_hosts, scope)
@@ -146,7 +148,9 @@ class Ranking:
         heapq.heapify(self._heap)
 
     def best(self, besides: Collection[int]) -> int | None:
-        """Returns the best host that has room and is not in `besides`; None: no host."""
+        """Returns the best host that has room and is not in `besides`; None: no such host
+        exists.
+        """
         self._catch_up()
         popped = []
         found = None
@@ -157,7 +161,7 @@ class Ranking:
                 continue
             if position in besides:
                 popped.append(rank)
-            # The check may compute cpus and devices, so only the best host is checked.
+            # The check may compute cpus and devices, so it is made for the best host only.
             elif self._search_of[position].accepts(position):
                 popped.append(rank)
                 found = position
@@ -167,7 +171,9 @@ class Ranking:
         return found
 
     def share(self, position: int, most: int) -> int:
-        """Returns how many slots go to the best host before another host is better: 1 to `most`."""
+        """Returns the number of slots, 1 to `most`, for which the best host remains the best
+        host.
+        """
         others = heapq.nsmallest(2, self._heap)
         next_best = min((rank[0] for rank in others if rank[-1] != position), default=None)
         share = 0
@@ -197,12 +203,12 @@ def _first(parts: tuple[int, ...], cpu_milli: int, memory: int, needs: Needs, su
 def _losses(
     parts: tuple[int, ...], cpu_milli: int, memory: int, needs: Needs, sums: Sums
 ) -> Iterator[int]:
-    """Yields the capacity that each slot of an endless sequence strands.
+    """Yields the capacity that each slot of an endless sequence strands on one host.
 
     Args:
-        parts: the free part of each GPU, in hundredths.
-        cpu_milli: the free cpu, in thousandths.
-        memory: the free memory, in grains.
+        parts: the free part of each GPU of the host, in hundredths.
+        cpu_milli: the free cpu of the host, in thousandths.
+        memory: the free memory of the host, in grains.
         needs: the needs of each slot.
         sums: the totals of all hosts with GPUs.
     """
@@ -227,7 +233,7 @@ def _sold(parts: list[int], cpu_milli: int, memory: int, sums: Sums) -> int:
     sold = 0
     for tenths in PARTS:
         most = value
-        # Integers, so that the rank is the same on every machine.
+        # Integer arithmetic, so that the rank is the same on every machine.
         if cpu_milli_whole:
             most = min(most, cpu_milli * gpus * WHOLE_VALUE * 10 // (cpu_milli_whole * tenths))
         if memory_whole:
@@ -237,14 +243,17 @@ def _sold(parts: list[int], cpu_milli: int, memory: int, sums: Sums) -> int:
 
 
 def _take(left: list[int], parts: tuple[int, ...]) -> None:
-    """Takes parts from different GPUs, each from the GPU that loses the least value."""
+    """Takes the parts from different GPUs. Each part is taken from the GPU that loses the least
+    value.
+    """
     taken: set[int] = set()
     for part in parts:
         others = [at for at in range(len(left)) if at not in taken]
         if not others:
             return
-        # A request for memory alone may fit on a GPU whose compute is completely taken. The free
-        # part then becomes 0. (This function does not decide whether a host has room.)
+        # A request for memory alone may fit on a GPU whose compute is completely taken. Then no GPU
+        # has enough, and the free part becomes 0. (This function does not decide whether a host has
+        # room.)
         enough = [at for at in others if left[at] >= part]
         best = min(enough, key=partial(_loss_at, left, part)) if enough else max(others)
         left[best] = max(left[best] - part, 0)

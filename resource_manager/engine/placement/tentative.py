@@ -1,5 +1,5 @@
-"""Places slots of a gang's members tentatively, to find out whether all members fit. All changes
-are rolled back at the end.
+"""Places slots of a gang's members tentatively, to find out whether all members fit. At the end,
+all changes are rolled back.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from resource_manager.engine.queue.gangs import MemberRequest
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 HOSTS_AT_ONCE = 8
-"""Number of hosts that one search returns together if hosts need not be compared."""
+"""The number of hosts that one search returns together if hosts need not be compared."""
 
 OF_ONE_SLOT = (PIN_CORES, PIN_NODE_CPUS, NODE_CPU_MILLI)
-"""Columns in which several members together need no more than one member: each member may use
+"""Columns in which several members together need no more than one member. Each member may use
 another NUMA node, or other cpus of the same cores.
 """
 
@@ -46,11 +46,11 @@ class Members:
     """Equal members of a gang, during the search for hosts.
 
     Attributes:
-        number: position of their request in the gang, for `Share`.
-        wanted: a separate scheduling class, so that this search does not change the cursors of the
-            queued class of equal requests.
-        count: number of members.
-        barred: executors that must not be chosen.
+        number: the position of the members' request in the gang, for `Share`.
+        wanted: a scheduling class that is used only by this search, so that the search does not
+            change the cursors of the queued class of equal requests.
+        count: the number of members.
+        barred: the executors that must not be chosen for the members.
     """
 
     number: int
@@ -60,14 +60,14 @@ class Members:
 
     @classmethod
     def of(cls, number: int, request: MemberRequest, barred: Collection[str]) -> Members:
-        """Returns the members of one request of a gang."""
+        """Returns the members that share one request of a gang."""
         wanted = SchedulingClass(number, *request.key)
         return cls(number, wanted, request.count, frozenset(barred))
 
 
 def least_needs(members: Sequence[Members]) -> list[Need]:
-    """Returns the index columns that a host needs to serve at least one member: for a host with one
-    memory pool, and for a host with separate pools, if they differ.
+    """Returns the index columns that a host needs to serve at least one member. If they differ for
+    hosts with one memory pool and hosts with separate pools, returns both.
     """
     pooled = _least([needs_of(each.wanted).pooled for each in members])
     separate = _least([needs_of(each.wanted).separate for each in members])
@@ -80,12 +80,12 @@ def _least(needs: Sequence[Need]) -> Need:
 
 
 class TentativePlacer(Placer):
-    """A placer whose slots are rolled back. It ends with `drop`. Until then, no other code may
-    change the indexes.
+    """A placer whose slots are rolled back. The search must end with `drop`. Until then, no other
+    code may change the indexes.
 
     Attributes:
-        topology: True if amounts alone are not sufficient, so that slots also get cpus and NUMA
-            nodes.
+        topology: True if amounts alone do not decide whether members fit, so that the placer also
+            gives cpus and NUMA nodes to slots.
     """
 
     _avoids_reserved = False  # the free amounts in the index already exclude reserved capacity
@@ -93,16 +93,15 @@ class TentativePlacer(Placer):
     def __init__(
         self, hosts: Hosts, members: Sequence[Members], prefix: str = "", *, may_build: bool = False
     ) -> None:
-        """Begins.
+        """Starts a tentative ledger. No member is placed yet.
 
         Args:
             hosts: all hosts.
             members: the members to place.
-            prefix: see `Ledger`.
-            may_build: whether indexes may be built for the labels that members require.
+            prefix: the prefix of index columns from which to take capacity; see `Ledger`.
+            may_build: True if indexes may be built for the labels that members require.
         """
-        # Indexes are built before the ledger, because the ledger sets its journal only in existing
-        # indexes.
+        # Build the indexes first, because the ledger sets its journal only in indexes that exist.
         for each in members if may_build else ():
             hosts.indexes.get_or_build(each.wanted.labels, hosts.values())
         constrained = any(each.wanted.topology_constrained for each in members)
@@ -110,15 +109,15 @@ class TentativePlacer(Placer):
         ledger = Ledger(hosts, prefix, topology=self.topology)
         super().__init__(hosts, ledger)
         self._within: Labels = ()
-        # From the first mark on, all changes are recorded and can be rolled back.
+        # After the first mark, the ledger records all changes and can roll them back.
         self._start = self._ledger.mark()
         self._columns = {
             name for each in members for need in needs_of(each.wanted).kinds for name in need
         }
         self._barred = {each.wanted: each.barred for each in members}
         self._scopes: dict[SchedulingClass, Scope] = {}
-        # The number of failed checks is not limited, because a gang must not seem infeasible only
-        # because the checks ran out.
+        # The number of failed checks is not limited, because a used-up limit must not make a gang
+        # seem infeasible.
         self._check_budget = CheckBudget(_UNLIMITED, 0)
         self._as_if_empty = bool(prefix)
         if self._as_if_empty:
@@ -128,28 +127,28 @@ class TentativePlacer(Placer):
 
     def hosts(self, members: Members) -> Iterator[str]:
         """Yields the hosts that have room for one of the members, the best of the compared hosts
-        first. It skips hosts that are closed during the iteration.
+        first. Hosts that are closed during the iteration are skipped.
         """
-        # A search for one host passes members that represent the whole gang, which `__init__` does
-        # not know.
+        # A search for one host passes members that stand for the whole gang. `__init__` did not get
+        # these members.
         self._barred[members.wanted] = members.barred
-        # Each call gets a new search, because `_ranked` removes the candidates that it yields.
+        # Each call needs a new search, because `_ranked` removes the candidates that it yields.
         found = self._begin(members.wanted)
         index, yielded = found.scope.index, set[int]()
         for level in range(len(found.levels)):
             for at in self._ranked(found, level):
-                # A host may be in several tiers.
+                # a host may be in several tiers
                 if at not in yielded and index.ids[at] not in self._closed:
                     yielded.add(at)
                     yield index.ids[at]
 
     def room(self, members: Members, host_id: str, most: int) -> int:
-        """Returns how many of the members fit on a host, at most `most`."""
+        """Returns the number of these members that fit on a host, at most `most`."""
         found = self._place_at(members, host_id)
         return 0 if found is None else found[0].room(found[1], most)
 
     def take(self, members: Members, host_id: str, most: int) -> int:
-        """Places as many of the members on a host as fit, at most `most`. Returns the number of
+        """Places as many of these members on a host as fit, at most `most`. Returns the number of
         placed members.
         """
         found = self._place_at(members, host_id)
@@ -162,8 +161,8 @@ class TentativePlacer(Placer):
         return count
 
     def admits(self, members: Members, host_id: str) -> bool:
-        """Returns True if a host has the labels that the members require, and is not barred for
-        them.
+        """Returns True if a host has the labels that the members require, and the members are not
+        barred from the host.
         """
         scope = self._scope(members.wanted)
         if not scope.index.knows(host_id) or scope.index.position[host_id] in scope.barred:
@@ -188,23 +187,23 @@ class TentativePlacer(Placer):
         return self._hosts[host_id]
 
     def free(self, host_id: str, name: str) -> int:
-        """Returns the number of a host in a column of the index."""
+        """Returns the free amount of a host in a column of the index."""
         return self._indexes.main.value(host_id, name)
 
     def state(self, host_id: str) -> object:
-        """Returns a key that is equal for two hosts if the same members fit there, apart from
-        labels. If cpus matter, no two hosts have the same key.
+        """Returns a key. If two hosts have equal keys, the same members fit on both hosts, apart
+        from labels. If cpus matter, no two hosts have equal keys.
         """
         if self.topology and self._hosts[host_id].cpus is not None:
             return host_id
         return tuple(self.free(host_id, name) for name in self._columns)
 
     def hosts_with_room(self, members: Sequence[Members]) -> Iterator[tuple[str, int]]:
-        """Yields each host with room for the smallest member, hosts in use first, with the number
-        of smallest members that fit there. Only amounts are compared.
+        """Yields each host with room for the smallest member, with the number of smallest members
+        that fit there. Hosts in use come first. Only amounts are compared.
         """
         index, needs = self.index, least_needs(members)
-        # Each member may use another device, so the free capacity of one device does not limit the
+        # Each member may use another device. So the free capacity of one device does not limit the
         # number of members.
         counted = [
             {name: amount for name, amount in need.items() if not name.startswith(MOST_LEFT)}
@@ -218,7 +217,9 @@ class TentativePlacer(Placer):
                 yield host_id, max([index.room(at, need or {SLOTS: 1}) for need in counted])
 
     def close(self, host_id: str) -> None:
-        """Takes all slots that a host may still have, and makes `hosts` skip it, until `reopen`."""
+        """Takes all slots that a host may still have, and makes `hosts` skip the host, until
+        `reopen`.
+        """
         self._closed.add(host_id)
         self._ledger.close(self._hosts[host_id])
 
@@ -228,14 +229,14 @@ class TentativePlacer(Placer):
         self.roll_back()
 
     def restrict(self, within: Labels) -> None:
-        """From now on, chooses only hosts that also carry these labels."""
+        """Restricts all later searches to hosts that also carry these labels."""
         self._within = within
         # Both caches depend on the labels that hosts must carry.
         self._scopes.clear()
         self._found.clear()
 
     def mark(self) -> Mark:
-        """Returns a mark to roll back to."""
+        """Returns a mark to which the placer can roll back."""
         return self._ledger.mark()
 
     def roll_back(self, mark: Mark | None = None) -> None:
@@ -267,7 +268,7 @@ class TentativePlacer(Placer):
                 best = [at for _, at in self._by_affinity(searches, scope.bookings, ())]
             if not best:
                 return
-            # So the next ranking has only hosts that were not yielded yet.
+            # Remove the yielded hosts, so that the next ranking has only other hosts.
             for search in searches:
                 search.drop(best)
             yield from best
@@ -286,14 +287,15 @@ class TentativePlacer(Placer):
         if scope is None:
             own, index = scheduling_class.labels, self._indexes.main
             labels = own if not self._within else tuple(sorted({*own, *self._within}))
-            # The index of all labels is best. If there is only an index of some labels, the search
-            # must still check all labels.
+            # The best index is the index of all required labels. If only an index of some labels
+            # exists, the search must still check all labels.
             for implied in (labels, self._within, own) if labels else ():
                 if (selected := self._indexes.of(implied)) is not self._indexes.main:
                     index, labels = selected, () if implied == labels else labels
                     break
             barred = list(self._barred.get(scheduling_class, ()))
-            # A refusal concerns the present state of a host, and not the empty host.
+            # A refusal depends on the present state of a host, so it does not matter for an empty
+            # host.
             if not self._as_if_empty:
                 barred += self._refusing(scheduling_class)
             scope = self._scope_in(index, scheduling_class, labels, barred)

@@ -1,8 +1,8 @@
 """Gives cpus and NUMA nodes to slots tentatively, to find out whether they fit.
 
-Slots get cpus in copies of the hosts' cpu ledgers, in the order of the calls of `take`. If the
-caller later books the slots in this order, they get the same cpus. The hosts' ledgers do not
-change. The caller must check amounts and the number of slots.
+Each host gets a copy of its cpu ledger. Slots get cpus in the copies, in the order of the calls of
+`take`. If the caller later books the slots in this order, they get the same cpus. The hosts' own
+ledgers do not change. The caller must check amounts and the number of slots.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from resource_manager.engine.hosts.cpu_allocator import ResourceRequest, cpu_req
 from resource_manager.engine.hosts.host import Host
 
 StartOf = Callable[[Host], CpuLedger | None]
-"""A function that returns the cpu ledger to start from; None: the host does not report its cpus."""
+"""A function that returns the cpu ledger with which a host starts; None: the host does not report
+its cpus.
+"""
 
 _KEY = "\0"
-"""Allocation id of tentative slots."""
+"""The allocation id of all tentative slots."""
 
 
 def as_they_are(host: Host) -> CpuLedger | None:
@@ -36,43 +38,47 @@ def as_if_empty(host: Host) -> CpuLedger | None:
 
 
 class TentativeCpus:
-    """The cpus of all hosts, with tentative slots."""
+    """The cpus of all hosts, including the cpus that tentative slots took."""
 
     def __init__(self, start_of: StartOf = as_they_are) -> None:
         self._start_of = start_of
-        self._changed: dict[str, CpuLedger | None] = {}  # by host; None: no cpus are taken there
+        # by host; None: no cpus are taken on the host
+        self._changed: dict[str, CpuLedger | None] = {}
         self._journal: list[tuple[str, CpuLedger | None]] = []
-        # number of slots that were tried, and number of slots that fit
+        # by host or kind of hosts: the number of slots that were tried, and the number of slots
+        # that fit
         self._known: dict[object, tuple[int, int]] = {}
 
     def mark(self) -> int:
-        """Returns a mark to roll back to."""
+        """Returns a mark to which the changes can be rolled back."""
         return len(self._journal)
 
     def roll_back(self, mark: int = 0) -> None:
-        """Gives back the cpus taken since a mark."""
+        """Gives back the cpus that were taken since a mark."""
         while len(self._journal) > mark:
             host_id, before = self._journal.pop()
             self._changed[host_id] = before
 
     def fit(self, request: ResourceRequest, host: Host, most: int) -> int:
-        """Returns for how many slots, at most `most`, a host's cpus and NUMA nodes suffice."""
+        """Returns the number of slots, at most `most`, for which the cpus and NUMA nodes of a host
+        are sufficient.
+        """
         if not most or not host.needs_topology(request):
             return most
         changed = self._changed.get(host.host_id)
-        # If no cpus were taken from the host, the host caches the result for its present state.
+        # If no slot took cpus on the host, the host caches the result for its present state.
         if host.cpus is None or (changed is None and self._start_of is as_they_are):
             return len(host.assign_many(request, most))
         wanted = cpu_request_of(request, host.booking_for(request))
         if changed is not None:
             return _count(changed, wanted, most)
-        # Hosts of a kind are equal when empty, so one computation is enough for all hosts of the
+        # Hosts of one kind are equal when empty, so one computation is enough for all hosts of the
         # kind.
         alike = self._start_of is as_if_empty
         key = host.cpu_kind if alike else host.host_id, wanted
         known, fitting = self._known.get(key, (0, 0))
-        # If the last try fitted all its slots, more may fit. Otherwise a larger try finds no more
-        # slots.
+        # If all slots of the last try fit, more slots may fit. Otherwise a try with more slots
+        # finds no more room.
         if known < most and known == fitting:
             start = self._start_of(host)
             fitting = _count(start, wanted, most) if start is not None else 0
@@ -80,8 +86,8 @@ class TentativeCpus:
         return min(most, fitting)
 
     def fit_all(self, members: Sequence[tuple[ResourceRequest, int]], host: Host) -> bool:
-        """Returns True if the cpus of a host are sufficient for all members together, in this
-        order. Each request comes with its number of members.
+        """Returns True if the cpus of a host are sufficient for all members, which get cpus in this
+        order. Each item is a request and the number of its members.
         """
         if not any(host.needs_topology(request) for request, _ in members):
             return True
@@ -90,14 +96,16 @@ class TentativeCpus:
             for at, (request, count) in enumerate(members, 1):
                 if self.fit(request, host, count) < count:
                     return False
-                if at < len(members):  # after the last request, no other check follows
+                if at < len(members):  # no check follows after the last request
                     self.take(request, host, count)
             return True
         finally:
             self.roll_back(mark)
 
     def unmet(self, request: ResourceRequest, host: Host) -> int:
-        """Returns how many preferred policies a slot would miss on a host that has room."""
+        """Returns the number of preferred policies that a slot would miss on a host that has
+        room.
+        """
         changed = self._changed.get(host.host_id)
         if changed is None:
             return host.unmet(request)
@@ -110,17 +118,17 @@ class TentativeCpus:
         Args:
             request: the request of the slots.
             host: the host.
-            count: number of slots.
+            count: the number of slots.
 
         Raises:
             InvariantBroken: the host's cpus are not sufficient for the slots. The caller must check
-                this with `fit` first.
+                this with `fit` before.
         """
         before = self._changed.get(host.host_id)
         start = before if before is not None else self._start_of(host)
         if start is None:
             return
-        # A copy is changed, so that `roll_back` can restore `before`.
+        # Change a copy, so that `roll_back` can restore `before`.
         ledger, wanted = start.scratch(), cpu_request_of(request, host.booking_for(request))
         given = CpuAssignment(request.cpus[0].qos) if request.cpus is not None else None
         for _ in range(count):
@@ -131,7 +139,7 @@ class TentativeCpus:
                         f"{request.key} does not fit on {host.host_id}: {found.text}"
                     )
                 given = found
-            # Slots are only added to the copy, so their number is a unique key.
+            # The copy only gains slots, so their number is a unique key.
             ledger.add((_KEY, len(ledger.holdings)), given)
         self._journal.append((host.host_id, before))
         self._changed[host.host_id] = ledger
