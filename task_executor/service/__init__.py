@@ -1,1 +1,1 @@
-"""The executor's front process: gRPC service, reports, tasks, checkpoint, metrics."""
+"""Contains the executor's front process: gRPC service, reports, tasks, checkpoint, metrics."""

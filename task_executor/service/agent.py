@@ -33,7 +33,7 @@ from task_executor.service.slot_keeper import SlotKeeper
 COALESCE_S = 0.02  # pause before a report, so that one report covers several changes
 REPORT_INTERVAL_MS_DEFAULT = 2_000
 REPORT_INTERVAL_MS_MIN, REPORT_INTERVAL_MS_MAX = 50, 3_600_000
-CONFLICT_PAUSE_S = 10.0  # pause between attempts that need an operator's action
+CONFLICT_PAUSE_S = 10.0  # pause between attempts, after an error that an administrator must fix
 
 NEEDS_OPERATOR = frozenset(
     {
@@ -47,7 +47,9 @@ NEEDS_OPERATOR = frozenset(
         Reason.ALREADY_EXISTS,
     }
 )
-"""Reasons of errors that an operator must fix. The agent retries only every `CONFLICT_PAUSE_S`."""
+"""Reasons of errors that an administrator must fix. After such an error, the agent tries again only
+every `CONFLICT_PAUSE_S` seconds.
+"""
 
 Registration = Callable[[slots_pb2.SlotReport], resource_manager_pb2.RegisterExecutorRequest]
 Measure = Callable[[], Awaitable[slots_pb2.UsageReport]]
@@ -89,7 +91,7 @@ class Agent:
         link: the connection to the RM.
         registration: builds the registration request from the first report.
         measure: returns the measured usage of slots.
-        denied: called after the list of denied identities has changed.
+        denied: a function that is called after the list of denied identities has changed.
         orphan_timeout_ms: how long slots are kept while no RM is reachable; None: indefinitely.
         clock: returns the current time in seconds.
     """
@@ -158,13 +160,13 @@ class Agent:
     async def _register(self) -> None:
         self._settled.clear()
         try:
-            # The registration contains a report. It must be complete, because an `unchanged` report
-            # refers to an earlier report of the same registration.
+            # The report in the registration must be complete, because an `unchanged` report refers
+            # to an earlier report of the same registration.
             self._keeper.reports.require_full_report()
             answer, report_number = await self._announce()
             await self._apply_registration(answer, report_number)
         finally:
-            # This is set after a failure as well, so that waiting commands continue at once.
+            # Set the event after a failure as well, so that waiting commands continue at once.
             self._settled.set()
         log.info(
             "registered",
@@ -175,11 +177,12 @@ class Agent:
         await self._free_unowned(answer.unowned_slots)
 
     async def _announce(self) -> tuple[resource_manager_pb2.RegisterExecutorResponse, int]:
-        """Sends the registration; returns the answer and the number of its report.
+        """Sends the registration. Returns the answer, and the number of the report in the
+        registration.
 
-        After a restart with a lost checkpoint, the report number can be lower than the highest one
-        that the RM has received. The RM then rejects the registration as stale, and the agent
-        repeats it with a higher number.
+        After a restart with a lost checkpoint, the report number can be lower than the highest
+        number that the RM has received. The RM then rejects the registration as stale, and the
+        agent sends it again with a higher number.
         """
         reports = self._keeper.reports
         for attempt in (1, 2):
@@ -200,7 +203,9 @@ class Agent:
     async def _apply_registration(
         self, answer: resource_manager_pb2.RegisterExecutorResponse, report_number: int
     ) -> None:
-        """Applies the answer. It stores the epoch before any command of that epoch is admitted."""
+        """Applies the answer. It stores the RM's epoch before any command of this epoch is
+        admitted.
+        """
         keeper = self._keeper
         keeper.fence.check_epoch(answer.rm_epoch)
         await keeper.keep_epoch(answer.rm_epoch, answer.epoch_proof)
@@ -227,7 +232,7 @@ class Agent:
     async def _report(self) -> _NextStep:
         keeper = self._keeper
         usage = await self._measure()
-        # This clears the event before reading the state. So a later change causes another report.
+        # Clear the event before the state is read, so that a later change causes another report.
         self._changed.clear()
         request = resource_manager_pb2.ReportSlotsRequest(
             executor_id=keeper.identity.executor_id,
@@ -244,13 +249,14 @@ class Agent:
     async def _handle_answer(self, answer: resource_manager_pb2.ReportSlotsResponse) -> _NextStep:
         keeper = self._keeper
         if answer.register_again and answer.rm_epoch < keeper.fence.rm_epoch:
-            # This RM was replaced, or its database is older than what this executor knows. Only a
-            # registration shows it the proof of the newer epoch, and then it stops.
+            # This RM was replaced, or its database is older than the epoch that this executor
+            # knows. Register again, because only a registration shows the RM the proof of the newer
+            # epoch. The RM then stops.
             log.info("register_again", manager=self._link.address, rm_epoch=answer.rm_epoch)
             return _NextStep.REGISTER
         keeper.fence.check_epoch(answer.rm_epoch)
         if answer.rm_epoch > keeper.fence.rm_epoch:
-            # The epoch must be durable first, because a command of this epoch may arrive at any
+            # Make the epoch durable first, because a command of this epoch may arrive at any
             # moment.
             await keeper.keep_epoch(answer.rm_epoch, answer.epoch_proof)
             keeper.fence.raise_epoch(answer.rm_epoch)
@@ -271,22 +277,22 @@ class Agent:
         return _NextStep.WAIT
 
     async def _follow_denials(self, message: resource_manager_pb2.DeniedIdentities) -> None:
-        """Rejects the identities in a list from now on, and no others."""
+        """Rejects exactly the identities in this list from now on."""
         denials = Denials(message.number, tuple(sorted(set(message.subjects))))
         if denials == self._keeper.denials:
             return
         log.info("denials_changed", number=denials.number, subjects=len(denials.subjects))
         self._keeper.denials = denials
         self._denied()
-        # A front that restarts while the RM is unreachable needs the list. If the disk is full, the
-        # next checkpoint contains it.
+        # Save the list, because a front that restarts while the RM is unreachable needs it. If the
+        # disk is full, a later checkpoint contains the list.
         await self._keeper.save_or_log()
 
     async def _follow_policy(self, message: cpus_pb2.HostPolicy, number: int) -> None:
-        """Applies the settings that an operator made for this host.
+        """Applies the settings that an administrator made for this host.
 
-        Invalid settings are logged and ignored. Reports then keep the number of the settings in
-        effect.
+        Invalid settings are logged and ignored. Reports then still contain the number of the
+        settings in effect.
         """
         try:
             policy = host_policy_from_proto(message, "host_policy")
@@ -344,8 +350,9 @@ class Agent:
         # The pause is at most one report interval, because a restarted RM marks this executor as
         # lost when its report is late.
         pause_s = min(pause_s, self.state.report_interval_ms / 1000)
-        # These errors remain until an operator acts, so the pause is long. But if another process
-        # listens at the address of the RM, the RM may come back at any moment.
+        # These errors remain until an administrator acts, so use a long pause. But use a short
+        # pause if another process listens at the address of the RM, because the RM may return at
+        # any moment.
         if error.reason in NEEDS_OPERATOR and not isinstance(error, Unavailable):
             log.error("registration_refused", reason=error.reason.value, error=error.message)
             pause_s = CONFLICT_PAUSE_S

@@ -1,13 +1,13 @@
-"""The executor's checkpoint on disk: the state that a restarted front needs.
+"""Stores the executor's checkpoint on disk: the state that a restarted front needs.
 
 After any crash, each file has either its old or its new content, and is complete.
 
     executor.lock     locked by the one front that uses this directory
     state.json        identity, epoch, slots, denials: one document, replaced whole
-    tasks/ID.json     one per task, written when it is accepted, deleted with the task
+    tasks/ID.json     one file per task, written when the task is accepted, deleted with the task
     endpoint.json     addresses of the running front, for people and tools
     executor.*        the certificate, see `task_executor/membership.py`
-    helper/           owned by the helper
+    helper/           files of the helper
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class SavedState:
     slots: tuple[Slot, ...] = ()
     ended: tuple[EndedSlot, ...] = ()
     starts: int = 0  # number of fronts started with this identity; part of their report numbers
-    policy: HostPolicy = field(default_factory=HostPolicy)  # settings that an operator made
-    policy_number: int = 0  # number of `policy`; 0: an operator made no settings
+    policy: HostPolicy = field(default_factory=HostPolicy)  # settings that an administrator made
+    policy_number: int = 0  # number of `policy`; 0: no administrator made settings
     denials: Denials = field(default_factory=Denials)  # identities to reject
     operators: tuple[SlotOperator, ...] = ()  # operators that are registered for whole slots
     epoch_proof: str = ""  # EpochProof of the highest epoch that was proven, in base64
@@ -114,17 +114,18 @@ class StateDirectory:
     # -- state -------------------------------------------------------------------------------
 
     def load(self, executor_id: str) -> SavedState:
-        """Returns the saved state, or a new identity if there is none or it is damaged.
+        """Returns the saved state. If there is no saved state, or the file is damaged, returns a
+        state with a new identity.
 
-        A damaged state.json is renamed to state.json.damaged and noted in `damage`. The front then
-        learns from the helper which slots exist on the host.
+        The method renames a damaged state.json to state.json.damaged, and adds a sentence to
+        `damage`. The front then learns from the helper which slots exist on the host.
 
         Args:
             executor_id: the configured id of the executor; empty: the saved id is used.
 
         Raises:
-            ConfigurationError: the directory belongs to another executor, a newer version wrote it,
-                or it cannot be read at all.
+            ConfigurationError: the directory belongs to another executor, a newer version wrote the
+                file, or the file cannot be read at all.
         """
         try:
             content = read_document(self.path / STATE_FILE)
@@ -159,7 +160,7 @@ class StateDirectory:
     # -- tasks -------------------------------------------------------------------------------
 
     def tasks(self) -> Iterator[dict[str, Any]]:
-        """Yields all saved tasks. A damaged file is skipped and noted in `damage`."""
+        """Yields all saved tasks. Skips a damaged file, and adds a sentence to `damage`."""
         for path in sorted((self.path / TASKS_FOLDER).glob("*.json")):
             try:
                 content = read_document(path)
@@ -202,14 +203,14 @@ class Saver:
         """Returns when the present state, or a newer state, is durable.
 
         Raises:
-            OSError: it could not be written (for example, the disk is full).
+            OSError: the state could not be written (for example, the disk is full).
         """
         self._wanted += 1
         mine = self._wanted
         async with self._lock:
             if self._written >= mine:
                 return  # a write that began after this call has stored the state
-                # `covers` is read together with the snapshot. A caller that arrives during the
+                # Read `covers` together with the snapshot, because a caller that arrives during the
                 # write needs the next write.
             covers = self._wanted
             await asyncio.to_thread(self._directory.save, self._snapshot())
@@ -223,8 +224,8 @@ class DamagedError(Exception):
 def write_document(path: Path, content: dict[str, Any], mode: int = 0o600) -> None:
     """Replaces a file durably.
 
-    It writes the content with version and checksum to a new file, syncs this file, renames it, and
-    syncs the directory.
+    The function writes the content with version and checksum to a new file. It syncs the new file,
+    renames it, and syncs the directory.
 
     Args:
         path: the file to replace.
@@ -274,7 +275,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
 def encode_document(content: dict[str, Any]) -> str:
     """Returns the text of a file: the content with version and checksum."""
     body = json.dumps(content, separators=(",", ":"), sort_keys=True)
-    # The content is stored as text, so the checksum does not depend on how a reader prints JSON.
+    # Store the content as text, so that the checksum does not depend on how a reader prints JSON.
     return json.dumps({"version": FORMAT_VERSION, "sha256": _digest(body), "content": body})
 
 
@@ -295,8 +296,8 @@ def decode_document(text: str, path: Path) -> dict[str, Any]:
         intact = document["sha256"] == _digest(body)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise DamagedError("incomplete, or not a file of the executor") from None
-    # The version is checked before the checksum, so that a file of a newer version does not count
-    # as damaged.
+    # Check the version before the checksum, so that a file of a newer version does not count as
+    # damaged.
     if version > FORMAT_VERSION:
         raise ConfigurationError(
             f"{path} was written by a newer version of finegrain (format {version}, this one "
@@ -324,7 +325,7 @@ def state_content(state: SavedState) -> dict[str, Any]:
 def parse_state(content: dict[str, Any], damage: list[str]) -> SavedState:
     """Decodes the content of state.json, from this version or an earlier version.
 
-    A slot or policy that cannot be read is left out, and the rest is kept.
+    If a slot or the policy cannot be read, the function leaves it out and decodes all other parts.
 
     Args:
         content: the content of the file, as `state_content` returns it.
@@ -333,8 +334,8 @@ def parse_state(content: dict[str, Any], damage: list[str]) -> SavedState:
     Raises:
         DamagedError: another part is missing or has the wrong type.
     """
-    # Each slot and the policy are read separately below, so that one bad slot does not make the
-    # others unreadable.
+    # Read each slot and the policy separately below, so that one bad slot does not make other slots
+    # unreadable.
     parts = {name: value for name, value in content.items() if name not in ("slots", "policy")}
     try:
         state = _JSON.from_json(SavedState, parts)

@@ -1,8 +1,8 @@
 """Executes the commands of the resource manager (RM), and answers with the resulting state.
 
-Commands are executed one at a time, and each command once. The fence admits a command. Then the
-command is executed completely, even if the caller disconnects. The answer is recorded, so that a
-retry gets the same answer.
+The executor runs one command at a time, and each command only once. When the fence has admitted a
+command, the executor runs it to the end, even if the caller disconnects. The executor records the
+answer, so that a retry gets the same answer.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class CommandRunner:
     Args:
         keeper: the slots of this executor.
         pids_max: the limit of processes for a slot whose order names no limit.
-        registered: waits for a registration in progress. This is necessary because an RM may send a
-            command before its answer to the registration has arrived here.
-        offer: called with all carved slots. It offers each slot that has a target address to its
-            job master.
-        refresh_host: reads the host's cpus and the kubelet's state again.
+        registered: a function that waits for a registration in progress. A command must wait,
+            because an RM may send it before the RM's answer to the registration has arrived.
+        offer: a function that is called with all carved slots. It offers each slot that has a
+            target address to the slot's job master.
+        refresh_host: a function that reads the host's cpus and the kubelet's state again.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class CommandRunner:
     def _check_meant_for_us(self, request: Command) -> None:
         """Raises AlreadyExists if the command names another executor.
 
-        Another executor may by mistake advertise the address of this executor. Its epoch and
-        registration number may be equal too, so only the name shows the mistake.
+        Another executor may by mistake advertise the address of this executor. Both executors may
+        have the same epoch and registration number, so only the name shows the mistake.
         """
         own = self._keeper.identity.executor_id
         if request.executor_id not in ("", own):
@@ -143,7 +143,7 @@ class CommandRunner:
         self, numbers: CommandNumbers, proof: EpochProof, work: Callable[[], Awaitable[Answer]]
     ) -> Answer:
         fence = self._keeper.fence
-        # This waits without the lock, so that other commands continue.
+        # Wait without the lock, so that other commands continue.
         if numbers.registration_number > fence.registration_number:
             await self._registered(REGISTRATION_WAIT_S)
         async with self._lock:
@@ -173,7 +173,8 @@ class CommandRunner:
     async def _allocate(
         self, request: task_executor_pb2.AllocateSlotsRequest, numbers: CommandNumbers
     ) -> task_executor_pb2.AllocateSlotsResponse:
-        # If one order is malformed, only this order is rejected. The other slots are carved.
+        # If one order is malformed, reject only this order, and carve the slots of all other
+        # orders.
         parsed = [
             self._parse(message, f"allocations[{index}]")
             for index, message in enumerate(request.allocations)
@@ -193,7 +194,7 @@ class CommandRunner:
             )
             for message, each in zip(request.allocations, parsed, strict=True)
         ]
-        # The report in the answer contains the command's number, so the number is set first.
+        # Set the command's number first, because the report in the answer contains it.
         self._keeper.fence.contained(numbers)
         answer = task_executor_pb2.AllocateSlotsResponse(
             results=results, report=state_to_proto(self._keeper.full_state())
@@ -268,7 +269,7 @@ class CommandRunner:
                 await self._refresh_host()
             error = (await resize_slot(self._keeper, *change, assignment=assignment)).error
         if error is not None and error.reason is Reason.UNREACHABLE:
-            raise error  # the outcome is unknown, so no answer is recorded and a retry is executed
+            raise error  # the outcome is unknown, so record no answer: a retry must be executed
         self._keeper.fence.contained(numbers)
         answer = task_executor_pb2.TaskExecutorServiceResizeSlotResponse(
             result=result(request.allocation_id, error),
@@ -282,12 +283,12 @@ def numbers_of(request: Command) -> CommandNumbers:
     """Returns the numbers of a command and the digest of its content.
 
     Raises:
-        InvalidArgument: a number is negative, or so high that no later one could exceed it.
+        InvalidArgument: a number is negative, or is so high that no later number can exceed it.
     """
     for name in ("rm_epoch", "registration_number", "command_number"):
         if not 0 <= (number := getattr(request, name)) <= COUNTER_MAX:
             raise InvalidArgument(name, number, f"0 to {COUNTER_MAX}")
-    # The proof comes only with the first commands, so a repeated command may lack it.
+    # Leave out the proof: it comes only with the first commands, so a repeated command may lack it.
     bare = copy.copy(request)
     bare.ClearField("epoch_proof")
     content = bare.SerializeToString(deterministic=True)

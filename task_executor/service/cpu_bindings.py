@@ -1,8 +1,8 @@
 """Moves slots on the host so that they run on the cpus that the ledger assigns to them.
 
 A slot never runs on dedicated cpus of another slot, and always has at least one cpu. To guarantee
-this, slots that share cpus are moved off a cpu before the cpu becomes dedicated. They are moved
-back only when nothing is left of the slot that had the dedicated cpu.
+this, the executor moves slots that share cpus off a cpu before the cpu becomes dedicated. It moves
+these slots back only when nothing is left of the slot that had the dedicated cpu.
 
 Each move of a slot is one write, from one non-empty cpu set to another. Only the slot's own cgroup
 limits cpus, so parent cgroups need no change.
@@ -47,7 +47,9 @@ class CpuBindings:
 
     @property
     def is_out_of_sync(self) -> bool:
-        """True while slots may run on other cpus than in the ledger: a move failed or is due."""
+        """Returns True while slots may run on other cpus than in the ledger, because a move failed
+        or is due.
+        """
         return self._version != self._table.cpus.version
 
     def applied(self, key: SlotKey, binding: CpuBinding) -> None:
@@ -70,20 +72,20 @@ class CpuBindings:
             force: True: write the cpus of all slots, including slots whose cpus have not changed.
 
         Raises:
-            FinegrainError, OSError: a move failed. All slots were moved back to their old cpus, if
-                possible.
+            FinegrainError, OSError: a move failed. As far as possible, all slots are back on their
+                old cpus.
         """
         if not self.is_out_of_sync and not force:
             return
-        # The version is read before the move, so that a change during the move needs another sync.
+        # Read the version before the move, so that a change during the move needs another sync.
         version, applied = self._table.cpus.version, {} if force else self._applied
         moves = {key: binding for key, binding in self._desired() if applied.get(key) != binding}
         before = {key: self._applied[key] for key in moves if key in self._applied}
         try:
             await self._move(moves)
         except (FinegrainError, OSError):
-            # Some slots may have been moved. If a slot cannot be moved back, its cpus stay unknown
-            # and the next sync writes all slots.
+            # Some slots may have moved. If one of them cannot be moved back, the cpus of the slots
+            # stay unknown, and the next sync writes all slots.
             for key in moves:
                 self._applied.pop(key, None)
             with contextlib.suppress(FinegrainError, OSError):
@@ -97,7 +99,9 @@ class CpuBindings:
             log.info("slots_moved", slots=len(moves), **self._pools())
 
     async def sync_or_log(self, *, force: bool = False) -> None:
-        """Takes `lock` and calls `sync`. It logs an error, and a later sync retries."""
+        """Takes `lock` and calls `sync`. If this fails, logs the error; a later sync tries
+        again.
+        """
         async with self.lock:
             try:
                 await self.sync(force=force)
@@ -112,7 +116,8 @@ class CpuBindings:
     def _desired(self) -> Iterator[tuple[SlotKey, CpuBinding]]:
         """Yields each slot with its cpus, slots with dedicated cpus first.
 
-        Cpus that such a slot leaves are then free before the other slots are moved.
+        In this order, the cpus that a slot with dedicated cpus leaves are free before other slots
+        move there.
         """
         slots = [slot for slot in self._table if self._is_movable(slot)]
         slots.sort(key=lambda slot: not slot.spec.is_pinned)
@@ -122,10 +127,10 @@ class CpuBindings:
                 yield slot.key, binding
 
     def _is_movable(self, slot: Slot) -> bool:
-        """True if the slot is on the host and no resize is changing its dedicated cpus."""
+        """Returns True if the slot is on the host and no resize is changing its dedicated cpus."""
         if slot.becoming is not None and slot.spec.is_pinned:
             return False
-        # A slot that is being carved counts once its group exists on the host.
+        # A slot that is being carved can be moved as soon as its group exists on the host.
         return slot.state is not CarveState.CARVING or slot.key in self._applied
 
     async def _move(self, moves: Mapping[SlotKey, CpuBinding]) -> None:

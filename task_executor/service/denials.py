@@ -1,4 +1,6 @@
-"""The identities that operators have denied, as the resource manager has last sent them."""
+"""Keeps the identities that an administrator has denied, as the resource manager has last sent
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ class Denials:
     """One list of denied identities.
 
     Attributes:
-        number: number of the list; 0: it is empty.
+        number: number of the list; 0: the list is empty.
         subjects: identities ("user/alice") and serial numbers of certificates in hexadecimal.
     """
 

@@ -1,8 +1,8 @@
 """Builds the environment variables that tell a task which devices its slot has.
 
-CUDA, containers and ROCm read the first three variables, and use no other GPUs. FINEGRAIN_DEVICES
-lists all devices as JSON. Tasks of slots without devices get the variables as well, so that such a
-task does not use a GPU by accident.
+CUDA, containers and ROCm read the three variables with GPUs, and use no other GPUs.
+FINEGRAIN_DEVICES lists all devices as JSON. Tasks of slots without devices get all variables as
+well, so that such a task does not use a GPU by accident.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _described(
         # memory than the share.
         if memory and device.vendor == NVIDIA_VENDOR:
             found["usable_memory_bytes"] = max(memory - context_bytes, 0)
-        found["minor"] = device.minor  # it may have changed since the slot was placed
+        found["minor"] = device.minor  # the minor number may have changed since the slot was placed
     if share.functions:
         found["functions"] = list(share.functions)
     links = {

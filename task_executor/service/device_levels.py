@@ -44,8 +44,8 @@ class DeviceEnforcement:
         watched: UUIDs of the GPUs on which the memory use of each slot is measured.
         under_mps: the levels of GPUs that slots share under MPS, by UUID and dimension.
         limited: UUIDs of the GPUs whose memory the kernel or the driver can limit for each slot.
-        obstacles: why the memory of other GPUs cannot be limited, by UUID.
-        unlimited: why the memory was not limited for single slots, by slot and UUID.
+        obstacles: why the memory of a GPU that is not in `limited` cannot be limited, by UUID.
+        unlimited: why the memory of a GPU was not limited for a slot, by slot and UUID.
     """
 
     nodes: DeviceNodes = NO_NODES
@@ -87,7 +87,7 @@ class DeviceEnforcement:
             host: the devices of the host.
             shares: the slot's shares of devices.
             report: the helper's isolation report.
-            key: the slot; None if it does not exist.
+            key: the slot; None: the slot does not exist yet.
         """
         shares = tuple(shares)
         # Each GPU has its own MPS daemon, and a process can be the client of only one daemon.
@@ -133,9 +133,10 @@ class DeviceEnforcement:
 
 
 def unmet_levels(profile: ResourceProfile, isolation: Isolation, reasons: Mapping[str, str]) -> str:
-    """Returns which levels of enforcement are weaker than the request requires; "" if none.
+    """Returns the levels of enforcement that are weaker than the request requires, as text; empty
+    if no level is too weak.
 
-    The resource manager chose the devices by the levels that the executor had announced. These
+    The resource manager chose the devices by the levels that the executor had registered. The
     levels may have changed since then.
 
     Args:

@@ -1,11 +1,11 @@
 """Limits the memory of GPUs for each slot: the level "kernel" of a share.
 
-For this, the helper runs a short process (`task_executor/device_agent.py`), because root and a
-library of the driver are needed. The kernel or the driver then refuses memory above the share. A
-limit belongs to the group of its slot and ends with it.
+The helper runs a short process for this (`task_executor/device_agent.py`), because a limit needs
+root and a library of the driver. The kernel or the driver then refuses memory above the share. A
+limit belongs to the group of its slot, and ends with the group.
 
-If a limit cannot be set, the share has the next lower level, with the reason. All limits are set
-again when the front or the helper has started, and about once a minute.
+If a limit cannot be set, the share has the next lower level, with the reason. The executor sets all
+limits again when the front or the helper has started, and about once a minute.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class DeviceLimits:
         return before != keeper.enforcement
 
     async def set(self, specs: Iterable[SlotSpec]) -> None:
-        """Sets the limits of slots. The caller calls it before slots get tasks, and after their
-        shares change.
+        """Sets the limits of slots. Callers use it before slots get tasks, and after the shares of
+        slots change.
         """
         async with self._lock:
             wanted = self._wanted(specs, self._keeper.enforcement.limited)
@@ -144,7 +144,7 @@ class DeviceLimits:
 
 
 def _whole_mib(amounts: Pairs) -> int:
-    """Returns bytes of memory, rounded down to MiB. Drivers may count in larger units than bytes.
-    With this rounding, the driver returns the limit that was written.
+    """Returns bytes of memory, rounded down to MiB. Drivers may count in units that are larger than
+    bytes. Because of the rounding, the driver returns exactly the limit that was written.
     """
     return dict(amounts).get(GPU_MEMORY, 0) // _MIB * _MIB

@@ -27,10 +27,10 @@ from task_executor.service.task_runner import TaskRunner
 from task_executor.service.task_table import Task
 
 ENDED_S: Final = 10.0
-"""Seconds until tasks that were killed, but have not ended, are killed again."""
+"""Seconds after which the executor kills tasks again that it has killed but that have not ended."""
 
 # MPS limits each process, by variables that a program can change. NVIDIA's driver does not count
-# managed memory in its limits. So the memory of the whole slot is measured as well.
+# managed memory in its limits. So the executor measures the memory of the whole slot as well.
 _MEASURED: Final = (WATCH, MPS)
 
 log = get_logger(__name__)
@@ -41,9 +41,10 @@ class OveruseWatch:
 
     Args:
         keeper: the slots of this executor.
-        runner: ends the tasks.
-        ended: called when all tasks of a slot have ended. Its arguments are the bytes above the
-            share, and the seconds since the last reading in which the slot was within its share.
+        runner: the runner of tasks, which ends them.
+        ended: a function that is called when all tasks of a slot have ended. Its arguments are the
+            bytes above the share, and the seconds since the last reading in which the slot was
+            within its share.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class OveruseWatch:
         """Begins to end the tasks of slots that are above their share in two readings in a row.
 
         Args:
-            usages: measured use of devices.
+            usages: the measured use of devices.
             at_s: the time of the measurement, in seconds of `time.monotonic`.
 
         Returns:
@@ -84,14 +85,14 @@ class OveruseWatch:
         for over in self._watch.observe(at_s, uses):
             if over.use.key not in self._ending:
                 self._ending.add(over.use.key)
-                # This runs in the background, because readings must not wait for a busy helper.
+                # End the tasks in the background, because readings must not wait for a busy helper.
                 self._keeper.run_in_background(self._end_tasks(over))
         return self._watch.must_confirm
 
     async def _end_tasks(self, over: Overuse) -> None:
         try:
-            # A task that is being started uses no GPU memory yet. If it uses memory later, a later
-            # reading ends it.
+            # A task that is being started uses no GPU memory yet. If such a task later uses memory,
+            # a later reading ends it.
             tasks = [
                 task
                 for task in self._keeper.tasks.of_slot(over.use.key)
@@ -115,8 +116,7 @@ class OveruseWatch:
         """Kills a task and waits for its end. If this fails, a later reading tries again."""
         try:
             with task.watched() as changed:
-                # There is no grace period, because the task could take still more memory of other
-                # slots.
+                # Give no grace period, because the task could take even more memory of other slots.
                 await self._runner.end_for(task, why)
                 async with asyncio.timeout(ENDED_S):
                     while not task.has_ended:
@@ -133,7 +133,9 @@ class OveruseWatch:
 
 
 def _watched_shares(slot: Slot) -> Iterator[tuple[str, int]]:
-    """Yields, for each GPU whose memory is watched for a slot, the UUID and the slot's bytes."""
+    """Yields, for each GPU whose memory is watched for a slot, the UUID and the bytes of the slot's
+    share.
+    """
     assignment = slot.spec.assignment
     if slot.state is not CarveState.ALLOCATED or assignment is None:
         return

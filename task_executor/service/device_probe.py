@@ -1,7 +1,7 @@
-"""Tests a GPU that has recovered, before slots of jobs get this GPU again.
+"""Tests a GPU that has recovered, before slots get this GPU again.
 
 The test runs in a temporary slot that belongs to the executor. This slot is not in the slot table,
-so it books no capacity and appears in no report. It exists for a few seconds.
+so it books no capacity and is in no report. The slot exists for a few seconds.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class DeviceProbe:
     async def run(self, device: Device) -> str:
         """Tests an NVIDIA GPU or MIG instance.
 
-        If the test cannot run (without CUDA or without the helper), the GPU passes: only the driver
-        can then say whether the GPU works.
+        If the test cannot run, for example without CUDA or without the helper, the GPU passes: in
+        this case, only the driver can report whether the GPU works.
 
         Returns:
-            Why the GPU failed the test; empty if it passed.
+            Why the GPU failed the test; empty if the GPU passed.
         """
         async with self._lock:
             key = SlotKey(f"{PROBE_PREFIX}{device.name}", next(self._numbers))
@@ -70,7 +70,9 @@ class DeviceProbe:
         return self._judge(device, result)
 
     async def _test(self, key: SlotKey, device: Device) -> tuple[ExitRecord | None, str]:
-        """Runs the program. Returns how it ended (None: not in time), and its output."""
+        """Runs the program. Returns how the program ended (None: it did not end in time), and its
+        output.
+        """
         helper = self._keeper.helper
         share = DeviceShare(device.type, device.uuid, device.minor, device.capacity)
         limits = SlotLimits(key.allocation_id, key.generation, 1_000, MEMORY_BYTES)
@@ -105,7 +107,8 @@ class DeviceProbe:
         if record.exit_code == cuda_probe.FAILED:
             return output[-_TEXT_LENGTH_MAX:] or "the test failed"
         # The program did not run to its end: for example, there is no driver, the task's user has
-        # no Python interpreter, or the program was killed. This says nothing about the device.
+        # no Python interpreter, or the program was killed. Such an end is no sign of a broken
+        # device.
         log.warning(
             "device_not_probed",
             device=device.name,
@@ -121,5 +124,6 @@ class DeviceProbe:
             await helper.destroy_slot(key.allocation_id, key.generation)
             await helper.forget_task(f"{key.allocation_id}-{key.generation}")
         except FinegrainError as error:
-            # The slot is then unknown on the host, and the next reconciliation destroys it.
+            # The slot stays on the host, and the next reconciliation destroys it as an unknown
+            # slot.
             log.warning("probe_not_removed", slot=key.allocation_id, error=error.message)

@@ -1,4 +1,4 @@
-"""Says whether a running slot can have another share of its devices.
+"""Decides whether a running slot can get another share of its devices.
 
 The kernel's limits and the watch apply to running tasks at once. Clients of MPS keep the limits
 with which they started, so a slot under MPS can change its share only while no task runs in it.
@@ -16,11 +16,11 @@ from task_executor.engine.slots import SlotKey, SlotSpec
 from task_executor.service.slot_keeper import SlotKeeper
 
 Measurement = tuple[int, Iterable[DeviceUsage]]
-"""Number of a reading of GPUs, and what it says about those whose memory is measured by slot."""
+"""Number of a reading of GPUs, and the use of the GPUs whose memory is measured by slot."""
 
 
 def shares_of(spec: SlotSpec) -> tuple[DeviceShare, ...]:
-    """Returns what a slot of this size has of devices."""
+    """Returns the shares of devices that a slot with this spec has."""
     return spec.assignment.devices if spec.assignment is not None else ()
 
 
@@ -29,7 +29,7 @@ class ShareChanges:
 
     Args:
         keeper: the slots.
-        measurement: returns the last reading of GPUs.
+        measurement: a function that returns the last reading of GPUs.
     """
 
     def __init__(self, keeper: SlotKeeper, measurement: Callable[[], Measurement]) -> None:
@@ -37,7 +37,9 @@ class ShareChanges:
         self._measurement = measurement
 
     def refusal(self, current: SlotSpec, wanted: SlotSpec) -> FinegrainError | None:
-        """Returns why the slot must keep its shares; None: they can change, or do not change."""
+        """Returns why the slot must keep its shares; None: the shares can change, or do not
+        change.
+        """
         before = {each.uuid: each for each in shares_of(current)}
         changed = [
             (before[each.uuid], each)
@@ -72,7 +74,8 @@ class ShareChanges:
         }
         for old, new in changed:
             share_bytes, before = (dict(each.amounts).get(GPU_MEMORY, 0) for each in (new, old))
-            # Without a share of the memory, the slot may use all of it.
+            # A slot without a share of the memory may use all memory of the GPU, so any share
+            # shrinks its limit.
             shrinks = share_bytes and (not before or share_bytes < before)
             if shrinks and used.get(new.uuid, 0) > share_bytes:
                 return FailedPrecondition(

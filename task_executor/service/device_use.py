@@ -2,7 +2,8 @@
 
 A foreign process belongs to no slot of this executor. Processes that only draw graphics, and
 processes of the executor itself, do not count. A foreign process counts only when a second reading
-shows it again: at the first reading it may have just ended, or may not have entered its slot yet.
+shows it again: at the first reading, the process may have just ended, or may not have entered its
+slot yet.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from task_executor.host.process_owners import ProcessOwner, ProcessOwners
 MEMORY_SHOWN_S: Final = 30.0
 """Seconds for which the reported memory of a foreign process stays the same.
 
-Each change causes a full report, so changes must be rare.
+Each change causes a full report, so the reported memory must not change often.
 """
 
 STRANGERS_MAX: Final = 32
@@ -77,8 +78,8 @@ class ProcessSorter:
             groups: the slot of each control group, as for `ProcessOwners.find`.
             tasks: the slot of each process that was started as a task.
             own: the ids of the executor's own processes.
-            own_slots: the slots that the executor uses itself. `groups` contains their control
-                groups too.
+            own_slots: the slots that the executor itself uses. `groups` also contains the control
+                groups of these slots.
         """
         own = tuple(own)
         # A process may use many GPUs, so its owner is found only once for each reading.

@@ -1,8 +1,8 @@
 """Watches devices while the executor runs: their health, their foreign use, and their measured use.
 
-The watch reads the GPUs about once a second, and the ports of NICs less often. If a device differs
-from the announced device, reports contain the difference as a condition. A device that recovers is
-probed before slots get it again.
+The watch reads the GPUs about once a second, and the ports of NICs less often. If the state of a
+device differs from the registered state, reports contain the difference as a condition. A device
+that recovers is probed before slots get it again.
 """
 
 from __future__ import annotations
@@ -73,15 +73,16 @@ class DeviceWatch:
 
     Args:
         keeper: the slots of this executor.
-        monitor: reads the NVIDIA GPUs; None if the host has no NVIDIA GPUs.
-        probe: tests devices that have recovered.
-        kubelet: returns the last known state of a kubelet.
-        own_pids: returns the ids of the executor's own processes.
+        monitor: the monitor that reads the NVIDIA GPUs; None if the host has no NVIDIA GPUs.
+        probe: the probe for devices that have recovered.
+        kubelet: a function that returns the last known state of a kubelet.
+        own_pids: a function that returns the ids of the executor's own processes.
         foreign_use: what to do about foreign uses: "auto", "avoid" or "ignore".
-        moved: called with all devices when a device has a new minor number or PCI address.
-        check_use: called with each new measurement of use and its time (of `time.monotonic`).
-            It returns True if the next reading should follow soon.
-        measured_changed: called when the set of `measured` GPUs has changed.
+        moved: a function that is called with all devices when a device has a new minor number or
+            PCI address.
+        check_use: a function that is called with each new measurement of use and its time (of
+            `time.monotonic`). It returns True if the next reading should follow soon.
+        measured_changed: a function that is called when the set of `measured` GPUs has changed.
         root: the root of the file system, for tests.
     """
 
@@ -114,9 +115,9 @@ class DeviceWatch:
         self._checked = 0  # number of the last reading whose use was checked
         self._root = root
         owners = ProcessOwners(root / "proc")
-        # In a container, the same process id may belong to another process than on the host. The
-        # setting "avoid" says that this is not so. It is trusted for the reports of foreign uses,
-        # but not for ending tasks.
+        # In a container, the same process id may belong to another process than on the host. By the
+        # setting "avoid", the administrator declares that the ids are equal. The executor relies on
+        # this setting for reports of foreign uses, but not for ending tasks.
         self._sees_host = owners.sees_host
         trusts_pids = foreign_use == FOREIGN_AVOID or self._sees_host
         self._sorter = ProcessSorter(owners, trusts_pids=trusts_pids)
@@ -179,7 +180,7 @@ class DeviceWatch:
                 self._monitor.close()
 
     async def find_measured(self) -> None:
-        """Reads the GPUs for the first time. After this, `measured` is known."""
+        """Reads the GPUs for the first time, after which `measured` is known."""
         if self._monitor is not None:
             self._note_measured(await self._monitor.read())
 
@@ -234,7 +235,8 @@ class DeviceWatch:
         if device.type == RDMA and (problem := self._nics.get(device.uuid, "")):
             return Observation(DeviceHealth.UNHEALTHY, problem)
         if reading is None or not _is_gpu(device) or device.vendor not in ("", "nvidia"):
-            # Nothing watches the health of this device, so a problem from the start stays.
+            # The executor does not watch the health of this device, so a problem at the start
+            # stays.
             problem = self._announced[device.type, device.uuid]
             is_known = device.type == RDMA or not problem
             return WORKS if is_known else Observation(DeviceHealth.UNHEALTHY, problem)
@@ -252,7 +254,7 @@ class DeviceWatch:
         key = (device.type, device.uuid)
         if key in self._probing:
             return
-        # There is no test for other devices, so the driver's report decides.
+        # For other devices there is no test, so rely on the driver's report.
         if not _is_gpu(device) or self._monitor is None:
             record.probed(time.monotonic_ns() // 1_000_000, "")
             return
@@ -268,11 +270,13 @@ class DeviceWatch:
             del self._probing[device.type, device.uuid]
 
     def _condition(self, device: Device, now_ms: int) -> DeviceCondition | None:
-        """Returns the condition of a device; None if the device is as announced."""
+        """Returns the condition of a device; None if the device is in the state that was
+        registered.
+        """
         record = self._health[device.type, device.uuid]
         foreign = self._foreign_uses(device) if self._avoid else ()
         if record.health is DeviceHealth.HEALTHY and not foreign:
-            # If an announced problem has ended, an empty condition withdraws it.
+            # If a problem in the registration has ended, an empty condition withdraws this problem.
             is_announced = bool(self._announced[device.type, device.uuid])
             return DeviceCondition(device.type, device.uuid) if is_announced else None
         is_healthy = record.health is DeviceHealth.HEALTHY

@@ -48,8 +48,8 @@ WORD_LENGTH_MAX = 300
 def state_to_proto(state: NumberedState) -> slots_pb2.SlotReport:
     """Encodes a report.
 
-    For very many slots, the notes on isolation are left out, because the size of a message is
-    limited. The registration contains the same notes for the whole host.
+    If there are very many slots, the function leaves out the notes on isolation, because the size
+    of a message is limited. The registration contains the same notes for the whole host.
     """
     message = write(slots_pb2.SlotReport, state)
     if len(message.slots) and message.ByteSize() > STATE_BYTES_WITH_NOTES_MAX:
@@ -61,7 +61,7 @@ def state_to_proto(state: NumberedState) -> slots_pb2.SlotReport:
 def host_cpus_to_proto(
     cpus: HostCpus, nodes: Iterable[NumaCapacity], *, time_shared: bool = False
 ) -> cpus_pb2.HostCpus:
-    """Encodes the host's cpus and NUMA nodes, as far as slots can use them."""
+    """Encodes those cpus and NUMA nodes of the host that slots can use."""
     offers = [write(cpus_pb2.NumaCapacity, node) for node in nodes]
     return write(cpus_pb2.HostCpus, cpus, numa=offers, time_shared=time_shared)
 
@@ -86,7 +86,7 @@ def _task_exit(task: Task) -> task_executor_pb2.TaskExit | None:
 
 
 def _signal(record: ExitRecord) -> int:
-    # If the end of a task was not observed (the host restarted), the task is reported as killed.
+    # If no process observed the end of a task (the host restarted), report the task as killed.
     lost = record.exit_code is None and record.signal is None
     return SIGKILL if lost else record.signal or 0
 
@@ -110,7 +110,7 @@ def _containers(containers: tuple[KubeletContainer, ...]) -> list[cpus_pb2.Kubel
 def _word(text: str) -> str:
     """Makes a name from another program's file printable, and shortens it.
 
-    The RM would reject the whole report because of one invalid name.
+    Without this, the RM would reject the whole report because of one invalid name.
     """
     return printable(text)[:WORD_LENGTH_MAX]
 
@@ -174,7 +174,7 @@ write = Writer(
                 "cpu_time_us": "cpu_usec",
                 "end_time": "ended_unix_ms",
                 # The protocol has one count for all output of a task. The record counts stored
-                # output and dropped output separately.
+                # output and dropped output separately, so add both.
                 "stdout_bytes": FromValue(
                     lambda record: record.stdout_bytes + record.stdout_dropped_bytes,
                     ("stdout_bytes",),

@@ -1,7 +1,7 @@
-"""TaskExecutorService: passes each call to the part that handles it.
+"""Implements TaskExecutorService: passes each call to the part that handles the call.
 
-Before a call arrives here, the server (finegrain/rpc/server.py) checks its caller and its size. The
-server converts errors that are raised here into gRPC statuses.
+Before a call arrives here, the server (finegrain/rpc/server.py) checks the caller and the size of
+the call. The server converts the errors that this module raises into gRPC statuses.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
         self, request: task_executor_pb2.WatchTaskRequest, context: Any
     ) -> AsyncIterator[task_executor_pb2.WatchTaskResponse]:
         holder = check_holder("holder", request.holder)
-        # A holder can make the task wait, so only the owner may hold.
+        # A holder can make the task wait, so only the task's owner may be the holder.
         task = self._tasks.need(request.task_id, current_caller(), operators=not holder)
         if holder:
             hold = partial(self._tasks.hold_output, task, holder)

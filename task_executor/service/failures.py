@@ -1,4 +1,4 @@
-"""Errors for slots that could not be carved or resized."""
+"""Builds the errors for slots that could not be carved, resized or parked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def carve_failed(spec: SlotSpec, error: Exception) -> FinegrainError:
 
 
 def size_kept(wanted: SlotSpec, error: Exception) -> FinegrainError:
-    """Returns BELOW_USE or CARVE_FAILED: all limits of the slot are unchanged."""
+    """Returns BELOW_USE or CARVE_FAILED, for a resize that changed no limit of the slot."""
     details: dict[str, object] = {"allocation_id": wanted.allocation_id, "cause": str(error)}
     reason = Reason.CARVE_FAILED
     if isinstance(error, FinegrainError):
@@ -32,7 +32,7 @@ def size_kept(wanted: SlotSpec, error: Exception) -> FinegrainError:
 
 
 def size_unknown(wanted: SlotSpec, error: Exception) -> FinegrainError:
-    """Returns UNREACHABLE: the helper was called, but has not answered."""
+    """Returns UNREACHABLE, for a resize that the helper has received but not answered."""
     return Unavailable(
         f"it is not known yet whether slot {wanted.allocation_id} has its new size ({error}); a "
         "later report will show it",
@@ -49,7 +49,7 @@ def slot_removed(key: SlotKey) -> FinegrainError:
 
 
 def not_moved(wanted: SlotSpec, error: Exception) -> FinegrainError:
-    """Returns BELOW_USE or PARK_FAILED. The slot stays parked or unparked."""
+    """Returns BELOW_USE or PARK_FAILED, for a slot that was not parked or not unparked."""
     kept = error if isinstance(error, FinegrainError) else None
     reason = Reason.PARK_FAILED
     if kept is not None and kept.reason is Reason.BELOW_USE:
@@ -63,11 +63,11 @@ def not_moved(wanted: SlotSpec, error: Exception) -> FinegrainError:
 
 
 def still_moving(wanted: SlotSpec, trouble: str) -> FinegrainError:
-    """Returns IN_PROGRESS.
+    """Returns IN_PROGRESS, for a slot that is being parked or unparked.
 
     Args:
         wanted: the new size of the slot.
-        trouble: the failures until now, as text; empty: none.
+        trouble: the failures until now, as text; empty: no failure yet.
     """
     doing = "parked" if wanted.is_parked else "unparked"
     return FailedPrecondition(

@@ -1,6 +1,7 @@
-"""One running task executor: creates its parts, and starts and stops them in order.
+"""Runs one task executor: creates its parts, and starts and stops the parts in order.
 
-The order is: recover slots and tasks, serve, register. A planned stop sends a last report.
+A start first recovers slots and tasks, then serves calls, then registers. A planned stop sends a
+last report.
 """
 
 from __future__ import annotations
@@ -87,13 +88,13 @@ def software_version() -> str:
 
 
 class Front:
-    """All parts of one executor. Call `start`, then `run` until something ends it, then `stop`.
+    """All parts of one executor. Call `start`, then `run` until the executor must end, then `stop`.
 
     Args:
         prepared: the identity, capacity plan and options of this executor.
         helper: the connection to the helper.
         info: the helper's answer to `hello`: its pid, its version and its isolation report.
-        kubelet: the watch of a kubelet whose state was read already; None: `start` reads the state.
+        kubelet: the watch of a kubelet whose state was already read; None: `start` reads the state.
     """
 
     def __init__(
@@ -223,12 +224,12 @@ class Front:
             ConfigurationError: an address cannot be bound or is not allowed.
             HelperUnavailable: the connection to the helper was lost.
         """
-        await self.watch.refresh()  # the cpus must be known before any slot is bound to cpus
+        await self.watch.refresh()  # the cpus must be known before a slot is bound to cpus
         await self.device_watch.find_measured()
         self._take_in_measured()
-        await self.device_limits.refresh()  # before a resize is finished
-        # This recovers the slots before the address is bound, because no call may find an empty
-        # slot table.
+        await self.device_limits.refresh()  # limits must be known before a resize is finished
+        # Recover the slots before the address is bound, because no call may find an empty slot
+        # table.
         await recover(self.keeper, self._prepared.saved)
         if len(self.keeper.table):
             await self.device_limits.refresh()
@@ -237,8 +238,7 @@ class Front:
         await self.slot_sockets.open_all()
         await self._keep_identity()
         bound_address = await self._server.start()
-        # This check comes after the bind, because only then the port is known if port 0 is
-        # configured.
+        # Check the address after the bind: if port 0 is configured, the port is known only then.
         self.address = check_dialable(
             self._options.advertise_address or bound_address, "advertise_address"
         )
@@ -257,19 +257,18 @@ class Front:
             self._run_in_background(self.mps.run())
         if self._options.best_effort_squeeze == SQUEEZE_CPUSET:
             self._run_in_background(self.squeezer.run())
-        # The registration comes last, because the RM may send commands as soon as it knows the
-        # address.
+        # Register last, because the RM may send commands as soon as it knows the address.
         self._agent_task = self._run_in_background(self.agent.run())
         self._run_in_background(self._watchdog())
-        # Recovered slots that their job master has not accepted yet are offered again.
+        # Offer recovered slots again that their job master has not accepted yet.
         self.offers.offer(list(self.keeper.table))
         systemd.notify("READY=1", f"STATUS=serving {self.address}")
 
     async def _keep_identity(self) -> None:
         """Saves the identity before the executor registers with it.
 
-        If the identity was saved before, the executor starts even with a full disk, because it must
-        adopt its tasks.
+        If the identity was saved before, the executor starts even if the disk is full, because it
+        must adopt its tasks.
         """
         try:
             await self.keeper.save()
@@ -286,8 +285,9 @@ class Front:
             ) from None
 
     async def run(self) -> None:
-        """Runs until a part of the executor fails, and raises its error. Such an error is always a
-        bug."""
+        """Runs until a part of the executor fails, and raises the error of this part. Such an error
+        is always a bug.
+        """
         done, _ = await asyncio.wait(self._background, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
@@ -300,12 +300,12 @@ class Front:
     async def stop(self) -> None:
         """Stops the executor as planned.
 
-        Tasks, slots and the helper continue, unless `stop_tasks_on_exit` is set. Without slots and
-        tasks the helper is stopped too.
+        Tasks, slots and the helper continue, unless `stop_tasks_on_exit` is set. If no slot and no
+        task is left, the helper is stopped as well.
         """
         systemd.notify("STOPPING=1")
-        # This first rejects new commands and tasks, then handles the slots. Watchers and the RM are
-        # served until the end.
+        # First reject new commands and tasks, then handle the slots. Serve watchers and the RM
+        # until the end.
         await self._server.set_serving(False)
         await self.commands.close()
         await self.runner.close()
@@ -339,7 +339,7 @@ class Front:
 
     async def _free_everything(self) -> None:
         """Frees all slots, sends a last report if possible, deletes tasks, stops the helper."""
-        # A slot that is still CARVING has failed, and its remains are being removed already.
+        # A slot that is still CARVING has failed, and the keeper is already removing its remains.
         keys = [slot.key for slot in self.keeper.table if slot.state is not CarveState.CARVING]
         await self.offers.close()
         await self.keeper.free([(key, None) for key in keys], reason="TERMINATED")
@@ -388,7 +388,7 @@ class Front:
         announced = self.keeper.enforcement.announced(devices, self._info.isolation)
         announced = with_parking(announced, self._options.gpu_parking)
         devices_to_topology(announced, topology)
-        # A resource manager of an earlier version dedicates any announced cpus, even if they are
+        # A resource manager of an earlier version dedicates all registered cpus, even if they are
         # time-shared.
         is_announced = not plan.time_shared or bool(plan.devices.devices)
         return resource_manager_pb2.RegisterExecutorRequest(
@@ -408,19 +408,20 @@ class Front:
             isolation=isolation_to_proto(self.keeper.isolation_of(self._info.isolation)),
             shared_cpus=str(plan.share.shared_cpus),
             provided_as=self._prepared.provided_as,
-            # If no cpus are announced, the RM places no slots with dedicated cpus or devices here.
+            # If the registration contains no cpus, the RM places no slots with dedicated cpus or
+            # devices here.
             host_cpus=cpus if is_announced else None,
             epoch_proof=self.keeper.epoch_proof,
         )
 
     def _devices_moved(self, host: HostDevices) -> None:
-        """Announces the devices again after a device got a new minor number or PCI address."""
+        """Registers the devices again after a device got a new minor number or PCI address."""
         self.keeper.table.devices.replace_host(host)
         self.agent.register_again()
         self.keeper.run_in_background(self._close_moved(host))
 
     def _measured_changed(self) -> None:
-        """Announces the new levels after a driver has started or stopped to measure processes."""
+        """Registers the new levels after a driver has started or stopped measuring processes."""
         log.warning("gpu_memory_watched", gpus=sorted(self.device_watch.measured))
         self._take_in_measured()
         self.keeper.run_in_background(self._levels_changed())
@@ -432,7 +433,7 @@ class Front:
     async def _close_moved(self, host: HostDevices) -> None:
         """Finds the present files of the devices again, so that slots can open only their own
         devices."""
-        # This runs in a thread, because reading the files of a driver may block while a GPU is
+        # Read the files of the driver in a thread, because reading them may block while a GPU is
         # broken.
         nodes = await asyncio.to_thread(self._prepared.find_nodes, host)
         self.keeper.enforcement = replace(self.keeper.enforcement, nodes=nodes)
@@ -450,12 +451,16 @@ class Front:
         return daemons
 
     async def _limit_again(self) -> None:
-        """Sets the limits of devices again, which drivers, groups or helpers may have lost."""
+        """Sets the limits of devices again, because a driver, a group or a helper may have lost
+        them.
+        """
         if await self.device_limits.refresh():
             await self._levels_changed()
 
     async def _levels_changed(self) -> None:
-        """Announces levels of enforcement that have changed, and updates them in all slots."""
+        """Registers the levels of enforcement that have changed, and updates the levels of all
+        slots.
+        """
         self.keeper.restate_isolation(self._info.isolation)
         self.agent.register_again()
         await self.keeper.save_or_log()
@@ -555,7 +560,7 @@ class Front:
     async def _watchdog(self) -> None:
         interval_s = systemd.watchdog_interval_s()
         while True:
-            # Without a watchdog this only sleeps. It must not return, because `run` ends when a
+            # Sleep even without a watchdog: this method must not return, because `run` ends when a
             # part returns.
             await asyncio.sleep(interval_s or 3600)
             if interval_s is not None:

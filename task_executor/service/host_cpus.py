@@ -1,6 +1,6 @@
 """Computes from the options which cpus can be dedicated to slots, and which cpus slots share.
 
-These are the settings from the configuration file. An operator or a kubelet can add settings later,
+The options come from the configuration file. An administrator or a kubelet can add settings later,
 while the executor runs.
 """
 
@@ -29,10 +29,11 @@ Word = TypeVar("Word", bound=StrEnum)
 
 
 def host_cpus(options: TaskExecutorOptions, topology: HostTopology, capacity: Capacity) -> HostCpus:
-    """Returns the description of the cpus that the executor sends to the RM.
+    """Returns the cpus of the executor, in the form that the executor sends to the RM.
 
     No slot gets a reserved cpu as a dedicated cpu. But slots in the shared pools may run on
-    reserved cpus, unless these are reserved strictly or isolated from the kernel's scheduler.
+    reserved cpus, unless `reserved_cpus_strict` is set or the cpus are isolated from the kernel's
+    scheduler.
 
     Args:
         options: the executor's options.
@@ -54,14 +55,16 @@ def host_cpus(options: TaskExecutorOptions, topology: HostTopology, capacity: Ca
 
 
 def _policy(options: TaskExecutorOptions, reserved: CpuSet) -> HostPolicy:
-    """Returns the configured host policy. An option that is empty sets nothing in it."""
+    """Returns the configured host policy. A field of the policy whose option is empty is not
+    set.
+    """
     return HostPolicy(
         bind=_word("bind_policy", options.bind_policy, HostBindPolicy),
         numa_strategy=_word("numa_strategy", options.numa_strategy, NumaStrategy),
         alignment=_word(
             "alignment_policy", options.alignment_policy, NumaPolicy, NumaPolicy.DEFAULT
         ),
-        # None instead of an empty set means that a kubelet or an operator may reserve cpus.
+        # Use None instead of an empty set, so that a kubelet or an administrator may reserve cpus.
         reserved_cpus=reserved or None,
         reserved_strict=options.reserved_cpus_strict if reserved else None,
         default_bind=_word(

@@ -1,7 +1,7 @@
 """Computes the capacity that this executor registers, once at the start.
 
-It is computed from the executor's options and the detected host. The result has the totals, the
-reserves, the cpus and NUMA nodes, and the default slot profile.
+The input is the executor's options and the detected host. The result is the totals, the reserves,
+the cpus and NUMA nodes, and the default slot profile.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class HostPlan:
     warnings: tuple[str, ...]
     capacity: Capacity | None = None  # the host's capacity, from which the plan was computed
     nodes: tuple[NumaCapacity, ...] = ()
-    time_shared: bool = False  # True: other processes may use the cpus, so no cpu can be dedicated
+    time_shared: bool = False  # True: other programs may use the cpus, so no cpu can be dedicated
     devices: HostDevices = NO_DEVICES  # all devices; a device without capacity is not offered
     ports: tuple[int, ...] = ()  # network ports that slots can have
 
@@ -162,7 +162,7 @@ def _devices(
         partitions=read_partitions(options.gpu_partitions, found),
         partitions_only=options.gpu_partitions_only,
     )
-    # If several executors divided a host, each of them would offer the same devices.
+    # If several executors share a host, each of them would offer the same devices.
     is_share = bool(options.cpus) and not options.fake_gpus
     if options.devices == "all" or (options.devices == "auto" and not is_share):
         return found
@@ -267,7 +267,7 @@ def _total(
 ) -> dict[str, int]:
     cpu_milli = _cpu_milli(options, capacity)
     percent = _not_negative("best_effort_percent", options.best_effort_percent)
-    # Rounded down, so that best-effort slots never book more than this share.
+    # Round down, so that best-effort slots never book more than this percentage.
     best_effort = _best_effort_milli(options, topology, capacity) * percent // 100
     total = {CPU_MILLI: cpu_milli, BEST_EFFORT_CPU_MILLI: best_effort}
     total |= _hugepages(options, nodes)
@@ -295,8 +295,8 @@ def _best_effort_milli(
 ) -> int:
     """Returns the CPU time that the best-effort pool can give, in thousandths of a core.
 
-    Reserved cpus are part of that pool unless they are reserved strictly. So the total is the same
-    whether the configuration or an operator at runtime reserves the cpus.
+    Reserved cpus are part of this pool unless `reserved_cpus_strict` is set. So the total is the
+    same if the configuration reserves the cpus, and if an administrator reserves them at runtime.
     """
     if options.cpu_milli is not None:  # the share limits the CPU time on all cpus together
         return options.cpu_milli

@@ -1,9 +1,9 @@
-"""Reconciles the executor's state with what runs on the host.
+"""Reconciles the executor's state with the slots and tasks on the host.
 
-This happens at the start, and whenever the front may have missed events. The helper knows which
-slots and tasks exist on the host. The checkpoint knows which slots and tasks belong to this
-executor. Known slots and tasks are adopted, and unknown slots and tasks are destroyed. Missing
-slots and tasks are reported as broken. Interrupted resizes are completed.
+The front reconciles at its start, and whenever it may have missed events. The helper knows which
+slots and tasks exist on the host, and the checkpoint knows which of them belong to this executor.
+The front adopts known slots and tasks, destroys unknown ones, reports missing ones as broken, and
+completes interrupted resizes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = get_logger(__name__)
 async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     """Rebuilds the slot table and the task table from the checkpoint and the helper's records.
 
-    This must happen before the executor registers. Slots from before a reboot of the host no longer
+    The executor must not register before this. Slots from before a reboot of the host no longer
     exist, and are reported as ended. If a slot was being freed, freeing continues.
 
     Args:
@@ -61,26 +61,26 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     keeper.reports.start_numbering(keeper.starts)
     for ended in saved.ended:
         keeper.reports.ended(ended)
-    # An operator's saved settings apply at once, even if no RM is reachable yet.
+    # Apply the saved settings of an administrator at once, even if no RM is reachable yet.
     keeper.table.update_conditions(operator_policy=saved.policy, policy_number=saved.policy_number)
-    # Stage 2: compare the checkpoint with the host. Slots that are in both are adopted.
+    # Stage 2: compare the checkpoint with the host, and adopt the slots that are in both.
     state = await keeper.helper.inspect()
     on_host = {_slot_key(each.limits) for each in state.slots}
-    # A slot that ended because the host rebooted is reported as missing, not as broken. So the job
-    # need not avoid this host when it restarts the work.
+    # Report a slot that ended because the host rebooted as missing, not as broken: the job need not
+    # avoid this host when it restarts the work.
     rebooted = saved.boot_id not in ("", keeper.identity.boot_id)
     why_missing = Reason.SLOT_MISSING if rebooted else Reason.SLOT_BROKEN
     for slot in saved.slots:
         _adopt(keeper, slot, on_host, why_missing)
-    # Tasks are adopted after slots, because a task whose slot was not adopted is deleted after a
-    # while.
+    # Adopt tasks after slots, because the front deletes a task after a while if its slot was not
+    # adopted.
     _adopt_tasks(keeper, state)
     keeper.operators.adopt(saved.operators)
     # Stage 3: remove slots and tasks that are on the host but not in the checkpoint.
     await _destroy_unknown_slots(keeper, state)
     await _forget_unknown_tasks(keeper, state)
     # Stage 4: complete the operations that the restart interrupted. It is unknown on which cpus
-    # slots run now, so the cpus of all slots are written again, before any resize is completed.
+    # slots run now, so write the cpus of all slots again before a resize is completed.
     await keeper.cpu_bindings.resync()
     await finish_resizes(keeper, [each.limits for each in state.slots], _specs(keeper))
     for slot in list(keeper.table):
@@ -89,7 +89,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     for what in keeper.directory.damage:
         log.error("state_damaged", damage=what, path=str(keeper.directory.path))
     keeper.directory.damage.clear()
-    # This stores the new count of starts, so that the next start uses other report numbers.
+    # Save the new count of starts, so that the next start uses other report numbers.
     await keeper.save_or_log()
     log.info("recovered", slots=len(keeper.table), tasks=len(keeper.tasks))
 
@@ -97,7 +97,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
 def _adopt(keeper: SlotKeeper, slot: Slot, on_host: set[SlotKey], why_missing: Reason) -> None:
     """Adopts a saved slot if the slot is on the host; otherwise reports it as ended.
 
-    A missing slot is not reported if the RM had already ordered this executor to free it.
+    The function does not report a missing slot if the RM had already ordered to free the slot.
     """
     if slot.key in on_host:
         keeper.table.adopt(slot)
@@ -124,8 +124,8 @@ def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
             continue
         record = records.get(task.task_id)
         if record is None and not task.has_ended:
-            # The caller never got an answer to this submission. It submits the task again, which
-            # then starts the task.
+            # The caller never got an answer to this submission. It submits the task again, and this
+            # submission starts the task.
             keeper.directory.forget_task(task.task_id)
             continue
         slot = keeper.table.get(task.key)
@@ -139,9 +139,8 @@ def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
 
 
 def _ended_with_its_slot(record: TaskRecord | None) -> bool:
-    """Returns True if the end of its slot ended the task.
-
-    The task's slot is being freed or no longer exists.
+    """Returns True if the task ended because its slot ended. The caller knows that the slot is
+    being freed or no longer exists.
     """
     if record is None or record.exit is None:
         # Without a record it is unknown how the task ended. Most likely it ended with its slot.
@@ -179,8 +178,9 @@ async def _destroy_unknown_slots(keeper: SlotKeeper, state: HelperState) -> None
 
 
 async def _forget_unknown_tasks(keeper: SlotKeeper, state: HelperState) -> None:
-    """Ends and deletes tasks that are not in the checkpoint. Their slots do not exist, or are being
-    destroyed."""
+    """Ends and deletes tasks that are not in the checkpoint. The slots of these tasks do not exist,
+    or are being destroyed.
+    """
     for record in state.tasks:
         is_own = any(record.task_id.startswith(key.allocation_id) for key in keeper.own_slots)
         if keeper.tasks.get(record.task_id) is None and not is_own:
@@ -219,9 +219,9 @@ class HostSync:
 
     Args:
         keeper: the slots of this executor.
-        runner: the runner of its tasks.
-        refresh_host: reads the host's cpus and the kubelet's state again.
-        limit_again: sets the limits of devices of all slots again.
+        runner: the runner of this executor's tasks.
+        refresh_host: a function that reads the host's cpus and the kubelet's state again.
+        limit_again: a function that sets the limits of devices of all slots again.
     """
 
     def __init__(
@@ -269,8 +269,8 @@ class HostSync:
     async def compare(self) -> None:
         """Reconciles after missed events: finds ended tasks, missing slots and unknown slots.
 
-        It reads the tables before it calls the helper. So a slot or task that appears during the
-        call does not count as missing.
+        The method reads the tables before it calls the helper, so that a slot or task that appears
+        during the call does not count as missing.
         """
         keeper = self._keeper
         specs_before = _specs(keeper)
@@ -312,9 +312,12 @@ class HostSync:
                 self._keeper.tasks.failed(task, TaskFault(Reason.TERMINATED.value, message))
 
     def _is_unsettled(self) -> bool:
-        """True if the end of a task was missed, or the helper was unreachable during a resize."""
+        """Returns True if the front missed the end of a task, or the helper was unreachable during
+        a resize.
+        """
         keeper = self._keeper
-        # If a slot is removed and its task has not ended, the event of the task's end was missed.
+        # If a slot is removed but its task has not ended, the front has missed the event of the
+        # task's end.
         missed = any(t.slot_removed_at is not None and not t.has_ended for t in keeper.tasks)
         # `becoming` is also set during a normal resize, which holds the lock. Only a resize that
         # is not being executed is unsettled.
@@ -324,11 +327,11 @@ class HostSync:
     async def sweep(self) -> None:
         """Repeats periodic checks, until the task is cancelled.
 
-        Every `SWEEP_S` seconds it reads the host's cpus again, reconciles if an event was missed,
-        and deletes overdue tasks. Every `SWEEPS_PER_RESYNC` sweeps it writes the cpus of all slots
-        and the limits of their devices again. This is necessary because other programs may change
-        the slots' control groups, because cgroup v1 removes a cpu from a group permanently when the
-        cpu is offline for a moment, and because a driver that is loaded again has lost its limits.
+        Every `SWEEP_S` seconds, the method reads the host's cpus again, reconciles if an event was
+        missed, and deletes overdue tasks. Every `SWEEPS_PER_RESYNC` sweeps, it writes the cpus of
+        all slots and the limits of their devices again. There are three reasons: other programs may
+        change the slots' control groups, cgroup v1 removes a cpu from a group permanently when the
+        cpu is offline for a moment, and a driver that is loaded again has lost its limits.
         """
         for sweeps in itertools.count(1):
             await asyncio.sleep(SWEEP_S)

@@ -1,7 +1,7 @@
 """Watches the host's cpus: which cpus go offline, and which cpus a kubelet gives to containers.
 
-Changes are passed to the cpu ledger. Slots whose dedicated cpus are affected continue, and reports
-name these slots in notes.
+The watch passes changes to the cpu ledger. A slot that loses dedicated cpus continues to run, and
+reports name this slot in a note.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class KubeletWatch:
     If a file of the kubelet cannot be read, its last known content is used.
 
     Args:
-        read_kubelet_files: the helper's `kubelet`, which reads the files of the kubelet.
+        read_kubelet_files: the call `kubelet` of the helper, which reads the files of the kubelet.
         topology: the topology of the host.
     """
 
@@ -52,12 +52,11 @@ class KubeletWatch:
         return self._reading.state if self._reading else None
 
     async def refresh(self) -> KubeletState | None:
-        """Reads the files again if they have changed, and returns the state. Errors are only
-        logged."""
+        """Reads the files again if they have changed, and returns the state. Only logs errors."""
         try:
             found = await self._read_kubelet_files(self._mark)
         except (FinegrainError, OSError) as error:
-            # This runs every few seconds, so the same failure is logged only once.
+            # Log the same failure only once, because this method runs every few seconds.
             if self._failure != str(error):
                 log.warning("kubelet_not_read", error=str(error))
             self._failure = str(error)
@@ -102,9 +101,9 @@ class HostWatch:
     Args:
         kubelet: the watch that keeps the kubelet's state.
         cpus: the executor's cpus, including reserved cpus.
-        update_conditions: called at every refresh, even without a change, with the keywords
-            `offline`, `kubelet_cpus`, `kubelet_policy`, `kubelet` and `notes`.
-        slots: returns the present slots.
+        update_conditions: a function that is called at every refresh, even without a change, with
+            the keywords `offline`, `kubelet_cpus`, `kubelet_policy`, `kubelet` and `notes`.
+        slots: a function that returns the present slots.
         notes: warnings about this host from the start of the executor.
         root: the root of the file system, for tests.
     """
@@ -128,7 +127,7 @@ class HostWatch:
         self._offline = EMPTY
 
     async def refresh(self) -> None:
-        """Reads the cpus and the kubelet's state again, and passes them on."""
+        """Reads the cpus and the kubelet's state again, and passes both to the cpu ledger."""
         state = await self.kubelet.refresh()
         # This process itself runs on a cpu, so an empty result means that the file could not be
         # read.

@@ -197,8 +197,8 @@ def _notes_on_limits(
     devices: HostDevices,
     enforcement: DeviceEnforcement,
 ) -> list[str]:
-    """Returns a sentence for each reason why the memory of GPUs is not limited, and for memory that
-    the limit does not count.
+    """Returns one sentence for each reason why the memory of a GPU is not limited, and one for each
+    kind of memory that the limit does not count.
     """
     known = {each.uuid: each for each in devices.devices}
     reasons = enforcement.not_limited(slot.key if slot is not None else None)

@@ -10,8 +10,8 @@ from task_executor.engine.slots import SlotSpec
 from task_executor.host.helper_messages import SlotLimits
 
 NO_CAP = -1
-"""CPU time limit of slots with dedicated cpus: none. No other slot runs on these cpus, so a quota
-would only slow the slot down.
+"""The CPU time of slots with dedicated cpus has no limit. No other slot runs on these cpus, so a
+quota would only slow the slot down.
 """
 
 
@@ -21,9 +21,11 @@ def dedicated_cpus(limits: SlotLimits) -> CpuSet:
 
 
 def amounts_of(limits: SlotLimits) -> dict[str, int]:
-    """Returns the CPU and memory of a slot with these limits. They have no other dimensions."""
-    # Both CPU dimensions are named, because `withhold` withholds the whole capacity of each
-    # dimension that is missing here.
+    """Returns the CPU and memory of a slot with these limits. The limits contain no other
+    dimensions.
+    """
+    # Name both CPU dimensions, because `withhold` withholds the whole capacity of each dimension
+    # that is missing here.
     cpu = {CPU_MILLI: 0, BEST_EFFORT_CPU_MILLI: 0}
     cpu[BEST_EFFORT_CPU_MILLI if limits.best_effort else CPU_MILLI] = limits.cpu_milli
     return cpu | {MEMORY_BYTES: limits.memory_bytes}

@@ -1,7 +1,7 @@
-"""The connection to the resource managers: one channel, to the resource manager that seems to lead.
+"""Connects to the resource managers, with one channel to the resource manager that seems to lead.
 
-The link sends nothing to a server that cannot prove to be a resource manager of the cluster. If a
-call fails, the link waits for a backoff time and then uses the next address.
+The link sends nothing to a server that cannot prove that it is a resource manager of the cluster.
+If a call fails, the link waits for a backoff time and then uses the next address.
 `finegrain/rpc/leaders.py` chooses the address.
 """
 
@@ -41,7 +41,8 @@ from finegrain.v1.resource_manager_pb2 import (
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
 
 CALL_S_MAX = 5.0
-LEAVE_FROZEN_AFTER_S = 4.0  # with several RMs: leave an RM that does not answer for this time
+# if there are several RMs: leave an RM that has not answered for this time
+LEAVE_FROZEN_AFTER_S = 4.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 5.0
 
 
@@ -50,7 +51,8 @@ class ManagerLink:
 
     Args:
         managers: addresses of resource managers, "host:port".
-        own: the certificate of this executor. After it was replaced, calls use a new channel.
+        own: the certificate of this executor. After the certificate was replaced, calls use a new
+            channel.
 
     Raises:
         ConfigurationError: there is no address.
@@ -67,7 +69,7 @@ class ManagerLink:
         self._own = own
         self._server = Identity(own.credentials.who.cluster, Role.RM)
         self._channel: grpc.aio.Channel | None = None
-        self._channel_version = 0  # of the certificate that the channel shows
+        self._channel_version = 0  # version of the certificate that the channel uses
         self._retired: set[asyncio.Task[None]] = set()  # channels with earlier certificates
         self._failures = 0
 
@@ -135,8 +137,8 @@ class ManagerLink:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # gRPC cancels a call when a change of address closes its channel. This is no
-            # cancellation of the asyncio task, so it becomes an ordinary error.
+            # gRPC cancels a call when a change of address closes the channel. But the asyncio task
+            # was not cancelled, so raise an ordinary error.
             raise Unavailable(f"the connection to {self.address} was closed") from None
         self._failures = 0
         self._leaders.worked(self.address)
@@ -146,7 +148,7 @@ class ManagerLink:
         """Moves to the next address, or to the leader that `error` names.
 
         Returns:
-            How long to wait before the next call, in seconds.
+            The time to wait before the next call, in seconds.
         """
         await self.close()
         # If the error names the leader, or another call has found the leader, no pause is needed.
@@ -156,18 +158,18 @@ class ManagerLink:
         # The pause grows only after all addresses were tried, so that each address is tried early.
         rounds = (self._failures - 1) // self._several
         backoff_s: float = min(BACKOFF_S_MIN * 2 ** min(rounds, 10), BACKOFF_S_MAX)
-        # The jitter prevents that all executors of a cluster call the RM at the same moment.
+        # Add jitter, so that the executors of a cluster do not all call the RM at the same moment.
         return backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
     async def close(self) -> None:
-        """Closes the channel; the next call opens a new one."""
+        """Closes the channel. The next call opens a new channel."""
         channel: Any = self._channel
         self._channel = None
         if channel is not None:
             await channel.close()
 
     def _retire_channel(self) -> None:
-        """Closes the channel once the calls that use it have ended."""
+        """Closes the channel as soon as the calls that use it have ended."""
         channel: Any = self._channel
         self._channel = None
         closing = asyncio.create_task(channel.close(CALL_S_MAX))

@@ -1,4 +1,4 @@
-"""Decodes the orders of the resource manager, and checks every field of them."""
+"""Decodes the orders of the resource manager, and checks every field of an order."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def spec_from_proto(
             expected = f"the cpus of the assignment ({assignment.cpus}), or empty"
             raise InvalidArgument(f"{where}.cpus", slot.cpus, expected)
         cpus = assignment.cpus
-    # This fills in the defaults, so that equal orders give equal specs.
+    # Fill in the defaults, so that equal orders give equal specs.
     return SlotSpec(
         allocation_id=check_id(f"{where}.allocation_id", slot.allocation_id),
         generation=check_generation(slot.generation, f"{where}.generation"),

@@ -1,4 +1,4 @@
-"""All metrics of the task executor, defined in one place.
+"""Defines all metrics of the task executor.
 
 The number of label values is bounded: labels are dimensions, states, outcomes and methods, but no
 ids of jobs, slots or tasks. At each scrape, `update` fills the gauges from the executor's state.
@@ -321,7 +321,7 @@ class ExecutorMetrics:
         self.contact_age.set(max(now - agent.contact_at, 0))
         self.registration_number.set(agent.registration_number)
         self.rm_epoch.set(keeper.fence.rm_epoch)
-        # A counter can only be increased, so this adds the difference to the last scrape.
+        # A counter can only be increased, so add the difference to the last scrape.
         self.reports.inc(agent.reports_sent - self._reports_counted)
         self._reports_counted = agent.reports_sent
 
@@ -334,8 +334,8 @@ class ExecutorMetrics:
         """Fills the gauges of devices.
 
         Args:
-            devices: the announced devices.
-            conditions: the conditions of devices that differ from the announced devices.
+            devices: the registered devices.
+            conditions: the conditions of devices whose state differs from the registered state.
             usages: the measured use of devices.
         """
         known = {(each.type, each.uuid): each for each in conditions}

@@ -6,8 +6,8 @@ the daemon continues when the front restarts. A daemon runs while slots have sha
 never runs while a slot has the whole GPU.
 
 The driver rejects allocations of a client above the limits in the client's environment. These
-limits apply to each process, and a program can change them. So the executor watches the memory of
-the whole slot as well.
+limits apply to each process, and a program can change them. So the executor also watches the memory
+of the whole slot.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ START_S: Final = 10.0
 
 RETRY_S: Final = (1.0, 5.0, 30.0, 120.0)
 """Seconds until a daemon that has ended is started again, by number of failures. The last value
-repeats."""
+applies to all further failures.
+"""
 
 _MEMORY_BYTES: Final = 1 << 30  # memory of a daemon's slot, for the driver and clients' buffers
 _LOG_BYTES: Final = 1 << 20
@@ -99,11 +100,11 @@ class MpsDaemons:
     Args:
         keeper: the slots of this executor. Its helper runs the daemons.
         user: the user of daemons and tasks. MPS serves one user at a time.
-        executor_id: the id of this executor. It makes the folders of several executors on one host
-            different.
-        changed: called after the level of enforcement of a GPU has changed.
-        temporary: the directory of the folders. Its path must be short, because paths of sockets
-            must be short.
+        executor_id: the id of this executor. Because of the id, several executors on one host have
+            different folders.
+        changed: a function that is called after the level of enforcement of a GPU has changed.
+        temporary: the directory of the folders. Its path must be short, because the paths of
+            sockets must be short.
     """
 
     def __init__(
@@ -128,8 +129,8 @@ class MpsDaemons:
         }
         self._lock = asyncio.Lock()
         self._has_looked = False
-        # This must happen before the first reconciliation with the helper, so that the daemons of
-        # an earlier front are kept.
+        # Set this before the first reconciliation with the helper, which would otherwise destroy
+        # the daemons of an earlier front.
         keeper.own_slots |= {each.key for each in self._daemons.values()}
         self._offer(self._daemons)
 
@@ -143,9 +144,9 @@ class MpsDaemons:
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def refresh(self) -> None:
-        """Starts the daemons that slots need, and ends the others."""
+        """Starts the daemons that slots need, and ends all other daemons."""
         needed = _shared(slot.spec for slot in self._keeper.table)
-        # The first call always continues here, to find the daemons of an earlier front.
+        # The first call always continues, to find the daemons of an earlier front.
         is_idle = not needed and not any(e.is_running or e.failures for e in self._daemons.values())
         if is_idle and self._has_looked:
             return
@@ -153,8 +154,8 @@ class MpsDaemons:
         async with self._lock:
             self._take_in(await self._keeper.helper.inspect())
             for uuid, daemon in self._daemons.items():
-                # A failed daemon is started again even if no slot needs it, so that the level of
-                # its GPU can become "mps" again.
+                # Start a failed daemon again even if no slot needs it, so that the level of its GPU
+                # can become "mps" again.
                 if (uuid in needed or daemon.failures) and not daemon.is_running:
                     if time.monotonic() >= daemon.retry_at_s:
                         await self._start(uuid, daemon)
@@ -163,8 +164,8 @@ class MpsDaemons:
         await self._offer_running()
 
     async def prepare(self, specs: Sequence[SlotSpec]) -> None:
-        """Starts the daemons that new slots need, and ends the daemons of GPUs that a new slot gets
-        whole.
+        """Starts the daemons that new slots need. Ends the daemon of a GPU if a new slot gets the
+        whole GPU.
 
         If a daemon cannot be started, the level of enforcement of its GPU becomes lower.
         """
@@ -183,7 +184,9 @@ class MpsDaemons:
         await self._offer_running()
 
     def environment(self, spec: SlotSpec, isolation: Isolation) -> dict[str, str]:
-        """Returns the variables by which tasks of a slot use MPS; empty if they do not use it."""
+        """Returns the variables by which tasks of a slot use MPS; empty if the slot does not use
+        MPS.
+        """
         share = _single_share(spec)
         if share is None or share.uuid not in self._daemons:
             return {}
@@ -195,8 +198,7 @@ class MpsDaemons:
         if core := amounts.get(GPU_CORE, 0):
             found[THREADS] = str(core)
         if memory := amounts.get(GPU_MEMORY, 0):
-            # "0" is the only GPU that the task can see. The unit is 1 MiB, so the limit is rounded
-            # down.
+            # "0" is the only GPU that the task can see. The unit is 1 MiB, so round the limit down.
             found[PINNED] = f"0={max(memory // _MIB, 1)}M"
         return found
 
@@ -238,15 +240,17 @@ class MpsDaemons:
         await self._failed(daemon)
 
     async def _answers(self, task_id: str) -> bool:
-        """Waits until the daemon has made its socket. Returns False if it ends, or not in time."""
+        """Waits until the daemon has made its socket. Returns False if the daemon ends, or does not
+        make the socket in time.
+        """
         end = time.monotonic() + START_S
         while time.monotonic() < end:
             state = await self._keeper.helper.inspect()
             record = next((each for each in state.tasks if each.task_id == task_id), None)
             if record is None or record.exit is not None:
                 return False
-            # The daemon's output is read instead of its folder: the folder belongs to the user of
-            # tasks, and this process may not read it.
+            # Read the daemon's output and not its folder: the folder belongs to the user of tasks,
+            # so this process may not read the folder.
             if _READY in read_output(record.directory, "stdout", 0, len(_READY)):
                 return True
             await asyncio.sleep(_POLL_S)
@@ -260,7 +264,7 @@ class MpsDaemons:
         await self._stop(daemon)
 
     async def _stop(self, daemon: _Daemon) -> None:
-        """Ends a daemon and its servers at once, because no slot uses them any more."""
+        """Ends a daemon and its servers at once. No slot uses them at this time."""
         daemon.is_running = False
         helper, key = self._keeper.helper, daemon.key
         try:
@@ -317,8 +321,8 @@ def _sharable(host: HostDevices) -> list[Device]:
 
 
 def _single_share(spec: SlotSpec) -> DeviceShare | None:
-    """Returns the slot's share of a GPU; None if it has no GPU, whole GPUs, or shares of several
-    GPUs.
+    """Returns the slot's share of a GPU; None if the slot has no GPU, whole GPUs, or shares of
+    several GPUs.
 
     A slot with shares of several GPUs cannot use MPS: each GPU has its own daemon, and a process
     can be the client of only one daemon.

@@ -1,10 +1,11 @@
 """Offers ready slots to job masters that have named an address for offers.
 
-If a job master does not accept a slot in time, the slot is freed. The same offer may be made more
-than once. Accepting it again has no further effect.
+If a job master does not accept a slot in time, the executor frees the slot. The executor may make
+the same offer more than once. If the job master accepts it again, nothing changes.
 
 A job master chooses the address itself. So the executor sends an offer only to a server that shows
-the certificate of the job's owner. It connects only to the hosts that the operator allows.
+the certificate of the job's owner. The executor connects only to the hosts that the configuration
+allows.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ class OfferTargets:
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> OfferTargets:
-        """Reads the operator's list. Without any entry, all hosts are allowed.
+        """Reads the configured list. If the list is empty, all hosts are allowed.
 
         Args:
             texts: host names, addresses and networks: "jobs-1.example", "10.1.2.3", "10.0.0.0/8".
 
         Raises:
-            InvalidArgument: an entry is none of these.
+            InvalidArgument: an entry is not a host name, an address or a network.
         """
         hosts, networks = set(), []
         for text in texts:
@@ -109,15 +110,14 @@ class Offers:
         self._timeout_ms = timeout_ms
         self._open: set[asyncio.Task[None]] = set()
         self._offered: set[SlotKey] = set()
-        self.address = ""  # address of this executor's service, once it is bound
+        self.address = ""  # address of this executor's service; empty until the address is bound
 
     def offer(self, slots: Sequence[Slot]) -> None:
         """Offers slots that have a target address and are not accepted yet. Returns at once."""
         by_target: dict[tuple[str, str], list[Slot]] = defaultdict(list)
         for slot in slots:
             wanted = slot.spec.target_address and not slot.accepted
-            # After a repeated order, a slot that is already being offered must not be offered
-            # again.
+            # If the RM repeats an order, do not offer a slot again that is already being offered.
             if wanted and slot.state is CarveState.ALLOCATED and slot.key not in self._offered:
                 self._offered.add(slot.key)
                 by_target[slot.spec.target_address, slot.spec.job_id].append(slot)
@@ -130,13 +130,13 @@ class Offers:
                 task.add_done_callback(self._open.discard)
 
     async def close(self) -> None:
-        """Cancels pending offers; the slots stay."""
+        """Cancels the offers in progress. The slots stay."""
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _offer_group(self, address: str, slots: Sequence[Slot]) -> None:
-        """Offers these slots, keeps the accepted slots, and frees the others."""
+        """Offers these slots, keeps the accepted slots, and frees all other slots."""
         keys = [slot.key for slot in slots]
         accepted: set[SlotKey] = set()
         try:
@@ -155,7 +155,7 @@ class Offers:
         if rejected:
             log.warning("offer_not_accepted", target_address=address, slots=len(rejected))
             await self._keeper.free(rejected, reason=Reason.OFFER_NOT_ACCEPTED.value)
-        # `free` also saves the checkpoint, so acceptances are saved in both cases.
+        # `free` saves the checkpoint, with the acceptances. If no slot was freed, save it here.
         elif taken:
             await self._keeper.save_or_log()
 
@@ -173,7 +173,7 @@ class Offers:
                     error if isinstance(error, FinegrainError) else error_from_rpc(error, address)
                 )
                 log.info("offer_failed", target_address=address, error=shown.message)
-            # The jitter prevents that several executors call the same job master at the same
+            # Add jitter, so that several executors do not call the same job master at the same
             # moments.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
             pause_s = min(pause_s * 2, PAUSE_S_MAX)

@@ -1,4 +1,6 @@
-"""Serves calls of job masters and tasks about operators: register operators, and change peers."""
+"""Serves the calls of job masters and tasks that register operators of job graphs and change the
+peers of a task.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class OperatorCalls:
 
     Args:
         keeper: the slots of this executor, with their operators.
-        runner: the runner of tasks, which stores them.
+        runner: the runner of tasks, which stores tasks.
     """
 
     def __init__(self, keeper: SlotKeeper, runner: TaskRunner) -> None:
@@ -86,8 +88,8 @@ class OperatorCalls:
             if operator_id not in (each.operator_id for each in (*given, *task.registered)):
                 task.registered += (TaskOperator(operator_id, fraction),)
                 self._keeper.operators.refresh_task(task)
-            # This stores the task even if the operator is registered already, because an earlier
-            # call may have failed at this point.
+            # Store the task even if the operator is already registered, because an earlier call may
+            # have failed at this point.
             await self._runner.store(task)
             return quota
 

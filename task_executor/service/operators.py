@@ -1,7 +1,8 @@
-"""Operators of job graphs: their quotas in the managed memory of slots, while their tasks run.
+"""Keeps the quotas of operators of job graphs in the managed memory of slots, while the tasks of
+these operators run.
 
-`engine/managed_memory.py` computes the quotas. The operators of a task are stored in the task's
-file. Operators that a job master registered for a whole slot are stored in the checkpoint.
+`engine/managed_memory.py` computes the quotas. The file of a task contains the task's operators.
+The checkpoint contains the operators that a job master registered for a whole slot.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from task_executor.service.task_table import Task, TaskTable
 PAGE_BYTES: Final = 32 << 10
 PEERS_IN_ENVIRONMENT_BYTES_MAX: Final = 32 << 10
 HARD: Final = "hard"
-LIMIT_UNIT_BYTES: Final = 64 << 10  # memory limits are multiples of this
+LIMIT_UNIT_BYTES: Final = 64 << 10  # a memory limit is a multiple of this unit
 REVOKE_S: Final = 2.0  # time in which pools must return borrowed memory
 
 log = get_logger(__name__)
@@ -74,7 +75,8 @@ class Operators:
         self._measured: Mapping[str, int] = {}  # bytes that the kernel counts, by task
         self._lending: dict[SlotKey, Lending] = {}  # slots with pools that lend and borrow
         self._clock = clock
-        self.on_change: Callable[[SlotKey], None] = lambda _key: None  # quotas may have changed
+        # called with a slot whose quotas may have changed
+        self.on_change: Callable[[SlotKey], None] = lambda _key: None
         self.storing = asyncio.Lock()  # held while an operator or peers are added to a task
         tasks.on_end = self._task_ended
 
@@ -86,7 +88,7 @@ class Operators:
     # -- registration ------------------------------------------------------------------------
 
     def register_task(self, task: Task) -> None:
-        """Registers all operators of a task, or none.
+        """Registers all operators of a task, or none of them if one cannot be registered.
 
         Raises:
             AlreadyExists, FailedPrecondition, InvalidArgument: see `ManagedMemory.register`.
@@ -98,7 +100,7 @@ class Operators:
             self._check_has_memory(task.key)
         self._memory.register(task.key, task.task_id, fractions)
         if task.key in self._lending:
-            self._changed(task.key)  # its quota may be lent
+            self._changed(task.key)  # the quota of the operator may be lent
         self.refresh_task(task)  # the task is not in the table yet, so `_changed` does not reach it
         task.first_quota_bytes = _quota_bytes(task)
 
@@ -149,7 +151,7 @@ class Operators:
         """Registers the operators again that were registered before a restart.
 
         The tasks must have been adopted before. An operator that cannot be registered is logged.
-        This happens only because of a bug.
+        Only a bug causes this.
         """
         for each in of_slots:
             if self._table.get(each.key) is not None:
@@ -180,14 +182,14 @@ class Operators:
             self._changed(key)
 
     def managed(self, key: SlotKey) -> bool:
-        """True if the slot has managed memory."""
+        """Returns True if the slot has managed memory."""
         return self._managed_bytes(key) > 0
 
     def _managed_bytes(self, key: SlotKey) -> int:
         """Returns the managed memory from which the quotas of a slot are computed.
 
-        During a resize this is the smaller one of both sizes. So quotas shrink before the limit of
-        the slot is lowered, and grow after the limit is raised.
+        During a resize, this is the managed memory of the smaller size. So quotas shrink before the
+        limit of the slot is lowered, and grow after the limit is raised.
         """
         slot = self._table.get(key)
         if slot is None:
@@ -196,8 +198,9 @@ class Operators:
         return min(each.profile.managed_memory_bytes for each in sizes)
 
     def task_limits(self, key: SlotKey) -> dict[str, int]:
-        """Returns the memory limit of each task in the slot whose limit depends on operators'
-        quotas."""
+        """Returns the memory limits of those tasks in the slot whose limit depends on the quotas of
+        operators.
+        """
         slot = self._table.get(key)
         if slot is None:
             return {}
@@ -280,7 +283,7 @@ class Operators:
         self.refresh_task(task)
 
     def over_quota(self, key: SlotKey) -> bool:
-        """True if a pool in the slot has reported more use than its limit."""
+        """Returns True if a pool in the slot has reported more use than its limit."""
         return any(
             self._used.get((task.task_id, each.operator_id), 0) > each.limit_bytes
             for task in self._tasks.of_slot(key)
@@ -304,13 +307,14 @@ class Operators:
         self._used[task.task_id, operator_id] = used_bytes
         claim = self._memory.claims(task.key).get(operator_id)
         if claim is None or claim.task_id != task.task_id:
-            self.refresh_task(task)  # the task has no quota that it could lend
+            self.refresh_task(task)  # the task has no quota to lend
             return
         lending = self._lending.setdefault(task.key, Lending(REVOKE_S))
         pool = PoolKey(task.task_id, operator_id)
         if pool not in lending:
             quota = self._memory.quota(claim.fraction, self._managed_bytes(task.key))
-            # A task with a separate memory limit has room only for its quotas.
+            # A task with a separate memory limit has memory only for its quotas, so its pools
+            # cannot borrow.
             borrows = not task.memory_limit_bytes
             lending.join(pool, quota.memory_bytes, kept_bytes, borrows=borrows)
             self._settle_lending(task.key)
@@ -328,7 +332,7 @@ class Operators:
             if (pool := PoolKey(claim.task_id, name)) in lending:
                 quotas[pool] = quota_bytes
             else:
-                room -= quota_bytes  # this operator does not lend
+                room -= quota_bytes  # no pool of this operator lends, so its quota is not shared
         lending.changed(room, quotas, self._clock())
 
     def limit(self, task: Task, operator_id: str, default: int) -> int:
@@ -341,16 +345,14 @@ class Operators:
         return lending.revoked(pool) if lending is not None and pool in lending else 0
 
     def next_deadline(self, key: SlotKey) -> float | None:
-        """Returns the time at which the next pool of the slot is overdue; None: no pool must give
-        memory back.
-
-        Until then, the pool must have given back the borrowed memory.
+        """Returns the time by which the next pool of the slot must have given back borrowed memory;
+        None: no pool must give memory back.
         """
         lending = self._lending.get(key)
         return lending.next_deadline() if lending is not None else None
 
     def overdue(self, key: SlotKey) -> list[Task]:
-        """Returns the tasks with pools that have not given borrowed memory back in time."""
+        """Returns the tasks with pools that have not given back borrowed memory in time."""
         lending = self._lending.get(key)
         keys = lending.overdue(self._clock()) if lending is not None else []
         tasks = [self._tasks.get(each.task_id) for each in keys]
@@ -374,8 +376,8 @@ def operator_variables(task: Task, operators: Operators, path: Path | None) -> d
 def _task_variable(task: Task, operators: Operators) -> str:
     """Returns the value of FINEGRAIN_TASK: the operators of the task and its peers, as JSON.
 
-    A very long list of peers does not fit into an environment variable. Then `peers` is null, and
-    the task requests its peers at the socket of its slot.
+    If the list of peers is too long for an environment variable, `peers` is null, and the task
+    requests its peers at the socket of its slot.
     """
     work = task.operator_task or OperatorTask(())
     peers: Any = peers_json(work.peers)

@@ -1,15 +1,15 @@
-"""Parks and unparks slots: their processes leave the GPUs and return.
+"""Parks and unparks slots: moves their processes off the GPUs and back.
 
 A resize to a size with parked devices parks the slot, and a resize from such a size unparks it.
-Like every resize, it is saved before it begins. But it can take minutes, so it runs in the
-background while other commands are executed. The caller reads its outcome later.
+Like every resize, this resize is saved before it begins. But because it can take minutes, it runs
+in the background while other commands are executed. The caller reads the outcome later.
 
-Parking: the helper moves the processes off the GPUs, then the device files are closed, and then the
-helper checks again, because a process may have forked. The capacity becomes free only when the
+Parking: the helper moves the processes off the GPUs. Then the helper closes the device files, and
+moves processes again, because a process may have forked. The capacity becomes free only when the
 driver reports no memory of the slot on the GPUs.
 
-Unparking: the files are opened, and the processes move back. After a failure, all steps are undone.
-Until the undo has succeeded, both sizes stay booked.
+Unparking: the helper opens the files and moves the processes back. After a failure of parking or
+unparking, all steps are undone. Both sizes stay booked until the undo has succeeded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ as used.
 
 _LOOK_EVERY_S: Final = 0.2
 _UNDO_S: Final = (1.0, 5.0, 30.0)
-"""Pauses before a failed undo is repeated. The last pause is used for all further attempts."""
+"""Pauses before a failed undo is repeated. The last pause applies to all further attempts."""
 
 log = get_logger(__name__)
 
@@ -64,8 +64,8 @@ class Parking:
 
     Args:
         keeper: the slots.
-        measurement: returns the number of the last reading of GPUs, and the use of the GPUs whose
-            memory is measured by slot.
+        measurement: a function that returns the number of the last reading of GPUs, and the use of
+            the GPUs whose memory is measured by slot.
     """
 
     def __init__(self, keeper: SlotKeeper, measurement: Callable[[], Measurement]) -> None:
@@ -74,13 +74,13 @@ class Parking:
         self._moves: dict[SlotKey, _Move] = {}
         self._failures: dict[
             SlotKey, tuple[int, FinegrainError]
-        ] = {}  # by slot, with resize number
+        ] = {}  # the failure of the last resize by slot, with the number of the resize
 
     def begin(self, slot: Slot) -> FinegrainError:
         """Begins to park or unpark a slot. Returns IN_PROGRESS.
 
         Args:
-            slot: the slot. Its new size (`becoming`) must be saved already.
+            slot: the slot, whose new size (`becoming`) must already be saved.
 
         Raises:
             ValueError: the slot has no resize in progress.
@@ -95,8 +95,8 @@ class Parking:
         return still_moving(slot.becoming, move.trouble)
 
     def outcome(self, key: SlotKey, number: int) -> FinegrainError | None:
-        """Returns the state of a resize that parks or unparks a slot: IN_PROGRESS while it runs,
-        and its failure, but only once. None: no such resize runs or has failed.
+        """Returns IN_PROGRESS while this resize, which parks or unparks the slot, runs. If the
+        resize has failed, returns the failure, but only once. Returns None in all other cases.
         """
         move = self._moves.get(key)
         slot = self._keeper.table.get(key)
@@ -123,16 +123,18 @@ class Parking:
             if outcome.error is None:
                 kind = "slot_parked" if wanted.is_parked else "slot_unparked"
                 log.info(kind, allocation_id=key.allocation_id, resize_number=wanted.resize_number)
-            # If the helper was not reached, it is unknown whether the new limits are set. Then the
-            # next comparison repeats the resize. After any other failure, both sizes are still
-            # booked.
+            # If the helper was not reached, it is unknown whether the new limits are set, and the
+            # next comparison with the host repeats the resize. After any other failure, both sizes
+            # are still booked, so undo the move.
             elif outcome.error.reason is not Reason.UNREACHABLE:
                 await self._undo(slot, outcome.error)
         finally:
             del self._moves[key]
 
     def _slot(self, key: SlotKey) -> Slot | None:
-        """Returns a slot that can be moved; None: it is being freed, or does not exist."""
+        """Returns a slot that can be parked or unparked; None: the slot is being freed, or does not
+        exist.
+        """
         slot = self._keeper.table.get(key)
         return slot if slot is not None and slot.state is CarveState.ALLOCATED else None
 
@@ -177,7 +179,7 @@ class Parking:
         has = slot.spec.assignment.devices if slot.spec.assignment is not None else ()
         for attempt in range(1 << 30):
             if self._slot(slot.key) is None:
-                return  # its processes are being ended
+                return  # the executor is ending the processes of the slot
             try:
                 if wanted.is_parked:
                     await self._open(slot, has)
@@ -216,7 +218,7 @@ class Parking:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _memory_needed(self, slot: Slot, gpus: Collection[str]) -> int:
-        """Returns the memory of the host that the contents of a slot's GPUs need. This is the
+        """Returns the bytes of the host's memory that the contents of a slot's GPUs need: the
         measured use, or the share on GPUs without a measurement.
         """
         measured = self._used(slot.key, gpus)
@@ -245,7 +247,8 @@ class Parking:
         }
 
     async def _wait_gone(self, key: SlotKey, gpus: Collection[str]) -> None:
-        """Waits until the driver reports no memory of a slot on GPUs, if these are measured.
+        """Waits until the driver reports no memory of a slot on those of these GPUs that are
+        measured.
 
         Raises:
             FailedPrecondition: PARK_FAILED. The driver still reports memory.
@@ -254,8 +257,8 @@ class Parking:
         now = asyncio.get_running_loop().time
         end = now() + GONE_S
         while used := self._used(key, gpus):
-            # The next reading may have begun before the processes left, so wait for the one after
-            # it.
+            # The next reading may have begun before the processes left, so wait for the second
+            # reading.
             if self._measurement()[0] > number + 1 and not any(used.values()):
                 return
             if now() > end:
@@ -268,7 +271,9 @@ class Parking:
 
 
 def parking_problem(host: HostDevices, mode: str) -> str:
-    """Returns why slots cannot be parked although the operator allows it; empty: they can."""
+    """Returns why slots cannot be parked although the configuration allows parking; empty: they can
+    be parked.
+    """
     if mode == OFF:
         return ""
     if not any(map(_can_be_left, host.devices)):
@@ -277,8 +282,8 @@ def parking_problem(host: HostDevices, mode: str) -> str:
 
 
 def with_parking(host: HostDevices, mode: str) -> HostDevices:
-    """Returns the devices of a host. The field `parking` of each GPU that slots can leave is set to
-    `mode`.
+    """Returns the devices of a host, and sets the field `parking` of each GPU that slots can leave
+    to `mode`.
 
     Args:
         host: the devices.

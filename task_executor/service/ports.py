@@ -1,7 +1,8 @@
-"""The calls of the helper that the front uses, as an interface. Tests implement it with a fake.
+"""Declares the interface of the helper that the front uses. Tests implement the interface with a
+fake.
 
-`task_executor.host.helper_client.HelperClient` implements it for the real helper, and documents
-each call.
+`task_executor.host.helper_client.HelperClient` implements the interface for the real helper, and
+documents each call.
 """
 
 from __future__ import annotations

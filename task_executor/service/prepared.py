@@ -1,7 +1,7 @@
 """Prepares a front before it serves: identity, lock, capacity plan, and a helper that answers.
 
-Cheap checks come first, and the start of the helper last. This module must not import grpc, because
-the helper must be started before grpc is imported.
+The preparation begins with cheap checks and ends with the start of the helper. This module must not
+import grpc, because the helper must be started before grpc is imported.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DEFAULT_EXECUTOR_ID = "task-executor"
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Everything that the front is built from."""
+    """All inputs from which the front is built."""
 
     options: TaskExecutorOptions
     directory: StateDirectory
@@ -58,7 +58,9 @@ class Prepared:
 
     @property
     def helper_is_ours(self) -> bool:
-        """True if this process starts and stops the helper; False for a separate unit."""
+        """True if this process starts and stops the helper; False if the helper is a separate
+        unit.
+        """
         return self.options.helper_socket is None
 
     @property
@@ -79,12 +81,12 @@ def prepare(options: TaskExecutorOptions, stopping: threading.Event | None = Non
 
     Args:
         options: the executor's options.
-        stopping: when it is set, a first join gives up.
+        stopping: an event that ends the wait of a first join.
 
     Raises:
-        ConfigurationError, InvalidArgument: the executor cannot start with this configuration.
-            Nothing is left behind.
-        Unauthenticated, Unavailable: it could not join the cluster.
+        ConfigurationError, InvalidArgument: the executor cannot start with this configuration. No
+            lock is left.
+        Unauthenticated, Unavailable: the executor could not join the cluster.
     """
     directory = StateDirectory.open(options.state_dir.absolute())
     try:
@@ -99,7 +101,7 @@ def prepare(options: TaskExecutorOptions, stopping: threading.Event | None = Non
         raise ConfigurationError(
             f"the helper {what}: {error}", details={"state_dir": directory.path}
         ) from None
-    # This releases the lock, so that another start can lock the directory at once.
+    # Release the lock, so that another start can lock the directory at once.
     except BaseException:
         directory.close()
         raise
@@ -120,7 +122,7 @@ def _resolve(
         topology = replace(topology, pci_devices=nics(options.fake_gpus), fpgas=())
     configured = discover(options.device_types, topology.numa_nodes)
     plan = plan_host(options, topology, configured)
-    # Last, because a token works only once.
+    # Do this last, because a join token works only once.
     credentials = executor_credentials(
         directory.path, options.join_token_file, saved.executor_id, stopping
     )
@@ -179,7 +181,8 @@ def _text(path: Path | None) -> str | None:
 def _socket_path(options: TaskExecutorOptions, state_dir: Path) -> Path:
     """Returns the path of the helper's socket.
 
-    It is short, and unique for the state directory, so that executors can share `run_dir`.
+    The path is short. It is different for each state directory, so that several executors can share
+    `run_dir`.
     """
     run_dir = options.run_dir.absolute()
     try:
@@ -189,7 +192,7 @@ def _socket_path(options: TaskExecutorOptions, state_dir: Path) -> Path:
             f"the run directory {run_dir} cannot be created: {error.strerror}; name another one",
             details={"run_dir": run_dir},
         ) from None
-    # The parent is checked too, because its owner could replace the whole directory.
+    # Check the parent too, because its owner could replace the whole directory.
     for path in (run_dir, run_dir.parent):
         check_ours(path)
     return run_dir / f"helper-{_mark(state_dir)}.sock"

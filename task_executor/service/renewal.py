@@ -1,7 +1,7 @@
 """Renews the certificate of this executor while it runs.
 
-A valid certificate is renewed every day by a call to the resource manager. An expired one is
-renewed at the join port, by a signature of its key.
+The executor renews a valid certificate every day, by a call to the resource manager. It renews an
+expired certificate at the join port, where it signs with the key of the certificate.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from task_executor.membership import CREDENTIALS_FILE, read_join_record
 from task_executor.service.manager_link import ManagerLink
 
 RENEW_EVERY_S = 24 * 3600.0
-CHECK_S = 300.0  # the clock may be set at any time
+CHECK_S = 300.0  # check often, because the clock may be set at any time
 RETRY_S = 60.0
-RETRY_EXPIRED_S = 10.0  # no server accepts the certificate, so this is urgent
+RETRY_EXPIRED_S = 10.0  # no server accepts an expired certificate, so try again soon
 
 Clock = Callable[[], float]
 
@@ -34,10 +34,10 @@ class Renewal:
     """Renews the certificate until it is cancelled.
 
     Args:
-        own: the certificate, which is replaced.
+        own: the certificate of this executor, which is replaced.
         link: the connection to the resource manager.
-        state_dir: the state directory, whose credentials file is replaced, too.
-        now: returns the time in seconds since 1970 (UTC).
+        state_dir: the state directory, whose credentials file is also replaced.
+        now: a function that returns the time in seconds since 1970 (UTC).
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Renewal:
         log.info("certificate_renewed", not_after=fresh.not_after)
         try:
             await asyncio.to_thread(write_credentials, self._state_dir / CREDENTIALS_FILE, fresh)
-        except FinegrainError as error:  # until the next start, the one in memory is enough
+        except FinegrainError as error:  # until the next start, the certificate in memory is enough
             log.error("credentials_not_written", error=error.message)
 
     def _is_expired(self) -> bool:
@@ -86,7 +86,8 @@ class Renewal:
 
 
 def renewal_time(credentials: Credentials) -> float:
-    """Returns when to renew a certificate: after a day, or after half of its life if this is less.
+    """Returns when to renew a certificate: after a day, or after half of its validity if this is
+    less.
 
     Args:
         credentials: the credentials with the certificate.

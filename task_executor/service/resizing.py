@@ -2,9 +2,8 @@
 
 A resize has these steps: book the new size, save the checkpoint, enforce the size in the kernel,
 save the checkpoint again, report the size. If the front or the helper crashes during a resize, the
-resize is completed when both run again. It is not completed if tasks then use more than the new
-size. Until the helper has confirmed the limits, both sizes stay booked and reports contain the old
-size.
+executor completes the resize when both run again, unless tasks then use more than the new size.
+Until the helper has confirmed the limits, both sizes stay booked and reports contain the old size.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ async def resize_slot(
 ) -> Outcome:
     """Resizes a slot.
 
-    If the outcome contains a slot, all limits of the new size are enforced and durable. If it
-    contains an error, the slot is unchanged. Only after the error UNREACHABLE the result is
-    unknown, and the caller may request the same resize again.
+    If the outcome contains a slot, all limits of the new size are enforced and durable. If the
+    outcome contains an error other than UNREACHABLE, the slot is unchanged. After UNREACHABLE, the
+    result is unknown, and the caller may request the same resize again.
 
     Args:
         keeper: the slots of this executor.
@@ -66,8 +65,8 @@ async def resize_slot(
     Returns:
         The outcome. Its error is an error of `SlotTable.resize`, or BELOW_USE (with the requested
         and used bytes of memory in the details), CARVE_FAILED or UNREACHABLE. A resize that parks
-        or unparks the slot continues in the background. Its error is IN_PROGRESS until it is done,
-        and PARK_FAILED if it fails.
+        or unparks the slot continues in the background. The error of such a resize is IN_PROGRESS
+        until the resize is done, and PARK_FAILED if it fails.
     """
     # Steps of the resize. 1: book both sizes. 2: save the new size in the checkpoint, so that the
     # resize is completed after a crash. 3: enforce the new size (`_enforce`).
@@ -78,7 +77,8 @@ async def resize_slot(
         outcome = keeper.table.resize(key, number, profile, cpu_limit_milli, assignment)
         if outcome.slot is None or outcome.slot.becoming is None:
             return outcome
-        if outcome.slot is not before:  # else: a retry of a resize that was saved before
+        # otherwise this is a retry of a resize that is already saved
+        if outcome.slot is not before:
             try:
                 await keeper.save()
             except OSError as error:
@@ -117,7 +117,8 @@ async def finish_resizes(
         for limits in on_host:
             key = SlotKey(limits.allocation_id, limits.generation)
             slot = keeper.table.get(key)
-            if slot is not None and slot.spec is before.get(key):  # else: resized during the call
+            # otherwise the slot was resized during the call
+            if slot is not None and slot.spec is before.get(key):
                 await _correct_limits(keeper, slot, limits)
 
 
@@ -134,11 +135,12 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
     if slot is None or wanted is None:
         return Outcome(key, error=slot_removed(key))
     begun = time.monotonic()
-    # Quotas of operators shrink before the limits do, so that operators can return memory in time.
+    # Quotas of operators must shrink before the limits, so that operators can return memory in
+    # time.
     keeper.operators.size_changed(key)
     await keeper.before_shrink(key)
-    # If an earlier attempt may have changed the limits on the host, the attempt below must still be
-    # made, because only then the limits are known.
+    # If an earlier attempt may have changed the limits on the host, continue in spite of this
+    # error: the limits are known only after the attempt below.
     if (refused := await _limit_tasks(keeper, key)) and not again:
         return await keep_size(keeper, key, wanted, size_kept(wanted, refused))
     async with keeper.cpu_bindings.lock:
@@ -155,8 +157,8 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
             return Outcome(key, error=slot_removed(key))
         failure = found if isinstance(found, FinegrainError) else None
         if isinstance(found, IsolationReport):
-            # The growth is booked, so ports can be missing only if other programs use them. The
-            # slot then has fewer ports, and reports their numbers.
+            # The growth is booked, so ports are missing only if other programs use them. In this
+            # case the slot has fewer ports, and reports their numbers.
             keeper.give_ports(wanted)
             outcome = Outcome(
                 key,
@@ -164,8 +166,8 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
             )
         else:
             outcome = Outcome(key, error=failure)
-            # The processes of a slot that was parked or unparked have moved already. Both sizes
-            # stay booked until `Parking` has brought them back.
+            # If the slot was parked or unparked, its processes have already moved. Both sizes stay
+            # booked until `Parking` has moved the processes back.
             if not now.is_moving:
                 keeper.table.resize_failed(key)
         keeper.cpu_bindings.applied(key, binding)
@@ -174,7 +176,8 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
     keeper.operators.size_changed(key)
     if refused := await _limit_tasks(keeper, key):
         log.error("task_limit_not_set", allocation_id=key.allocation_id, error=str(refused))
-    await keeper.cpu_bindings.sync_or_log()  # cpus that the slot no longer has return to the pools
+    # this returns cpus that the slot no longer has to the pools
+    await keeper.cpu_bindings.sync_or_log()
     keeper.on_resize(time.monotonic() - begun, failure)
     await keeper.save_or_log()  # after a crash before this line, the resize is repeated
     keeper.on_change()
@@ -186,7 +189,7 @@ async def _limit_tasks(keeper: SlotKeeper, key: SlotKey) -> FinegrainError | Non
     """Sets the memory limits of tasks to the quotas of their operators.
 
     Returns:
-        The first error, or None. Limits that were set before the error stay as they are.
+        The first error, or None. Limits that were set before the error stay set.
     """
     for task_id, limit in keeper.operators.task_limits(key).items():
         try:
@@ -200,13 +203,13 @@ async def _limit_tasks(keeper: SlotKeeper, key: SlotKey) -> FinegrainError | Non
 async def keep_size(
     keeper: SlotKeeper, key: SlotKey, wanted: SlotSpec, error: FinegrainError
 ) -> Outcome:
-    """Ends a resize without effect: the limits on the host are those of the old size.
+    """Ends a resize that has no effect, because the host still has the limits of the old size.
 
     Args:
         keeper: the slots.
         key: the slot.
-        wanted: the size that it does not get.
-        error: why.
+        wanted: the size that the slot does not get.
+        error: the reason.
 
     Returns:
         The outcome, with this error; or with ALLOCATION_UNKNOWN, if the slot was removed.
@@ -227,19 +230,18 @@ async def keep_size(
 async def _apply(
     keeper: SlotKeeper, current: SlotSpec, wanted: SlotSpec, *, again: bool
 ) -> tuple[CpuBinding, IsolationReport | FinegrainError]:
-    """Moves other slots off the cpus that the slot grows into, then changes all its limits.
+    """Moves other slots off the cpus that the slot gets, then changes all limits of the slot.
 
     Args:
         keeper: the slots.
         current: the old size.
         wanted: the new size.
         again: True if an earlier attempt may have changed the limits on the host. If the helper
-            then rejects this attempt, the old limits are written again, because the earlier attempt
-            may have changed them.
+            then rejects this attempt, the function writes the old limits again.
 
     Returns:
         The cpus and memory nodes on which the slot runs now. Then the helper's isolation report, or
-        the error because of which the slot keeps its old size.
+        the error that prevents the new size.
 
     Raises:
         Unavailable, OSError: it is unknown which limits are enforced.
@@ -252,7 +254,7 @@ async def _apply(
         raise
     except FinegrainError as error:
         log.error("slots_not_moved", allocation_id=wanted.allocation_id, error=str(error))
-        # A slot without dedicated cpus can be resized even if the other slots have not moved.
+        # A slot without dedicated cpus can be resized even if other slots could not be moved.
         failure = size_kept(wanted, error) if wanted.is_pinned else None
     if refused := keeper.refuse_shares(current, wanted):
         failure = size_kept(wanted, refused)
@@ -271,7 +273,7 @@ async def _apply(
         except FinegrainError as error:
             failure = size_kept(wanted, error)
     binding = keeper.table.cpus.binding_of(current)
-    # An earlier attempt may have set the new limits, so this writes the old limits again.
+    # An earlier attempt may have set the new limits, so write the old limits again.
     if again:
         try:
             if other_shares:
@@ -289,7 +291,7 @@ async def _correct_limits(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) ->
     """Writes the slot's limits again if the limits on the host differ from the slot table."""
     if slot.state is not CarveState.ALLOCATED or slot.becoming is not None:
         return
-    # This compares only sizes and device files. `CpuBindings` corrects cpus.
+    # Compare only sizes and device files, because `CpuBindings` corrects cpus.
     expected = keeper.limits_of(slot.spec, CpuBinding(EMPTY))
     if all(getattr(expected, name) == getattr(limits, name) for name in _SIZE_FIELDS):
         return
@@ -297,11 +299,12 @@ async def _correct_limits(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) ->
     try:
         async with keeper.cpu_bindings.lock:
             binding = keeper.table.cpus.binding_of(slot.spec)
-            # A resize never changes the limit of processes, so the limit on the host is kept.
+            # A resize never changes the limit of processes, so keep the limit on the host.
             corrected = replace(keeper.limits_of(slot.spec, binding), pids_max=limits.pids_max)
             report = await keeper.helper.resize_slot(corrected)
             keeper.cpu_bindings.applied(slot.key, binding)
-            if keeper.table.get(slot.key) is not None:  # else: the slot was freed during the call
+            # otherwise the slot was freed during the call
+            if keeper.table.get(slot.key) is not None:
                 keeper.table.resized(slot.key, keeper.isolation_of(report, slot.spec))
     except (FinegrainError, OSError) as error:
         log.error("size_not_corrected", allocation_id=slot.spec.allocation_id, error=str(error))

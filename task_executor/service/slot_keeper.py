@@ -1,9 +1,9 @@
 """Keeps the slot table, the checkpoint and the helper in step.
 
-Every change has the same four steps: book it in the table, enforce it on the host, save it on disk,
-and then report it. The capacity of a freed slot becomes free only after the helper has confirmed
-that no process of the slot is left (`_tear_down`). If freeing fails, it is retried indefinitely,
-and the slot stays booked until it succeeds.
+Every change of a slot has the same four steps: book the change in the table, enforce it on the
+host, save it on disk, and report it. The capacity of a freed slot becomes free only after the
+helper has confirmed that no process of the slot is left (`_tear_down`). If freeing fails, the
+keeper tries again indefinitely, and the slot stays booked until freeing succeeds.
 """
 
 from __future__ import annotations
@@ -73,9 +73,7 @@ class SlotMover(Protocol):
         """Begins to park or unpark a slot. Returns IN_PROGRESS."""
 
     def outcome(self, key: SlotKey, number: int) -> FinegrainError | None:
-        """Returns the state of a resize that parks or unparks a slot: an error, or None if none is
-        known.
-        """
+        """Returns the error of a resize that parks or unparks a slot; None if no error is known."""
 
 
 class _NoMover:
@@ -93,7 +91,7 @@ async def _no_wait(_key: SlotKey) -> None:
 
 
 class SlotKeeper:
-    """All state that must survive a restart. Only this class writes it.
+    """Keeps all state that must survive a restart. Only this class writes this state.
 
     Args:
         identity: the ids of this executor.
@@ -131,7 +129,7 @@ class SlotKeeper:
         self.operators = Operators(table, self.tasks, page_bytes)
         self.reports = ReportLog()
         self.starts = 0  # number of fronts started with this identity, including this front
-        self.epoch_proof = EpochProof()  # of the highest epoch that an RM has proven
+        self.epoch_proof = EpochProof()  # the proof of the highest epoch that an RM has proven
         self.denials = Denials()  # identities to reject, as the RM has last sent them
         self.fence: CommandFence[Any] = CommandFence()
         self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
@@ -147,7 +145,8 @@ class SlotKeeper:
         self.prepare_devices: Callable[[Sequence[SlotSpec]], Awaitable[None]] = _prepare_nothing
         # Limits the memory of devices for slots that exist on the host.
         self.limit_devices: Callable[[Iterable[SlotSpec]], Awaitable[None]] = _prepare_nothing
-        # Says why a slot of one size cannot get the shares of another size; None: it can.
+        # Returns why a slot of one size cannot get the shares of another size; None: it can get the
+        # shares.
         self.refuse_shares: Callable[[SlotSpec, SlotSpec], FinegrainError | None] = (
             lambda _current, _wanted: None
         )
@@ -192,8 +191,8 @@ class SlotKeeper:
             policy=self.table.cpus.conditions.operator_policy,
             policy_number=self.table.cpus.conditions.policy_number,
             denials=self.denials,
-            # Slots that are being carved are left out. After a crash they are unknown and are
-            # destroyed.
+            # Leave out slots that are being carved. After a crash, these slots are unknown, and the
+            # next front destroys them.
             slots=(*self.table.visible(), *self._enforced.values()),
             ended=tuple(self.reports.all_ended()),
             operators=tuple(self.operators.of_slots()),
@@ -208,8 +207,8 @@ class SlotKeeper:
         await self._saver.save()
 
     async def save_or_log(self) -> None:
-        """Saves the state, but only logs errors. Used after changes on the host that cannot be
-        undone.
+        """Saves the state, but only logs errors. Callers use this after changes on the host that
+        cannot be undone.
         """
         try:
             await self._saver.save()
@@ -217,11 +216,11 @@ class SlotKeeper:
             log.error("checkpoint_not_written", error=str(error), path=str(self.directory.path))
 
     async def keep_epoch(self, rm_epoch: int, proof: EpochProof) -> None:
-        """Makes a higher epoch durable before it returns, with its proof.
+        """Saves a higher epoch and its proof, and returns when both are durable.
 
         Args:
             rm_epoch: the epoch of an RM.
-            proof: its proof; empty if the RM has sent it before.
+            proof: the proof of the epoch; empty if the RM has sent the proof before.
 
         Raises:
             OSError: the checkpoint could not be written.
@@ -248,18 +247,19 @@ class SlotKeeper:
             await self.cpu_bindings.sync_or_log()
 
     async def apply_host_policy(self, policy: HostPolicy, number: int) -> None:
-        """Applies the settings that an operator made for this host at runtime, and saves them.
+        """Applies the settings that an administrator made for this host at runtime, and saves them.
 
-        Slots are moved in the background, because the caller (the agent) must continue to report.
-        Both the number and the settings are compared: after the RM's database was restored from a
-        backup, the same number can mean other settings.
+        The method moves slots in the background, because the caller (the agent) must continue to
+        report. It compares both the number and the settings with the present ones: after the RM's
+        database was restored from a backup, the same number can mean other settings.
 
         Args:
             policy: the settings.
             number: the number of the settings. The RM increases it with each change.
 
         Raises:
-            OSError: the checkpoint could not be written. The settings are in effect all the same.
+            OSError: the checkpoint could not be written. The settings are in effect in spite of
+                this.
         """
         known = self.table.cpus.conditions
         if (number, policy) != (known.policy_number, known.operator_policy):
@@ -283,13 +283,13 @@ class SlotKeeper:
         return replace(limits, devices_open=rules.open, devices_closed=rules.closed)
 
     def isolation_of(self, report: IsolationReport, spec: SlotSpec | None = None) -> Isolation:
-        """Returns the isolation of a slot; without `spec`, of the host."""
+        """Returns the isolation of a slot, or of the host if `spec` is None."""
         found = isolation_of(report, spec, self.table.devices.host, self.enforcement)
         return found if spec is None else replace(found, ports=self.ports.of(spec.key))
 
     def unmet_levels(self, spec: SlotSpec, isolation: Isolation) -> str:
-        """Returns the required levels that a slot does not have, with the reasons; "": it has all
-        levels.
+        """Returns the required levels that a slot does not have, with the reasons; empty: the slot
+        has all required levels.
         """
         return unmet_levels(spec.profile, isolation, self.enforcement.not_limited(spec.key))
 
@@ -309,8 +309,8 @@ class SlotKeeper:
     async def carve(self, specs: Sequence[SlotSpec]) -> list[Outcome]:
         """Books slots, enforces them on the host and saves them.
 
-        When this returns, every slot in an outcome is ALLOCATED and saved. Of a slot that could not
-        be carved, nothing stays on the host.
+        When this method returns, every slot in an outcome is ALLOCATED and saved. If a slot could
+        not be carved, nothing of the slot stays on the host.
 
         Returns:
             One outcome per spec, in order.
@@ -383,7 +383,7 @@ class SlotKeeper:
         except (FinegrainError, OSError) as error:
             for slot in new:
                 if slot.spec.is_pinned:
-                    # The slot is not on the host yet, so it is removed from the table at once.
+                    # The slot is not on the host yet, so remove it from the table at once.
                     self.table.carve_failed(slot.key)
                     self.on_carve(0.0, False)
                     failed[slot.key] = carve_failed(slot.spec, error)
@@ -426,8 +426,8 @@ class SlotKeeper:
     async def _make_durable(self, slots: Sequence[Slot]) -> dict[SlotKey, FinegrainError]:
         """Saves slots that are enforced, and only then marks them as ALLOCATED.
 
-        A report must not contain a slot that is not in the checkpoint, because a restarted front
-        would not know this slot.
+        A report must contain a slot only after the slot is in the checkpoint, because otherwise a
+        restarted front would not know the slot.
 
         Returns:
             The errors of slots that could not be saved.
@@ -471,8 +471,9 @@ class SlotKeeper:
     async def destroy_unknown(self, slots: Iterable[SlotLimits], timeout_s: float) -> None:
         """Destroys slots on the host that are not in the slot table.
 
-        It returns when all these slots are destroyed, or after the timeout. After the timeout it
-        continues in the background. The capacity of a slot is withheld until the slot is destroyed.
+        The method returns when all these slots are destroyed, or after the timeout. After the
+        timeout, the work continues in the background. The capacity of each slot is withheld until
+        the slot is destroyed.
 
         Args:
             slots: the limits of the unknown slots.
@@ -489,7 +490,7 @@ class SlotKeeper:
     # -- freeing -----------------------------------------------------------------------------
 
     async def free(self, wanted: Sequence[tuple[SlotKey, int | None]], *, reason: str = "") -> None:
-        """Starts to free slots, and returns when this is saved. Unknown slots are ignored.
+        """Starts to free slots, and returns when their new state is saved. Ignores unknown slots.
 
         Args:
             wanted: the slots, each with its grace period in milliseconds (None: the default).
@@ -503,12 +504,11 @@ class SlotKeeper:
         ]
         if not begun:
             return
-        # Tasks are marked before the kill, so that their ends are reported as cancelled.
+        # Mark the tasks before the kill, so that their ends are reported as cancelled.
         for key, _ in begun:
             for task in self.tasks.of_slot(key):
                 task.cancelled = task.cancelled or not task.has_ended
-        # This is saved before the first signal, so that a restarted front continues to free these
-        # slots.
+        # Save before the first signal, so that a restarted front continues to free these slots.
         await self.save_or_log()
         for key, grace_ms in begun:
             self.begin_teardown(key, grace_ms=grace_ms)
@@ -517,8 +517,7 @@ class SlotKeeper:
     def begin_teardown(self, key: SlotKey, *, grace_ms: int) -> None:
         """Destroys a slot in state FREEING, in the background.
 
-        A further call for the same slot does not start a second teardown. It only shortens the
-        grace period.
+        If the slot is already being destroyed, a further call only shortens the grace period.
         """
         if key not in self._teardowns:
             self._grace_ms[key] = grace_ms
@@ -556,7 +555,7 @@ class SlotKeeper:
             self.table.freed(key)
             self.ports.take_back(key)
             self.cpu_bindings.removed(key)
-            # If the RM ordered the end of the slot, it needs no report of it.
+            # If the RM ordered the end of the slot, the RM needs no report of the end.
             if slot.end_reason:
                 self.reports.ended(EndedSlot(key, slot.end_reason))
             self.on_free(time.monotonic() - begun)
@@ -575,7 +574,7 @@ class SlotKeeper:
             self._grace_ms.pop(key, None)
 
     async def _destroy(self, key: SlotKey, *, grace_ms: int) -> None:
-        """Destroys the slot, and retries until the helper confirms that no process is left."""
+        """Destroys the slot, and tries again until the helper confirms that no process is left."""
         pause_s = RETRY_S_MIN
         while True:
             try:
@@ -589,7 +588,7 @@ class SlotKeeper:
                     error=str(error),
                 )
             await asyncio.sleep(pause_s)
-            # The first attempt has used the grace period, so a retry has none.
+            # The first attempt has used the grace period, so use no grace period for a retry.
             pause_s, grace_ms = min(pause_s * 2, RETRY_S_MAX), 0
 
     # -- slots that the host lost --------------------------------------------------------------
@@ -597,8 +596,8 @@ class SlotKeeper:
     def slot_vanished(self, key: SlotKey) -> None:
         """Removes a slot that no longer exists on the host.
 
-        Unless the RM ordered to free the slot, the slot is reported as ended. The reason is
-        SLOT_BROKEN, or the reason for which the slot was being freed.
+        If the RM did not order to free the slot, the executor reports the slot as ended. The reason
+        is SLOT_BROKEN, or the reason for which the slot was being freed.
         """
         slot = self.table.vanished(key)
         self.ports.take_back(key)

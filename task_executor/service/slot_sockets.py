@@ -1,8 +1,9 @@
-"""A unix socket for each slot, at which its tasks read their peers and their changing quotas.
+"""Serves a unix socket for each slot, at which the slot's tasks read their peers and their present
+quotas.
 
 The format of frames is the same as at the helper's sockets (`helper/protocol.py`). The kernel
-reports which process connects, and a process that belongs to no task of the slot is rejected. After
-a restart of the front, the sockets are made again at the same paths.
+reports which process connects, and the executor rejects a process that belongs to no task of the
+slot. After a restart, the front makes the sockets again at the same paths.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from task_executor.service.task_table import Task
 
 CONNECTIONS_MAX: Final = 16  # maximum number of connections of one task
 REQUEST_BYTES_MAX: Final = 64 << 10
-UNSENT_BYTES_MAX: Final = 4 << 20  # a task with more unread bytes is disconnected
+UNSENT_BYTES_MAX: Final = 4 << 20  # the executor disconnects a task with more unread bytes
 SHRINK_S_MAX: Final = 1.0  # maximum time that a resize waits for pools to return memory
 LATE_S: Final = 0.05
 ENDED_S: Final = 5.0  # time for the end of a task that did not return memory
@@ -74,7 +75,7 @@ class SlotSockets:
         keeper: the slots, tasks and operators of this executor.
         calls: the handler that registers operators.
         directory: the directory of the sockets. Its path must be short.
-        owners: finds the task of a process; None: it is found in /proc.
+        owners: the object that finds the task of a process; None: find the task in /proc.
     """
 
     def __init__(
@@ -97,23 +98,25 @@ class SlotSockets:
         keeper.operators.on_change = self._quotas_changed
 
     def path(self, key: SlotKey) -> Path:
-        """Returns the path of a slot's socket. It is the same in every run of the executor."""
+        """Returns the path of a slot's socket, which stays the same after a restart of the
+        executor.
+        """
         mark = hashlib.sha256(f"{key.allocation_id}.{key.generation}".encode()).hexdigest()[:16]
         return self._directory / f"{mark}.sock"
 
     async def open_for(self, task: Task, uid: int) -> Path | None:
-        """Opens the socket of a task's slot, if it is not open yet.
+        """Opens the socket of a task's slot, if the socket is not open yet.
 
-        If other tasks have borrowed the quotas of the task, they get time to return the memory.
-        Tasks that do not return it in time are ended.
+        If other tasks have borrowed the quotas of the task, the method first waits until they have
+        returned the memory. The executor ends tasks that do not return the memory in time.
 
         Args:
             task: the task that may use the socket.
             uid: the id of the user that the task runs as.
 
         Returns:
-            The path of the socket. None if no socket is needed: the slot has no managed memory, and
-            the task runs no operators.
+            The path of the socket; None if no socket is needed, because the slot has no managed
+            memory and the task runs no operators.
 
         Raises:
             Unavailable: the socket cannot be made.
@@ -177,7 +180,9 @@ class SlotSockets:
             self.path(key).unlink(missing_ok=True)
 
     async def close(self) -> None:
-        """Closes all sockets. Their files stay, so that tasks connect again to the next front."""
+        """Closes all sockets. The files of the sockets stay, so that tasks can connect to the next
+        front.
+        """
         for each in self._revoking.values():
             each.cancel()
         for key, server in self._servers.items():
@@ -253,7 +258,7 @@ class SlotSockets:
             self._revoking[key] = asyncio.create_task(self._await_given_back(key))
 
     async def _await_given_back(self, key: SlotKey) -> None:
-        """Ends the tasks of a slot that do not give borrowed memory back in time."""
+        """Ends the tasks of a slot that do not give back borrowed memory in time."""
         try:
             while (deadline := self.operators.next_deadline(key)) is not None:
                 await asyncio.sleep(max(deadline - time.monotonic(), 0) + LATE_S)
@@ -390,20 +395,21 @@ class _Connection:
         """Sends a frame; closes the connection if the task does not read."""
         try:
             self._writer.write(encode(message))
-        except Fault:  # more than `FRAME_BYTES_MAX`; limits of requests do not allow it
+        except Fault:  # more than `FRAME_BYTES_MAX`; the limits of requests prevent this
             log.error("slot_socket_answer_too_large", limit=FRAME_BYTES_MAX)
             self.close()
         if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
             self._writer.transport.abort()
 
     def close(self) -> None:
-        """Closes the connection, after the data that was written is sent."""
+        """Sends the data that was written, and then closes the connection."""
         self._writer.close()
 
 
 def _make_directory(directory: Path) -> None:
-    """Makes the directory of sockets. All users may pass through it, because tasks may have any
-    user."""
+    """Makes the directory of sockets. All users may enter the directory, because a task may run as
+    any user.
+    """
     directory.mkdir(mode=0o711, parents=True, exist_ok=True)
     for path in (directory, directory.parent):
         found = path.stat()

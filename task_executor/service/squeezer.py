@@ -31,8 +31,9 @@ log = get_logger(__name__)
 class SqueezeRule:
     """Limits that decide how many cpus best-effort slots get, in percent of the executor's cpus."""
 
-    threshold_percent: int = 65  # best-effort slots lose cpus when more than this is busy
-    minimum_percent: int = 0  # best-effort slots always keep at least this much
+    # best-effort slots lose cpus when a larger part of the cpus is busy
+    threshold_percent: int = 65
+    minimum_percent: int = 0  # best-effort slots always keep at least this part of the cpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,11 @@ class Squeezer:
         table: the slots of this executor, and the ledger of their cpus.
         locations: the core, NUMA node and package of each cpu of the host.
         rule: the limits that decide how many cpus best-effort slots get.
-        usage: the helper's `usage`, which returns the CPU time that each slot has used.
-        update_conditions: called with `squeezed=` (the cpus left to best-effort slots, or None for
-            all) when these cpus change. It moves the slots to them.
-        cpu_times: returns the busy time of each cpu, in microseconds.
-        clock: returns the current time in seconds.
+        usage: the call `usage` of the helper, which returns the CPU time that each slot has used.
+        update_conditions: a function that is called with `squeezed=CPUS` when the cpus for
+            best-effort slots change (None: all cpus). It moves the slots to these cpus.
+        cpu_times: a function that returns the busy time of each cpu, in microseconds.
+        clock: a function that returns the current time in seconds.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Squeezer:
     async def step(self) -> None:
         """Measures CPU use, then gives best-effort slots fewer or more cpus.
 
-        While the host has no best-effort slots, it measures nothing.
+        If the host has no best-effort slots, this method measures nothing.
 
         Raises:
             FinegrainError: the helper does not answer or rejects a call.
@@ -103,7 +104,7 @@ class Squeezer:
             await self._confine(None)
             return
         now = await self._count()
-        # CPU use is the difference between two measurements. The first step has only one.
+        # CPU use is the difference between two measurements, so the first step only measures.
         before, self._before = self._before, now
         if now is None or before is None or now.at <= before.at:
             return
@@ -114,15 +115,16 @@ class Squeezer:
         count = cpu_count(budget, previous=len(previous), host_cpus=len(now.cpus))
         self._spare_steps = self._spare_steps + 1 if count > len(previous) else 0
         if 0 < self._spare_steps < SPARE_STEPS:
-            return  # one second with less load is no reason to move slots
+            # wait for more steps, because one second with less load is no reason to move slots
+            return
         lsr_cpus = union(self._dedicated_cpus(slot, QosClass.LSR) for slot in self._table)
-        # Best-effort slots get the cpus that the kubelet reserves first, because no slot can have
+        # First give best-effort slots the cpus that the kubelet reserves, because no slot can have
         # these cpus as dedicated cpus.
         kubelet_reserved = ledger.conditions.kubelet_policy.reserved_cpus or EMPTY
         picked = CpuSet(
             squeeze(count, self._locations, pool=pool, lsr_cpus=lsr_cpus, first=kubelet_reserved)
         )
-        # `picked` is empty only if the pool is empty. All slots then stay where they are.
+        # If `picked` is empty, the pool is empty, and all slots stay on their cpus.
         if picked:
             await self._confine(None if picked == pool else picked)
 
@@ -134,7 +136,7 @@ class Squeezer:
             for each in usage.slots
             if each.cpu_usec is not None
         }
-        # Without its own counter, the CPU time of a slot would count as use by the system.
+        # If a slot has no counter, its CPU time would count as use by the system.
         if len(slots) < len(usage.slots):
             self._warn_once("the kernel does not count the CPU time of each slot on this host")
             return None
@@ -148,16 +150,17 @@ class Squeezer:
         return _Counters(self._clock(), times, slots)
 
     def _budget(self, before: _Counters, now: _Counters) -> int:
-        """Returns how much CPU best-effort slots may use, in thousandths of a cpu."""
+        """Returns the CPU time that best-effort slots may use, in thousandths of a cpu."""
         usec_per_milli = (now.at - before.at) * 1000
-        # A counter whose value has become smaller counts as no use, not as negative use.
+        # If the value of a counter has become smaller, count 0, not a negative use.
         busy = sum(
             max(usec - before.cpus[cpu], 0) for cpu, usec in now.cpus.items() if cpu in before.cpus
         )
-        used = {True: 0, False: 0}  # microseconds of best-effort slots (True) and of others
+        # microseconds of best-effort slots (True) and of other slots (False)
+        used = {True: 0, False: 0}
         for key, usec in now.slots.items():
             slot = self._table.get(key)
-            # All CPU time of a slot that is new since the last measurement is from this interval.
+            # If a slot is new since the last measurement, all its CPU time is from this interval.
             used[slot is not None and slot.spec.is_best_effort] += max(
                 usec - before.slots.get(key, 0), 0
             )

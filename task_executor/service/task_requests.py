@@ -18,7 +18,8 @@ from task_executor.service.messages import check_generation
 from task_executor.service.operator_requests import operator_task_of
 
 COMMAND_BYTES_MAX = 128 * 1024
-MEMORY_UNIT_BYTES = 64 * 1024  # limits are multiples of this, so that the kernel never rounds
+# a limit is a multiple of this unit, so that the kernel never rounds it
+MEMORY_UNIT_BYTES = 64 * 1024
 TIMEOUT_MS_MAX = 365 * 24 * 3600 * 1000
 OUTPUT_LIMIT_BYTES_MAX = 1 << 50
 PATH_LENGTH_MAX = 4096
@@ -27,7 +28,9 @@ _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A checked SubmitTask request. `env` may hold secrets and must never be logged or shown."""
+    """A checked SubmitTask request. `env` may contain secrets, so it must never be logged or
+    shown.
+    """
 
     task_id: str
     key: SlotKey
@@ -61,9 +64,9 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
         raise InvalidArgument(
             "spec.output_limit_bytes", spec.output_limit_bytes, f"0 to {OUTPUT_LIMIT_BYTES_MAX}"
         )
-    # The serialization is deterministic, so that a repeated submission has the same digest.
+    # Serialize deterministically, so that a repeated submission has the same digest.
     content = request.SerializeToString(deterministic=True)
-    # Every field is checked before the task is created, so an invalid request has no effect.
+    # Check every field before the task is created, so that an invalid request has no effect.
     return Submission(
         task_id=check_id("task_id", request.task_id),
         key=SlotKey(
@@ -87,10 +90,10 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
 
 
 def check_holder(field_name: str, holder: str) -> str:
-    """Returns the id of a holder; empty: none.
+    """Returns the id of a holder; empty: there is no holder.
 
     Raises:
-        InvalidArgument: it is not an id.
+        InvalidArgument: the value is not an id.
     """
     return check_id(field_name, holder) if holder else ""
 
@@ -99,7 +102,7 @@ def check_output_offset(field_name: str, offset: int) -> int:
     """Returns a position in an output stream.
 
     Raises:
-        InvalidArgument: it is outside the allowed range.
+        InvalidArgument: the position is outside the allowed range.
     """
     if not 0 <= offset <= OUTPUT_LIMIT_BYTES_MAX:
         raise InvalidArgument(field_name, offset, f"0 to {OUTPUT_LIMIT_BYTES_MAX}")

@@ -1,9 +1,9 @@
-"""Runs tasks in slots: submit, cancel, signal, write input, and delete.
+"""Runs tasks in slots: starts, cancels, signals and deletes tasks, and writes their input.
 
-Only the owner of a job may use its tasks. Operators may also cancel, watch and list them. If a
-submission is repeated, no second task starts. The helper creates the processes. Ended tasks are
-kept as long as their slot exists, and for some time after that for late watchers. If a slot has run
-very many tasks, its oldest ended tasks are deleted earlier.
+Only the owner of a job may use the job's tasks; administrators may also cancel, watch and list
+tasks. If a submission is repeated, no second task starts. The helper creates the processes. An
+ended task is kept as long as its slot exists, and for some time longer for late watchers. If a slot
+has run very many tasks, its oldest ended tasks are deleted earlier.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from task_executor.service.task_requests import Submission, submission_of
 from task_executor.service.task_table import Task
 from task_executor.service.task_users import User, UserPolicy, task_environment
 
-LINGER_S = 60.0  # ended tasks are kept this long after the end of their slot
-LINGER_WATCHED_S = 600.0  # the same for tasks that are being watched
-ENDED_PER_SLOT_MAX = 1_000  # a slot with more tasks loses its oldest ended tasks
+LINGER_S = 60.0  # time for which an ended task is kept after the end of its slot
+# time for which an ended task that is being watched is kept after the end of its slot
+LINGER_WATCHED_S = 600.0
+ENDED_PER_SLOT_MAX = 1_000  # if a slot has more tasks, its oldest ended tasks are deleted
 SETTLE_S = 20.0  # maximum time that a call waits for a task that is being started
 INPUT_BYTES_MAX = 64 * 1024
 INPUT_PAUSE_S_MIN, INPUT_PAUSE_S_MAX = 0.005, 0.2
@@ -61,8 +62,9 @@ NEVER_RAN = frozenset(
         Reason.START_FAILED,
     }
 )
-"""Errors after which the task exists and is FAILED. After any other error the call fails, and no
-task exists."""
+"""Errors after which the task exists, in state FAILED. After any other error, the call fails and no
+task exists.
+"""
 
 log = get_logger(__name__)
 
@@ -98,7 +100,8 @@ class TaskRunner:
         self._closed = False
         # Returns additional environment variables of a slot's tasks.
         self.slot_environment: Callable[[SlotSpec, Isolation], dict[str, str]] = _no_more
-        # Opens the socket of a task's slot for a user, and returns its path; None: none is needed.
+        # Opens the socket of a task's slot for a user, and returns its path; None: no socket is
+        # needed.
         self.open_socket: Callable[[Task, int], Awaitable[Path | None]] = _no_socket
         keeper.on_slot_removed = self.slot_removed
 
@@ -132,7 +135,7 @@ class TaskRunner:
             self._make_room(submission.key)
             task = self._new_task(submission, slot)
             self._keeper.operators.register_task(task)
-            # The task is added before the first wait, so that a repeated submission finds it.
+            # Add the task before the first wait, so that a repeated submission finds it.
             self._tasks.add(task)
             # The shield lets the start continue when the caller disconnects, so that no task is
             # left partly started.
@@ -140,7 +143,7 @@ class TaskRunner:
             self._starting.add(begun)
             begun.add_done_callback(self._starting.discard)
             await asyncio.shield(begun)
-        # A repeated submission waits here for the end of the first one.
+        # A repeated submission waits here until the first submission has ended.
         await task.settled.wait()
         # If the start failed, the task is no longer in the table.
         if self._tasks.get(task.task_id) is not task:
@@ -176,8 +179,8 @@ class TaskRunner:
                 reason=Reason.ALLOCATION_UNKNOWN,
                 details=details,
             )
-        # The owner is checked first, so that the errors below tell other jobs nothing about the
-        # slot.
+        # Check the owner first, so that other jobs learn nothing about the slot from the errors
+        # below.
         _check_owner(latest.spec.owner, caller, f"slot {key.allocation_id}")
         known = latest.spec.generation
         if key.generation < known:
@@ -187,7 +190,7 @@ class TaskRunner:
                 reason=Reason.STALE_GENERATION,
                 details={**details, "known": known},
             )
-        # A higher generation belongs to a later placement, whose order has not arrived here yet.
+        # A higher generation belongs to a later placement, whose order has not yet arrived here.
         if key.generation > known or latest.state is not CarveState.ALLOCATED:
             raise FailedPrecondition(
                 f"slot {key.allocation_id} generation {key.generation} does not accept tasks "
@@ -213,7 +216,7 @@ class TaskRunner:
         )
 
     async def _start_new(self, task: Task, submission: Submission, slot: Slot) -> None:
-        """Saves the task before it starts it, so that no unknown process is left after a crash."""
+        """Saves the task and then starts it, so that no unknown process is left after a crash."""
         try:
             await self.store(task)
             user = self._users.resolve(submission.user)
@@ -249,7 +252,7 @@ class TaskRunner:
                 slot=slot,
                 task_id=submission.task_id,
                 executor_id=self._keeper.identity.executor_id,
-                # These are the cpus at the start. They can change while the task runs.
+                # These are the cpus at the start of the task. They can change while the task runs.
                 cpus=str(table.cpus.binding_of(spec).cpus),
                 devices=device_environment(
                     table.devices.host,
@@ -264,7 +267,8 @@ class TaskRunner:
             uid=user.uid,
             gid=user.gid,
             stdin=submission.stdin,
-            # The limit of the operator takes precedence, because output fills the disk of the host.
+            # The limit in the configuration has priority, because output fills the disk of the
+            # host.
             log_limit_bytes=min(
                 submission.output_limit_bytes or self._options.output_limit_bytes,
                 self._options.output_limit_bytes,
@@ -277,15 +281,15 @@ class TaskRunner:
     async def _start(self, task: Task, spec: TaskSpec) -> int:
         """Starts the task, and returns its pid.
 
-        If the helper is unreachable, it is unknown whether the task was started. The same call is
-        then repeated, which is safe and shows the result.
+        If the helper is unreachable, it is unknown whether the task was started. In this case, the
+        method repeats the same call, which is safe and shows the result.
         """
         while True:
             try:
                 return (await self._helper.start_task(spec)).pid
             except Unavailable as error:
                 log.warning("task_start_delayed", task_id=task.task_id, error=error.message)
-                # Without its slot the task cannot start, so the helper is not called again.
+                # Without its slot the task cannot start, so do not call the helper again.
                 if self._keeper.table.get(task.key) is None:
                     raise
             await asyncio.sleep(HELPER_RETRY_S)
@@ -325,8 +329,8 @@ class TaskRunner:
 
         Args:
             task_id: the id of the task.
-            caller: who makes the call.
-            operators: True: operators of the cluster may use the task too.
+            caller: the identity that makes the call.
+            operators: True if administrators (role `operator`) may also use the task.
 
         Raises:
             NotFound: TASK_UNKNOWN.
@@ -350,7 +354,7 @@ class TaskRunner:
         await self.await_start(task)
         if task.has_ended:
             return
-        # This is saved before the kill, so that a restarted front still reports the end as
+        # Save the task before the kill, so that a restarted front still reports the end as
         # cancelled.
         if not task.cancelled:
             task.cancelled = True
@@ -359,7 +363,8 @@ class TaskRunner:
         await self._unless_ended(self._helper.kill_task(task.task_id, grace_ms))
 
     async def end_for(self, task: Task, fault: TaskFault) -> None:
-        """Kills a task because it broke a rule. The end of the task is reported with the reason.
+        """Kills a task because it broke a rule. The executor reports the end of the task with the
+        reason.
 
         Args:
             task: the task.
@@ -371,7 +376,7 @@ class TaskRunner:
         await self.await_start(task)
         if task.has_ended:
             return
-        # This is saved before the kill, so that a restarted front still reports the reason.
+        # Save the task before the kill, so that a restarted front still reports the reason.
         if task.ended_for is None:
             task.ended_for = fault
             await self._save_or_log(task)
@@ -441,7 +446,9 @@ class TaskRunner:
         return accepted
 
     async def _write_chunk(self, task: Task, offset: int, data: bytes, *, eof: bool) -> int:
-        """Writes all of `data`, as fast as the task reads, and returns the total accepted."""
+        """Writes `data` completely, as fast as the task reads. Returns the number of bytes that the
+        task has accepted in total.
+        """
         end, pause_s = offset + len(data), INPUT_PAUSE_S_MIN
         while True:
             accepted = await self._helper.write_input(task.task_id, offset, data, eof)
@@ -461,7 +468,7 @@ class TaskRunner:
             task: the task. If it has ended, nothing happens: all its output is in the log.
             holder: the id of the reader.
             stdout: the reader has received all bytes of stdout before this position.
-            stderr: the same for stderr.
+            stderr: the reader has received all bytes of stderr before this position.
 
         Returns:
             The unacknowledged bytes of each stream that are stored before the task waits; 0 if the
@@ -477,7 +484,7 @@ class TaskRunner:
         try:
             return await self._helper.hold_output(task.task_id, holder, stdout, stderr)
         except InvalidArgument:
-            # The task was started by a version that cannot hold output, so it never waits.
+            # A version that cannot hold output has started the task, so the task never waits.
             log.debug("output_not_held", task_id=task.task_id)
         except FinegrainError as error:
             if error.reason not in (Reason.TASK_ENDED, Reason.TASK_UNKNOWN):
@@ -493,7 +500,7 @@ class TaskRunner:
         tasks = self._tasks.of_job(check_id("job_id", job_id))
         if caller.is_operator:
             return tasks
-        # Tasks that an earlier version has saved have no owner.
+        # Leave out tasks without an owner, which an earlier version has saved.
         owned = [task for task in tasks if caller.owns(task.owner)]
         if tasks and not owned:
             _check_owner(tasks[0].owner, caller, f"job {job_id}")
@@ -502,7 +509,7 @@ class TaskRunner:
     # -- deletion ----------------------------------------------------------------------------
 
     def slot_removed(self, key: SlotKey) -> None:
-        """Records the end of a slot. Its tasks are deleted some time after this."""
+        """Records the end of a slot, whose tasks are deleted some time later."""
         now = asyncio.get_running_loop().time()
         for task in self._tasks.of_slot(key):
             task.slot_removed_at = now
@@ -511,7 +518,7 @@ class TaskRunner:
     def _make_room(self, key: SlotKey) -> None:
         """Checks that one more task is allowed.
 
-        If the slot has too many tasks, this marks its oldest ended tasks for deletion.
+        If the slot has too many tasks, the method marks the oldest ended tasks for deletion.
 
         Raises:
             ResourceExhausted: there are too many tasks.
@@ -520,12 +527,11 @@ class TaskRunner:
         self._tasks.check_room(sum(total.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS)))
         in_slot = self._tasks.of_slot(key)
         if len(in_slot) >= ENDED_PER_SLOT_MAX:
-            # If a watched task were deleted, its watcher would lose the stream. So watched tasks
-            # are kept.
+            # Keep watched tasks, because a watcher would lose its stream if its task were deleted.
             ended = [t for t in in_slot if t.has_ended and not t.watchers]
             for task in ended[: len(in_slot) - ENDED_PER_SLOT_MAX + 1]:
                 task.slot_removed_at = (
-                    0.0  # a time long ago, so that the next sweep deletes the task
+                    0.0  # a time far in the past, so that the next sweep deletes the task
                 )
 
     def overdue(self, now: float) -> list[Task]:
@@ -541,7 +547,7 @@ class TaskRunner:
     async def forget_overdue(self) -> None:
         """Deletes the tasks that `overdue` returns, including their files."""
         for task in self.overdue(asyncio.get_running_loop().time()):
-            # The helper is called first. If the call fails, the task stays and the next sweep tries
+            # Call the helper first. If the call fails, the task stays, and the next sweep tries
             # again.
             await self._helper.forget_task(task.task_id)
             self._drop(task)
@@ -560,7 +566,8 @@ async def _no_socket(_task: Task, _uid: int) -> Path | None:
 def _check_not_parked(slot: Slot) -> None:
     """Raises FailedPrecondition if the slot has given up its GPUs, or is being parked or unparked.
 
-    Other slots may have its GPUs already, and a process that starts now would not be parked.
+    Other slots may already have the GPUs of this slot, and a process that starts now would not be
+    parked.
     """
     if slot.spec.is_parked or slot.is_moving:
         name = slot.spec.allocation_id

@@ -1,4 +1,4 @@
-"""The tasks of this executor, by id and by slot, with their states.
+"""Keeps the tasks of this executor, by id and by slot, with their states.
 
 The service reports the states in this table. If the table and the helper's records differ, the
 helper's records are right.
@@ -23,7 +23,7 @@ from task_executor.engine.slots import SlotKey
 from task_executor.host.helper_messages import ExitRecord, TaskFault
 
 TASKS_MAX = 50_000
-RUNNING_MIN = 200  # this many running tasks are allowed on every executor
+RUNNING_MIN = 200  # number of running tasks that every executor allows, even with little memory
 SHIM_BYTES = 3 << 20  # measured memory of a task's shim; not part of the slot's limit
 SHIMS_SHARE = 20  # all shims together may use 1/20 of the executor's memory
 
@@ -33,8 +33,9 @@ ENDED_STATES = frozenset({TaskState.EXITED, TaskState.FAILED})
 
 @dataclass(slots=True)
 class Task:
-    """One task. The first fields are saved for a restart. After a restart, the helper's record
-    supplies the others."""
+    """One task. The executor saves the first fields for a restart. After a restart, the helper's
+    record supplies the other fields.
+    """
 
     task_id: str
     key: SlotKey
@@ -48,9 +49,11 @@ class Task:
     ended_for: TaskFault | None = None  # why the executor killed the task
     operator_task: OperatorTask | None = None  # the operators of a job graph that the task runs
     registered: tuple[TaskOperator, ...] = ()  # operators that the task registered while it ran
-    owner: str = ""  # identity of the job's owner; empty: an earlier version saved the task
-    memory_limit_bytes: int = 0  # limit of this task, below the slot's limit; 0: no own limit
-    first_quota_bytes: int = 0  # quotas of its operators at submission; part of the limit above
+    owner: str = ""  # identity of the job's owner; empty: an earlier version has saved the task
+    # limit of this task, below the slot's limit; 0: only the slot's limit applies
+    memory_limit_bytes: int = 0
+    # sum of the operators' quotas at submission; part of `memory_limit_bytes`
+    first_quota_bytes: int = 0
     # The fields below are not saved.
     state: TaskState = TaskState.STARTING
     pid: int = 0
@@ -59,19 +62,22 @@ class Task:
     exit: ExitRecord | None = None
     slot_removed_at: float | None = None  # in event loop time
     watchers: int = 0
-    peak_gpu_memory_bytes: int = 0  # peak of its slot while the task ran, since this front started
+    # peak of the slot's use while the task ran, since this front started
+    peak_gpu_memory_bytes: int = 0
     operators: tuple[OperatorStatus, ...] = ()
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # set when no longer STARTING
     _wakers: set[asyncio.Event] = field(default_factory=set)
 
     @property
     def has_ended(self) -> bool:
-        """True if the task has ended, so that it will not change any more."""
+        """True if the task has ended. It then never changes again."""
         return self.state in ENDED_STATES
 
     @property
     def cause(self) -> TaskFault | None:
-        """Why the executor killed the task; None if it did not, or the task ended well before."""
+        """Why the executor killed the task; None if the executor did not kill it, or the task ended
+        successfully before the kill.
+        """
         succeeded = self.exit is not None and self.exit.exit_code == 0
         return None if succeeded else self.ended_for
 
@@ -84,7 +90,9 @@ class Task:
 
     @contextmanager
     def watched(self) -> Iterator[asyncio.Event]:
-        """Yields an event that is set at every change. While watched, a task is kept longer."""
+        """Yields an event that is set at every change. A watched task is kept longer than other
+        tasks.
+        """
         waker = asyncio.Event()
         self._wakers.add(waker)
         self.watchers += 1
@@ -107,7 +115,7 @@ class Task:
             InvalidArgument: a field is missing or has the wrong type.
         """
         task = _JSON.from_json(cls, data)
-        # The helper has no record of a task that never ran, so its end is taken from this data.
+        # The helper has no record of a task that never ran, so restore its end from this data.
         if task.fault:
             task.state = TaskState.FAILED
             task.settled.set()
@@ -185,7 +193,7 @@ class TaskTable:
                 f"this executor keeps {TASKS_MAX} tasks already; release slots that are no longer "
                 "needed"
             )
-        # `running` is linear in all tasks, so it is called only if the limit can be exceeded.
+        # `running` is linear in all tasks, so call it only if the limit can be exceeded.
         elif len(self) >= running_max and self.running() >= running_max:
             why = f"{running_max} tasks run on this executor already; wait for some of them to end"
         else:
@@ -226,7 +234,7 @@ class TaskTable:
     # -- state changes -----------------------------------------------------------------------
 
     def started(self, task: Task, pid: int, start_time_ms: int, directory: Path | None) -> None:
-        """Records that the task's program was started. It may have ended already.
+        """Records that the task's program was started. The program may have ended already.
 
         Args:
             task: the task.
@@ -253,8 +261,8 @@ class TaskTable:
     def exited(self, task: Task, record: ExitRecord, *, count: bool = True) -> None:
         """Records that the task and all its processes have ended.
 
-        A record with an error means that the task never ran. Only the error TERMINATED means that
-        the task was lost while it ran. Such a task is reported as killed.
+        A record with an error usually means that the task never ran. But the error TERMINATED means
+        that the task was lost while it ran, and the executor reports such a task as killed.
 
         Args:
             task: the task. If it has ended already, nothing changes.
@@ -278,7 +286,7 @@ class TaskTable:
 
 def outcome_of(task: Task, record: ExitRecord) -> str:
     """Returns the outcome of a task in one word, for metrics and logs."""
-    # This check comes first, because a task that was killed for memory may be cancelled as well.
+    # Check this first, because a task that was killed for memory may also be cancelled.
     if record.oom_killed:
         return "oom_killed"
     if record.timed_out:

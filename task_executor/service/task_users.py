@@ -1,7 +1,7 @@
 """Determines the user that a task runs as, and the environment of the task.
 
-The helper, which has the privilege to change users, checks the same rules again. The check here
-exists to give the caller an error that says what to do.
+The helper, which has the privilege to change users, checks the same rules again. This module checks
+them as well, to give the caller an error that says what to do.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def task_environment(
 ) -> dict[str, str]:
     """Returns the environment of a task.
 
-    Variables that the submission sets override the defaults (PATH, HOME). Variables about devices,
-    and FINEGRAIN_ variables, override both.
+    Variables of the submission override the defaults (PATH, HOME). Variables about devices and
+    FINEGRAIN_ variables override the submission and the defaults.
 
     Args:
         env: the variables of the submission.

@@ -1,8 +1,8 @@
 """Streams the states and the output of one task to a watcher, and holds the output for a holder.
 
-The watcher receives all output before the final state. For each watcher, the log files are read
-separately, one chunk at a time. So a slow watcher uses only one buffer of `CHUNK_BYTES`, and does
-not delay other watchers. A slow holder delays the task (task_executor/helper/output.py).
+The watcher receives all output before the final state. The front reads the log files separately for
+each watcher, one chunk at a time. So a slow watcher needs only one buffer of `CHUNK_BYTES`, and
+does not delay other watchers. But a slow holder delays the task (task_executor/helper/output.py).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FIRST_HOLD_S = 1.0  # the stream starts after this time even if the helper does 
 STDOUT, STDERR = 1, 2  # numbers of the protocol
 
 Hold = Callable[[int, int], Awaitable[object]]
-"""Makes the watcher the holder, or renews its hold. The arguments are its positions in both
-streams.
+"""Makes the watcher the holder, or renews its hold. The arguments are the watcher's positions in
+stdout and stderr.
 """
 
 log = get_logger(__name__)
@@ -78,7 +78,7 @@ async def watch_task(
         yield task_executor_pb2.WatchTaskResponse(task=write(task_executor_pb2.TaskStatus, task))
         sent_state, last_message_at, pause_s = task.state, clock(), POLL_S_MIN
         while True:
-            # This clears the event before reading, so that a later change starts another iteration.
+            # Clear the event before reading, so that a later change starts another iteration.
             changed.clear()
             # Read this before the output: if the task has ended now, no more output can follow.
             is_last_read = task.has_ended
@@ -102,7 +102,7 @@ async def watch_task(
             if clock() - last_message_at > KEEPALIVE_S:
                 yield task_executor_pb2.WatchTaskResponse()
                 last_message_at = clock()
-            # This polls the output, because shims do not notify the front when they write output.
+            # Poll the output, because shims do not notify the front when they write output.
             if await _wait(changed, KEEPALIVE_S if request.no_output else pause_s):
                 continue
             pause_s = min(pause_s * 2, POLL_S_MAX)
@@ -116,7 +116,7 @@ def _new_output(
     Args:
         readers: the readers by the numbers of their streams.
         thorough: True: the task has ended, so all output is available. False: stop at the first
-            chunk that is not full, so that a task that is writing fills the next chunks.
+            chunk that is not full, because the task may still be writing and fill later chunks.
     """
     pending = dict(readers)
     while pending:

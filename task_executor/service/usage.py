@@ -1,4 +1,6 @@
-"""Measures the CPU and memory that slots use, for reports and metrics. Placement ignores it."""
+"""Measures the CPU and memory that slots use, for reports and metrics. Placement ignores these
+measurements.
+"""
 
 from __future__ import annotations
 
@@ -53,19 +55,20 @@ class Meter:
     async def refresh(self) -> None:
         """Measures again if the last result is old enough.
 
-        If the helper does not answer in time, the last result is kept.
+        If the helper does not answer in time, the meter keeps the last result.
         """
         now = self._clock()
         elapsed_s = now - self._measured_at
         if elapsed_s < MEASURE_S_MIN:
             return
-        # The time is set before the call, so that a slow helper is not called again at once.
+        # Set the time before the call, so that a slow helper is not called again at once.
         self._measured_at = now
         if not len(self._keeper.table):
             self.latest, self._cpu_usec = UsageSample(counted=self.latest.counted), {}
             return
         try:
-            async with asyncio.timeout(ANSWER_S_MAX):  # a report waits for this
+            # use a short timeout, because a report waits for this call
+            async with asyncio.timeout(ANSWER_S_MAX):
                 usage = await self._keeper.helper.usage()
         except (FinegrainError, TimeoutError) as error:
             log.warning(
@@ -77,7 +80,7 @@ class Meter:
             for slot in usage.slots
             if slot.cpu_usec is not None
         }
-        # All CPU time of a slot that is new since the last measurement is from this interval.
+        # If a slot is new since the last measurement, all its CPU time is from this interval.
         used_usec = sum(max(usec - self._cpu_usec.get(key, 0), 0) for key, usec in counters.items())
         memory = [s.memory_current_bytes for s in usage.slots if s.memory_current_bytes is not None]
         self.latest = UsageSample(
