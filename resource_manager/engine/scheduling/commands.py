@@ -1,7 +1,9 @@
-"""Processes the answers to commands, and failed deliveries. `dispatch.py` sends the commands.
+"""Processes answers to commands, and failed deliveries of commands. `dispatch.py` sends the
+commands.
 
-A report may arrive before or after the answer to a command. While the command is in flight, a
-report that shows a slot of the command confirms the slot. A report without the slot proves nothing.
+A report may arrive before or after the answer to a command. If a report that arrives while the
+command is in flight contains a slot of the command, the slot is confirmed. If the report lacks the
+slot, nothing is known about the slot yet.
 """
 
 from __future__ import annotations
@@ -26,30 +28,32 @@ from resource_manager.engine.state import State
 
 
 def command_answered(state: State, event: CommandAnswered) -> None:
-    """Processes the outcome of each item of a command, then the report in the answer."""
+    """Processes the outcome of each item of a command, and then the report that the answer
+    contains.
+    """
     host = _host_of_command(state.hosts, event)
     if host is None or host.in_flight is None:
         return
     command = host.in_flight
     command_arrived(host)
-    # Separates the failed items from the other items.
+    # Separate the failed items from the other items.
     refused: list[tuple[Slot, ItemOutcome]] = []
     for key, outcome in zip(command.keys, event.outcomes, strict=False):
         slot = host.slots.get(key)
-        # The outcome of a resize is processed below, after the report.
+        # The outcome of a resize is processed below, after the report is adopted.
         if slot is None or not outcome.reason or command.resizes:
             continue
         if command.allocates:
             refused.append((slot, outcome))
         else:
             _free_failed(state.journal, state.settings, state.timers, host, slot)
-    # The back-off of FreeSlots ends only when such a command succeeds for all its slots.
+    # The back-off for freeing slots ends only when a command succeeds for all its slots.
     if not any(outcome.reason for outcome in event.outcomes):
         host.frees_failed = 0 if command.frees else host.frees_failed
     for slot, outcome in refused:
         _refused(state, slot, outcome)
-    # This is set before the report is adopted, because while a command is in flight, a slot that a
-    # report lacks does not count as missing (`Host.contains`).
+    # Set this before the report is adopted: while a command is in flight, a slot that the report
+    # lacks does not count as missing (`Host.contains`).
     host.in_flight = None
     state.outbox[host.host_id] = None
     result = adopt_report(state, host, event.report, at_least_command=event.command_number)
@@ -62,11 +66,12 @@ def command_answered(state: State, event: CommandAnswered) -> None:
             "it answered a command without a full report",
         )
         return
-    if not result.adopted:  # a newer report was processed before; it contains the command's effects
+    # a newer report, which contains the command's effects, was processed before
+    if not result.adopted:
         host.contained_command = max(host.contained_command, event.command_number)
         settle(state, host)
-    # This comes after the report was adopted, because a refusal ends when a later report differs
-    # from this report.
+    # Do this after the report is adopted, because a refusal ends when a later report differs from
+    # the adopted report.
     for slot, _ in refused:
         remember_refusal(state, host, slot)
     if isinstance(command.effect, SendResize):
@@ -75,11 +80,12 @@ def command_answered(state: State, event: CommandAnswered) -> None:
 
 
 def command_refused(state: State, event: CommandRefused) -> None:
-    """Processes the refusal of a whole command, because the executor does not accept its numbers.
+    """Processes the refusal of a whole command. The executor refused because it does not accept the
+    command's numbers.
 
     The resource manager's state of the executor may be wrong, so the executor must register again.
-    After `refused_commands_max` refusals it counts as unreachable. An executor that knows a newer
-    epoch proves it when it registers.
+    After `refused_commands_max` refusals the executor counts as unreachable. If the executor knows
+    a newer epoch, it proves this when it registers.
     """
     host = _host_of_command(state.hosts, event)
     if host is None:
@@ -112,10 +118,10 @@ def _distrust(
     *,
     reason: str = "",
 ) -> None:
-    # When the executor registers, it gets its orders again, in commands with new numbers.
+    # When the executor registers, it gets its orders again in commands with new numbers.
     host.in_flight = None
     transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
-    # This raises `hosts.version`, so that reservations on the host are checked again.
+    # The call raises `hosts.version`, so that reservations on the host are checked again.
     usage.total_changed(host)
     journal.cluster_event(
         "executor_distrusted",
@@ -126,8 +132,8 @@ def _distrust(
 
 
 def command_undelivered(state: State, event: CommandUndelivered) -> None:
-    """Schedules another delivery of a command whose outcome is unknown, with the same number and
-    content.
+    """Schedules another delivery of a command whose outcome is unknown. The delivery repeats the
+    number and content of the command.
     """
     host = _host_of_command(state.hosts, event)
     if host is None or host.in_flight is None:
@@ -148,8 +154,8 @@ def command_undelivered(state: State, event: CommandUndelivered) -> None:
 def _host_of_command(
     hosts: Hosts, event: CommandAnswered | CommandRefused | CommandUndelivered
 ) -> Host | None:
-    """Returns the host if the event concerns the command in flight there; None if the event is
-    outdated.
+    """Returns the host if the event is about the command that is in flight there; None if the event
+    is outdated.
     """
     host = hosts.get(event.executor_id)
     if (
@@ -175,11 +181,11 @@ def _free_failed(
 
 
 def _refused(state: State, slot: Slot, outcome: ItemOutcome) -> None:
-    """Deletes a slot that the executor did not carve, and queues its request again at its old
-    place.
+    """Deletes a slot that the executor did not carve, and puts its request back into the queue at
+    its old position.
     """
     if slot.state is SlotState.ALLOCATED:
-        return  # a report has shown the slot; the answer is about an older attempt
+        return  # a report has shown the slot, so the answer is about an older attempt
     request = state.requests.served_by(slot)
     if request is not None:
         state.gang_moves.requeue(request, slot, outcome.reason, outcome.message)

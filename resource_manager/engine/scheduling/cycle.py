@@ -1,20 +1,20 @@
 """Runs one scheduling cycle, which handles the event `Decide`. Its stages:
 
     for each candidate in queue order (group, then job, then arrival):
-        quota     may its group have more?
+        quota     does the candidate stay below the maximum of its groups?
         fit       is there a host with room for its scheduling class?
         rank      which of these hosts is best?
-        assign    book a slot there, with cpus and NUMA nodes if the request names them
+        assign    book a slot on this host, with cpus and NUMA nodes if the request needs them
     then reserve for starved requests, order executors for requests that fit nowhere, send commands
 
-Equal requests share the stages. In a pass, fit is checked once for each scheduling class, and then
-several requests of a job are placed together. If no host has room for a class, the class is blocked
-until a host with its labels has more room. Classes and items after it in the order are still tried.
-A gang goes through the same stages for all its members at once. A resize also goes through these
-stages, but the host of its slot is the only candidate.
+Equal requests share these stages: a pass checks fit once for each scheduling class, and then places
+several requests of a job together. If no host has room for a class, the class is blocked until a
+host with its labels has more room. Classes and items later in the order are still tried. A gang
+goes through the stages for all its members at once. A resize goes through the stages with one
+candidate, the host of its slot.
 
-The work of one cycle is bounded (`_Budget`), so that a long queue does not delay other events. The
-next cycle continues where this cycle stopped: see `State.unfinished`.
+A limit (`_Budget`) for the work of one cycle ensures that a long queue does not delay other events.
+The next cycle continues where this cycle stopped: see `State.unfinished`.
 """
 
 from __future__ import annotations
@@ -41,88 +41,92 @@ from resource_manager.engine.scheduling.reservations import (
 from resource_manager.engine.state import State
 
 MOVES_MAX = 2_000
-"""Budget of one cycle for moves. To activate or deactivate a job queue is one move; a class with
-room costs at least `ROOM_COST`. At most half of the moves may unblock queues that a quota blocked.
+"""The limit for moves in one cycle. To activate or deactivate a job queue is one move. A class with
+room costs at least `ROOM_COST` moves. At most half of the moves may unblock queues that a quota
+blocked.
 """
 
 TRIES_MAX = 300
-"""One cycle has at most this many failed tries. A try fails if a gang or a resize does not fit, or
-if a request does not fit although its class had room at the last check. A try takes about 40 us,
-which is more than a check of a class.
+"""The limit for failed tries in one cycle. A try fails if a gang or a resize does not fit, or if a
+request does not fit although its class had room at the last check. A try takes about 40 us, which
+is longer than a check of a class.
 """
 
 PLACED_MAX = 300
-"""One cycle places at most this many requests. A gang is placed as a whole, so it may exceed the
+"""The limit for placed requests in one cycle. A gang is placed as a whole, so it may exceed the
 limit.
 """
 
 FIRST_COST = 8
-"""Extra cost, in placed requests, of the first request of a class in a cycle, of each gang and of
-each resize.
+"""The extra cost, in placed requests, of the first request of a class in a cycle, of each gang and
+of each resize.
 """
 
 CPUS_COST = 6
-"""Cost of a placed request whose cpus and NUMA nodes must be chosen. Other requests cost 1."""
+"""The cost of a placed request whose cpus and NUMA nodes must be chosen. Any other placed request
+costs 1.
+"""
 
 ROOM_COST = 20
-"""The least cost, in moves, of a search for a host with room for a class."""
+"""The lowest cost, in moves, of a search for a host with room for a class."""
 
 CHECKED_AGAIN_MAX = 16
-"""If at most this many classes have room, all these classes are checked again when one class has
+"""If at most this many classes have room, all of them are checked again as soon as one of them has
 little room left.
 """
 
 STEPS_PER_TRY = 8
-"""This many steps of an exact search for a gang cost as much as one failed try."""
+"""This many steps of an exact search for a gang count as one failed try."""
 
 ATTEMPTS: dict[Kind, Callable[[State, Placer, NonBatchable], bool]] = {
     Kind.GANG: lambda state, placer, item: state.gang_moves.try_gang(placer, item),
     Kind.RESIZE: lambda state, placer, item: state.resizes.try_growth(placer, item),
 }
 """The functions that try a gang and a resize. A function returns True if the item is no longer
-pending, and False if it does not fit. If it books capacity, it calls `Placer.follow`.
+pending, and False if the item does not fit. A function that books capacity calls `Placer.follow`.
 """
 
 
 def decide(state: State) -> None:
     """Runs one scheduling cycle."""
     passes = state.queue.passes
-    # Requests of ended jobs leave the queue first, so that no such request is placed.
+    # Remove the requests of ended jobs from the queue first, so that none of them is placed.
     if state.endings:
         continue_ending(state)
-    # This comes before `place_waiting`, which would place other requests on these new executors.
+    # Do this before `place_waiting`, which would place other requests on these new executors.
     if state.elastic.arrived:
         hand_over(state)
-    # Owners of reservations come first, because `place_waiting` might give their capacity to other
+    # Place owners of reservations first, because `place_waiting` might give their capacity to other
     # requests.
     if state.reservations.by_number:
         serve_owners(state)
     place_waiting(state)
-    # When a reservation ends, other requests may use its capacity. So the placement runs once more.
+    # When a reservation ends, other requests may use its capacity, so the placement runs again.
     while state.reservations.by_number and end_served(state):
         place_waiting(state)
     if state.queue.starvation:
         reserve_for_starved(state)
-    # This comes after all placements, because executors are ordered only for requests that fit on
-    # no host.
+    # Do this after all placements, because executors are ordered only for requests that fit on no
+    # host.
     if state.settings.provisioning.shapes or state.provisions:
         provide(state)
-    # This comes after all placements, so that one command has all slots that an executor gets in
+    # Do this after all placements, so that one command contains all slots that an executor gets in
     # this cycle.
     dispatch(state)
-    # If the pass at the start of this cycle has not ended, the next cycle may still place the new
-    # requests.
+    # If the pass that ran at the start of this cycle has not ended, the next cycle may still place
+    # the new requests. Then it is too early to record why they wait.
     if not state.queue.in_pass or state.queue.passes > passes:
         _record_newcomers(state)
-    # Placements have changed usage. Some changes could not be derived after a restart, so they are
-    # stored in this batch.
+    # Placements have changed usage. A restart could not compute some of these changes again, so
+    # they are stored in this batch.
     state.usage_checkpoints.keep_urgent()
     state.considered_arrival = state.numbers.arrival
 
 
 def place_waiting(state: State) -> None:
     """Places pending requests, gangs and resizes that fit, in queue order."""
-    # Updates the indexes for all events of the batch, and unblocks classes and items that may fit.
+    # Update the indexes after all events of the batch, and unblock classes and items that may fit
+    # now.
     state.hosts.refresh(state.queue)
     unblocked = state.quotas.unblock(MOVES_MAX // 2)
     if state.queue.unblocked:
@@ -133,17 +137,19 @@ def place_waiting(state: State) -> None:
 class _Budget:
     """The work that one cycle may still do."""
 
-    checks: int  # checks that find no room for a class
-    tries: int  # see `TRIES_MAX`
-    moves: int  # see `MOVES_MAX`
-    placements: int  # see `PLACED_MAX`
+    checks: int  # checks of classes that find no room
+    tries: int  # failed tries, see `TRIES_MAX`
+    moves: int  # moves of job queues, see `MOVES_MAX`
+    placements: int  # placed requests, see `PLACED_MAX`
 
 
 class _Placement:
-    """The stages from quota to assign, for all candidates of one cycle."""
+    """The stages quota, fit, rank and assign, for all candidates of one cycle."""
 
     def __init__(self, state: State, moves: int) -> None:
-        """Makes the stages of one cycle. `moves` is the number of moves left of `MOVES_MAX`."""
+        """Starts a placement pass. `moves` is the part of `MOVES_MAX` that this cycle may still
+        use.
+        """
         most = state.settings.classes_tried_max
         self._state, self._queue = state, state.queue
         self._placer = Placer(state.hosts)
@@ -153,11 +159,11 @@ class _Placement:
         self._set_aside: list[Request] = []
 
     def run(self) -> None:
-        """Continues the pass that the last cycle began, then runs further passes until nothing is
+        """Continues the pass that the last cycle began. Then runs further passes until nothing is
         left to try or the budget is used up.
         """
         queue = self._queue
-        # Usage has changed since the last cycle, so jobs may have moved forward in the order.
+        # Usage has changed since the last cycle, so jobs may come earlier in the order now.
         if queue.non_batchables.in_pass:
             queue.non_batchables.order()
         goes_on = queue.in_pass or queue.begin_pass()
@@ -168,7 +174,7 @@ class _Placement:
             queue.order.resume_paused()
             goes_on = queue.begin_pass()
         self._placer.finish()
-        # These classes are put back only after the loop, because the loop would try them again and
+        # Put these classes back only after the loop, because the loop would try them again and
         # again.
         for scheduling_class in self._unknown:
             queue.continue_with(scheduling_class)
@@ -176,19 +182,19 @@ class _Placement:
             queue.take_back(request)
 
     def _check_fit(self) -> None:
-        """Stage "fit": checks for each class of the pass whether a host has room."""
+        """Checks for each class of the pass whether a host has room (stage "fit")."""
         queue, placer, budget = self._queue, self._placer, self._budget
         while budget.checks and budget.moves > 0 and (found := queue.next_class()) is not None:
             if placer.has_room(found):
                 budget.moves -= max(ROOM_COST, queue.has_room(found, budget.moves))
             else:
                 self._found_none(found)
-                # Each check of a host's cpus costs as much as a check of a class.
+                # Each check of a host's cpus counts as one check.
                 budget.checks -= min(budget.checks, 1 + placer.hosts_checked(found))
 
     def _found_none(self, scheduling_class: SchedulingClass) -> None:
-        """Blocks a class for which the search found no host. If the search was cut off before it
-        had checked all hosts, the next cycle tries the class again instead.
+        """Blocks a class for which the search found no host. But if the search was cut off before
+        it had checked all hosts, the next cycle tries the class again.
         """
         if self._placer.cut_off(scheduling_class):
             self._queue.fitting.pop(scheduling_class, None)
@@ -197,22 +203,22 @@ class _Placement:
             self._queue.block(scheduling_class)
 
     def _serve_in_order(self) -> None:
-        """Serves job queues whose classes have room, gangs and resizes, in queue order."""
+        """Serves, in queue order: gangs, resizes, and job queues whose classes have room."""
         queue, budget = self._queue, self._budget
         while budget.tries and budget.moves > 0 and budget.placements > 0:
-            # Without a class that has room, no active queue can be served.
+            # If no class has room, no active queue can be served.
             job_queue = queue.order.next_queue() if queue.fitting else None
             item = queue.order.next_non_batchable(job_queue)
             if item is not None:
                 self._serve_non_batchable(item)
             elif job_queue is None:
-                # Hosts have room for some classes, but quotas block all their queues. Unless these
-                # classes are blocked, the pass never ends.
+                # Some classes have room, but quotas block all their queues. If these classes stayed
+                # unblocked, the pass would never end.
                 queue.block_fitting()
                 break
             elif job_queue.scheduling_class not in queue.fitting:
-                # A queue whose class has no room is deactivated only when it comes first. Until
-                # then it costs nothing.
+                # A queue whose class has no room is deactivated only when it comes first in order.
+                # Until then the queue costs nothing.
                 queue.deactivate(job_queue)
                 budget.moves -= 1
             else:
@@ -234,7 +240,7 @@ class _Placement:
             if waiting is not None:
                 waiting.tried = True
         cost = 1
-        # The cost of a gang grows with its kinds of members and the steps of its search.
+        # The cost of a gang grows with its number of different members and the steps of its search.
         if waiting is not None:
             cost = len(waiting.kind.member_requests) + waiting.steps // STEPS_PER_TRY
         self._budget.tries -= min(self._budget.tries, cost)
@@ -244,28 +250,29 @@ class _Placement:
         state, queue, placer = self._state, self._queue, self._placer
         scheduling_class, length, more = job_queue.scheduling_class, inf, True
         # If no other job can be served, all requests of this job that fit are placed. Otherwise the
-        # fair order limits how many are placed at a time.
+        # fair order limits how many requests are placed at a time.
         if not queue.order.is_alone(job_queue):
             more = placer.has_room_for_more(scheduling_class)
             cost = state.quotas.cost_of(scheduling_class)
             length = queue.order.run_length(job_queue, cost) if more else 1
-        # Quota: how many of the next requests the group may have now.
+        # Quota: the number of the next requests that the group may have now.
         most = self._budget.placements
         cpus = scheduling_class.topology_constrained or bool(state.hosts.indexes.aligning)
         if cpus:
-            most = max(1, most // CPUS_COST)  # the cpus of each request may have to be chosen
+            most = max(1, most // CPUS_COST)  # placing each request may mean choosing its cpus
         numbers = queue.order.next_of(job_queue, min(length, most))
-        # If `admitted` returns 0, it has blocked the queue or paused its group.
+        # If `admitted` returns 0, it has blocked the queue or paused the group of the job.
         if not (most := state.quotas.admitted(job_queue, len(numbers))):
             self._budget.moves -= 1
             return
         count, elsewhere = self._placed_together(numbers[:most])
-        # The first request of a class in a cycle needs a search, but later requests need only a
+        # The first request of a class in a cycle needs a search. Later requests need only a
         # subtraction.
         if scheduling_class not in self._served:
             self._served.add(scheduling_class)
             self._budget.placements -= FIRST_COST
-        # Fit, rank and assign: the placer chooses hosts and counts, then slots are booked there.
+        # Fit, rank and assign: the placer chooses hosts and numbers of slots, then `moves.place`
+        # books the slots.
         placed = 0
         for host_id, share in placer.place(scheduling_class, count, elsewhere):
             run = [state.requests.at(number) for number in islice(numbers, placed, placed + share)]
@@ -273,27 +280,28 @@ class _Placement:
             state.moves.place(run, host)
             placed += share
             if cpus and host.needs_topology(scheduling_class):
-                # `moves.place` has chosen cpus, so the placer must read the remaining cpus.
+                # `moves.place` has chosen cpus, so the placer must read which cpus are left.
                 placer.follow([host])
                 self._budget.placements -= CPUS_COST - 1
-        # Update the queue, and find out whether the class still has room.
+        # Update the queue, and check whether the class still has room.
         if placed:
             queue.taken(job_queue, placed)
             self._budget.placements -= placed
-        elif elsewhere:  # only this request must avoid hosts; other requests of its class may fit
+        # this request must avoid some hosts, but other requests of the class may fit
+        elif elsewhere:
             self._set_aside.append(state.requests.at(numbers[0]))
             queue.set_aside(job_queue, numbers[0])
             return
         else:
-            # The class had room when it was checked, but other requests have used this room since
-            # then.
+            # The class had room at the last check, but other requests have used this room.
             self._budget.tries -= 1
         if placed < count or not more:
             self._check_again(scheduling_class)
 
     def _check_again(self, scheduling_class: SchedulingClass) -> None:
-        """Checks fit again for a class that has little room left. If only few classes have room, it
-        checks all of them, which is cheaper than a failed try for each of their jobs.
+        """Checks again whether a host has room for a class that has little room left. If only few
+        classes have room, checks all of them, because this is cheaper than a failed try for each of
+        their jobs.
         """
         fitting, budget = self._queue.fitting, self._budget
         few = len(fitting) <= CHECKED_AGAIN_MAX
@@ -305,7 +313,7 @@ class _Placement:
     def _placed_together(self, numbers: list[int]) -> tuple[int, list[str]]:
         """Returns how many requests from the head of this list are placed together, and the hosts
         that they must avoid. A request whose older slot still exists is placed alone, on another
-        host.
+        host than this slot.
         """
         superseded = self._state.slots.superseded
         if not superseded:
@@ -313,15 +321,15 @@ class _Placement:
         for at, number in enumerate(numbers):
             allocation_id = self._state.requests.at(number).spec.allocation_id
             if older := superseded.get(allocation_id):
-                # The requests before this request are placed together first, then this request
-                # alone.
+                # Place the requests before this request together first. The next call returns this
+                # request alone.
                 return (at, []) if at else (1, [slot.executor_id for slot in older])
         return len(numbers), []
 
 
 def _record_newcomers(state: State) -> None:
-    """Writes history entries for new requests that are still pending, one for each part of a range.
-    It stops when the step is full, and the next call continues.
+    """Writes an entry in the history for each new request that is still pending, and one entry for
+    each part of a range. Stops when the step is full; the next call continues.
     """
     journal = state.journal
     while state.newcomers and not journal.is_full:
@@ -333,7 +341,7 @@ def _record_newcomers(state: State) -> None:
                 allocation_id=request.allocation_id,
                 reason=_waiting_reason(state, request),
             )
-    # Each part of a range is one entry, so all parts are recorded at once.
+    # Each part of a range is only one entry, so all parts are recorded at once.
     for part in state.new_parts:
         waiting = len(part.waiting)
         if waiting:

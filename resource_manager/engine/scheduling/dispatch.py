@@ -1,13 +1,13 @@
 """Sends numbered commands to executors.
 
-An executor has at most one command in flight. A command is of one of three kinds: it frees many
-slots, allocates many slots, or resizes one slot.
+An executor has at most one command in flight. There are three kinds of commands. FreeSlots frees
+many slots, AllocateSlots allocates many slots, and ResizeSlot resizes one slot.
 
 - FreeSlots is sent first, because it makes room. It cannot delay other commands indefinitely,
-  because only slots that were allocated can be freed.
+  because an executor can free only slots that were allocated before.
 - ResizeSlot and AllocateSlots alternate. So even many orders of one kind delay an order of the
-  other kind by only one command. Their order does not matter for capacity, because the capacity of
-  both is already booked.
+  other kind by only one command. Capacity does not depend on the order, because the capacity for
+  all these orders is already booked.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from resource_manager.engine.state import State
 
 
 def dispatch(state: State) -> None:
-    """Sends the next command to each executor in the outbox that has none in flight, and repeats
-    commands whose retry is due.
+    """Sends the next command to each executor of the outbox that has no command in flight, and
+    repeats commands whose retry is due.
     """
     executor_ids = sorted(state.outbox)
-    # An executor with a command in flight is added again by the answer or the retry timer.
+    # The answer to a command, or the retry timer, adds the executor to the outbox again.
     state.outbox.clear()
     for executor_id in executor_ids:
         host = state.hosts.get(executor_id)
         if host is None or host.executor.state is not ExecutorState.ACTIVE:
-            continue  # the executor is added again when it registers
+            continue  # the registration adds the executor again
         if host.reach.unreachable:
-            continue  # the executor is added again when a probe reaches it
+            continue  # a probe that reaches the executor adds it again
         command = host.in_flight
         if command is None:
             _send_next(state, host)
         elif command.retry_at_ms is not None and command.retry_at_ms <= state.journal.now_ms:
             command.retry_at_ms = None
-            # With the same number and content, so that the executor recognises the repetition.
+            # The repetition has the same number and content, so that the executor recognises it.
             state.journal.effects.append(command.effect)
 
 
@@ -63,7 +63,8 @@ def _send_next(state: State, host: Host) -> None:
         )
         host.in_flight = Command(free, keys)
         state.journal.effects.append(free)
-        # These slots are in flight now. If a free fails, `_free_failed` adds the slot again.
+        # The command for these slots is in flight now. If an executor cannot free a slot,
+        # `_free_failed` adds the slot again.
         for key in keys:
             del host.to_free[key]
     elif host.to_resize and not (host.resized_last and host.to_allocate):
@@ -119,7 +120,7 @@ _copy = copier(Slot, Slot)
 def _order(requests: Requests, jobs: dict[str, Job], slot: Slot, executor: Executor) -> SlotOrder:
     slot.placed_with_command = executor.command_number
     return SlotOrder(
-        # Copied, because the slot may change before the effect is sent.
+        # Copy the slot, because it may change before the effect is sent.
         slot=_copy(slot),
         owner=jobs[slot.job_id].owner,
         target_address=requests[slot.allocation_id].spec.target_address,

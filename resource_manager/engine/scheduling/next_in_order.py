@@ -1,17 +1,17 @@
-"""Decides which job would be served next if a slot were given back now: the slot's job or another
-job.
+"""Decides which job would be served next if a slot were given back now: the job of the slot, or
+another job.
 
-The comparison of virtual times is the same as in the scheduling cycle (`fairness/flows.py`), but
-the slot does not count in the virtual time of its job. Only the slot's executor is considered,
-because every request that fits elsewhere has been placed already.
+The code compares virtual times like the scheduling cycle (`fairness/flows.py`), but does not count
+the slot in the virtual time of its job. It considers only the slot's executor, because every
+request that fits on another executor has been placed already.
 
 Example: job A has the virtual time 130, of which 20 is the lookahead of the slot. Job B has the
 virtual time 120, and a pending request that fits on the slot's executor. Without the slot, A has
 the virtual time 110, so A would be served next. If B had 100, B would be served next.
 
 If there are too many jobs to compare, the result is "another job". A pending gang counts as fitting
-if one of its members fits, because only a search could check the whole gang. In both cases the
-caller gives the slot back, and the scheduling cycle decides.
+if one of its members fits, because only a search could check the whole gang. Both rules can only
+make the caller give the slot back. Then the scheduling cycle decides.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 COMPARED_MAX = 20_000
-"""One call compares at most this many scheduling classes, job queues and non-batchable items, for
+"""The limit for compared scheduling classes, job queues and non-batchable items in one call, for
 all its slots together.
 """
 
 
 class NextInOrder:
-    """Compares jobs for all slots of one call. It caches sort keys, so the caller must call
-    `slot_freed` for each slot that is freed in the meantime.
+    """Compares jobs for all slots of one call. The object caches sort keys, so the caller must call
+    `slot_freed` for each slot that it frees during the call.
     """
 
     def __init__(self, state: State) -> None:
@@ -46,11 +46,11 @@ class NextInOrder:
         self.tree = state.flows
         self._sort_keys: dict[Flow, SortKey] = {}
         self._left = COMPARED_MAX
-        self._work: dict[str, dict[str, str]] = {}  # by job
+        self._work: dict[str, dict[str, str]] = {}  # the result of `work_of`, by job
 
     def work_of(self, job_id: str) -> dict[str, str]:
-        """Returns which slots of a job were reused for other requests: the allocation id of the
-        slot, by the allocation id of the request. Slots that no longer exist are missing.
+        """Returns the reused slots of a job, as a dict from the id of the request that the slot now
+        serves to the allocation id of the slot. Slots that no longer exist are missing.
         """
         known = self._work.get(job_id)
         if known is None:
@@ -60,18 +60,21 @@ class NextInOrder:
         return known
 
     def slot_freed(self, job_id: str) -> None:
-        """Drops the cached sort keys of a job and its groups, because a slot of the job was
-        freed.
+        """Drops the cached sort keys of a job and its groups. The caller has freed a slot of the
+        job.
         """
         job = self.tree.jobs.get(job_id)
         for flow in (job, *job.ancestors()) if job is not None else ():
             self._sort_keys.pop(flow, None)
 
     def goes_to_another_job(self, slot: Slot) -> bool:
-        """Returns True if the capacity of the slot, when freed, would not go to the slot's job."""
+        """Returns True if the capacity of the slot, when freed, would go to another job than the
+        slot's job.
+        """
         host = self._state.hosts[slot.executor_id]
         there = _FreedHost(host, slot)
-        # If the job could not place an equal slot there again, another job gets the capacity.
+        # If the slot's job could not place an equal slot on the executor, another job gets the
+        # capacity.
         if not there.is_left or self._is_above_maximum(slot):
             return True
         if self._state.settings.fairness.order == "arrival":
@@ -81,15 +84,15 @@ class NextInOrder:
         return any(after.is_behind(other, need) for other, need in self._could_use(slot, there))
 
     def sort_key(self, flow: Flow) -> SortKey:
-        """Returns the sort key of a flow, cached."""
+        """Returns the sort key of a flow, from the cache if possible."""
         known = self._sort_keys.get(flow)
         if known is None:
             known = self._sort_keys[flow] = self.tree.sort_key(flow)
         return known
 
     def _is_above_maximum(self, slot: Slot) -> bool:
-        """Returns True if a group of the job uses more than its maximum, because an operator has
-        lowered it.
+        """Returns True if a group of the job uses more than its maximum, because an administrator
+        has lowered the maximum.
         """
         need = counted(slot.booked)
         return any(
@@ -99,11 +102,11 @@ class NextInOrder:
         )
 
     def _could_use(self, slot: Slot, there: _FreedHost) -> Iterator[tuple[Flow, dict[str, int]]]:
-        """Yields the other jobs that could place a slot on the executor, with the amounts that the
-        slot needs.
+        """Yields each other job that could place a slot on the executor, with the amounts of this
+        slot.
 
-        If there are too many jobs to compare, it also yields the slot's own job, for which
-        `_Without.is_behind` returns True.
+        If there are too many jobs to compare, the function yields the slot's own job last. For this
+        job, `_Without.is_behind` returns True.
         """
         state, jobs = self._state, self.tree.jobs
         for scheduling_class in state.queue.classes():
@@ -112,7 +115,7 @@ class NextInOrder:
                 need = there.host.booking_for(scheduling_class)
                 for job_id in scheduling_class.job_queues:
                     self._left -= 1
-                    # The slot's own job is yielded at the end.
+                    # The slot's own job is yielded only at the end, if at all.
                     if self._left < 0:
                         break
                     if job_id != slot.job_id:
@@ -127,8 +130,8 @@ class NextInOrder:
             yield jobs[slot.job_id], {}
 
     def _need(self, item: NonBatchable, there: _FreedHost) -> dict[str, int]:
-        """Returns the amounts that a gang or resize needs on the executor; empty if it does not
-        fit there. For a gang, these are the amounts of one member that fits.
+        """Returns the amounts that a gang or resize needs on the executor. For a gang, these are
+        the amounts of one member that fits. Empty: the gang or resize does not fit.
         """
         state = self._state
         if item.kind is Kind.RESIZE:
@@ -141,8 +144,8 @@ class NextInOrder:
         return {}
 
     def _came_before(self, slot: Slot, there: _FreedHost) -> bool:
-        """Returns True if the oldest request or item that fits on the executor belongs to another
-        job.
+        """Returns True if the oldest request or item that would fit on the executor belongs to
+        another job.
         """
         queue, first = self._state.queue, {True: UNLIMITED, False: UNLIMITED}
         for scheduling_class in queue.classes():
@@ -165,7 +168,7 @@ class _FreedHost:
         self.host = host
         self._at = HostView.without(host, [slot])
         self.amounts = self._at.spare()
-        # False if the freed capacity would be reserved, so that an equal slot would not fit.
+        # False: the freed capacity would be reserved, so that an equal slot would not fit.
         self.is_left = self._at.spare_slots() > 0 and fits(slot.booked, self.amounts)
 
     def fits(self, scheduling_class: SchedulingClass) -> bool:
@@ -177,9 +180,9 @@ class _Without:
     """Compares the slot's job and its groups with other flows, as if the slot had ended.
 
     Args:
-        order: caches sort keys.
-        slot: the slot.
-        path: the flow of the slot's job, and the flows of the groups above it.
+        order: the object that caches sort keys.
+        slot: the slot that is compared as if it had ended.
+        path: the flow of the slot's job, and the flows of all groups that contain the job.
     """
 
     def __init__(self, order: NextInOrder, slot: Slot, path: list[Flow]) -> None:
@@ -193,19 +196,19 @@ class _Without:
 
         Args:
             other: the flow of the other job.
-            need: amounts of the slot that the other job would place.
+            need: the amounts of the slot that the other job would place.
         """
         if other in self._path:
             return True
-        # Compares the two paths at the highest level of the tree where they differ.
+        # Compare the two paths at the highest level of the tree at which they differ.
         mine, theirs = self._siblings(other)
         if self._order.sort_key(theirs) >= self._sort_key_without_slot(mine):
             return False
         return self._admits(other, counted(need))
 
     def _siblings(self, other: Flow) -> tuple[Flow, Flow]:
-        """Returns the two siblings to compare: the slot's job or a group above it, and the other
-        job or a group above it.
+        """Returns the two flows to compare, which are siblings: first the slot's job or a group
+        that contains it, then the other job or a group that contains it.
         """
         theirs = other
         for flow in other.ancestors():
@@ -220,7 +223,7 @@ class _Without:
         reached = fulfilment(subtract(flow.used, self._booked), flow.minimum)
         if reached < 1:
             return False, reached, flow.tie
-        # The slot's past usage still counts. Only its lookahead is subtracted.
+        # The past usage of the slot still counts. Only its lookahead is subtracted.
         less = tree.lookahead_s * self._slot.cost * tree.clock.scale / flow.weight
         return True, tree.key(flow) - less, flow.tie
 

@@ -1,9 +1,9 @@
 """Rejects pending requests that are infeasible.
 
-A request that arrives before any executor is known must wait. It is rejected later if all executors
-have been known for `infeasible_after`, and neither a known executor nor an executor of a provider
-could host it. It gets the same reason and message as a new request. `queue/rejection_clock.py`
-decides when requests are checked, and which requests.
+A request that arrives before any executor is known must wait. The request is rejected later if all
+executors have been known for `infeasible_after`, and neither a known executor nor an executor of a
+provider could host the request. The request then ends with the reason and message that a new
+request would get. `queue/rejection_clock.py` decides which requests are checked, and when.
 """
 
 from __future__ import annotations
@@ -23,31 +23,30 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 STEPS_MAX = 1_000
-"""One event processes at most this many scheduling classes, gangs and requests. The next event
+"""The limit for scheduling classes, gangs and requests that one event processes. The next event
 continues.
 """
 
 _Run = tuple[Part, int, int] | Request
-"""Queued members of a range that were never placed, as (part, first index, last index plus 1); or
-one request.
+"""Either queued members of a range that were never placed, as (part, first index, last index plus
+1), or one request.
 """
 
 
 def infeasible_timer_fired(state: State) -> None:
-    """Rejects infeasible requests if the rejection clock has run long enough and all executors have
-    registered.
+    """Rejects infeasible requests, if the rejection clock has run long enough and all executors
+    have registered.
     """
     clock = state.rejection_clock
     due_ms = clock.due_ms
     if due_ms is None or not _all_known(state.hosts):
         return  # the clock restarts when the missing executor registers or is lost
     if state.journal.now_ms < due_ms:
-        # The clock has restarted since this timer was set.
+        # The clock has restarted after this timer was set.
         state.timers.arm(Timer.INFEASIBLE, "", due_ms)
         return
     if clock.everything:
-        # The classes and gangs are listed only now, because pending classes and gangs may have
-        # changed while the clock ran.
+        # List the classes and gangs only now, because they may have changed while the clock ran.
         clock.everything = False
         clock.scheduling_classes = {
             scheduling_class: 0
@@ -59,9 +58,9 @@ def infeasible_timer_fired(state: State) -> None:
         }
     if not clock.scheduling_classes and not clock.gangs:
         return
-    # Feasibility is read from the indexes.
+    # The indexes show which classes are feasible, so they must be up to date.
     state.hosts.refresh(state.queue)
-    # Classes first, then gangs, within one budget of steps.
+    # Check classes first, then gangs. They share one limit of steps.
     left = STEPS_MAX
     while clock.scheduling_classes and left > 0 and not state.journal.is_full:
         left -= _check_class(state, next(iter(clock.scheduling_classes)), left)
@@ -72,11 +71,11 @@ def infeasible_timer_fired(state: State) -> None:
 
 
 def _all_known(hosts: Hosts) -> bool:
-    """Returns True if an executor is registered, and all stored executors have registered with this
-    resource manager process or are lost.
+    """Returns True if at least one executor is registered, and every stored executor is lost or has
+    registered with this process of the resource manager.
 
-    If this is true now, it has been true since the clock restarted. The reason is that the clock
-    restarts when an executor registers, and when an unconfirmed executor is lost.
+    If the result is True now, it has been True since the clock restarted, because the clock
+    restarts when an executor registers and when an unconfirmed executor is lost.
     """
     states = {host.executor.state for host in hosts.values()}
     return ExecutorState.ACTIVE in states and ExecutorState.UNCONFIRMED not in states
@@ -87,18 +86,18 @@ def _may_reject(scheduling_class: SchedulingClass) -> bool:
 
 
 def _check_class(state: State, scheduling_class: SchedulingClass, most: int) -> int:
-    """Rejects requests of a scheduling class if it is infeasible.
+    """Rejects requests of a scheduling class if the class is infeasible.
 
     Args:
-        state: the state.
+        state: the state of the engine.
         scheduling_class: the class.
-        most: limit of steps; the next event continues.
+        most: the largest number of steps. The next event continues.
 
     Returns:
         The number of steps taken, at least 1.
     """
     clock = state.rejection_clock
-    # The class is added again below if it has more requests than `most`.
+    # The class is added again below if it has more than `most` requests.
     after = clock.scheduling_classes.pop(scheduling_class)
     if (
         not _may_reject(scheduling_class)
@@ -106,25 +105,24 @@ def _check_class(state: State, scheduling_class: SchedulingClass, most: int) -> 
     ):
         return 1
     steps, runs = 1, []
-    # All runs are collected before the first run is rejected, because a rejection changes the
-    # queue.
+    # Collect all runs before the first run is rejected, because a rejection changes the queue.
     for run, following in _runs(state.requests, state.ranges, scheduling_class, after):
         runs.append(run)
         steps += 1
         if steps >= most:
-            # The next event continues after the last request of this run.
+            # The next event continues with the request after this run.
             clock.scheduling_classes[scheduling_class] = following
             break
     else:
         for job_queue in scheduling_class.job_queues.values():
-            job_queue.may_reject = False  # the requests that remain have `allow_pending`
+            job_queue.may_reject = False  # all remaining requests have `allow_pending`
     outcome: ItemOutcome | None = None
     for run in runs:
-        # All members of a run are equal, so only the first is checked.
+        # All members of a run are equal, so a check of the first member is enough.
         request = run if isinstance(run, Request) else run[0].member(run[1])
         if request.spec.allow_pending:
             continue
-        # The reason is the same for the whole class.
+        # All requests of the class get the same reason.
         outcome = outcome or state.waiting_reasons.rejection(request.spec)
         if outcome is None:
             continue
@@ -138,14 +136,14 @@ def _check_class(state: State, scheduling_class: SchedulingClass, most: int) -> 
 def _runs(
     requests: Requests, ranges: RangeLedger, scheduling_class: SchedulingClass, after: int
 ) -> Iterator[tuple[_Run, int]]:
-    """Yields the queued requests of a class in order of arrival, each with the next arrival number.
-    Consecutive members of a range that were never placed are one item.
+    """Yields the queued requests of a class in order of arrival, each with the arrival number at
+    which to continue. Consecutive members of a range that were never placed are one item.
 
     Args:
         requests: all requests.
         ranges: all ranges.
         scheduling_class: the class.
-        after: the first arrival number.
+        after: the lowest arrival number to yield.
     """
     for start, end in scheduling_class.runs():
         number = max(start, after)
@@ -156,8 +154,8 @@ def _runs(
                 number += 1
                 continue
             first = part.index_of(number)
-            # An interval of the queue may reach beyond the part, and beyond a member that was
-            # placed.
+            # An interval of the queue may continue after the end of the part, or after a member
+            # that was placed.
             last = min(part.end, first + end - number)
             _, last = next(part.waiting.runs_within(first, last))
             number += last - first
@@ -165,7 +163,9 @@ def _runs(
 
 
 def _check_gang(state: State, gang_id: str) -> int:
-    """Rejects a gang if it or one of its members is infeasible; returns the steps taken."""
+    """Rejects a gang if the gang or one of its members is infeasible. Returns the number of
+    steps.
+    """
     del state.rejection_clock.gangs[gang_id]
     waiting = state.gangs.waiting.get(gang_id)
     outcomes = state.waiting_reasons.infeasible_members(waiting) if waiting is not None else []

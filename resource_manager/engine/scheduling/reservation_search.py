@@ -1,14 +1,15 @@
-"""Chooses the hosts to reserve for an owner, and places the owner there. An owner is a request, a
-gang, or a slot that must grow. Candidates are hosts that could serve the owner if all other slots
-there ended. The hosts with the smallest missing part are chosen.
+"""Chooses the hosts to reserve for an owner, and places the owner on them. An owner is a request, a
+gang, or a slot that must grow. Candidates are the hosts that could serve the owner if all other
+slots on them ended. The search chooses the hosts with the smallest missing part.
 
-The missing part of a host is measured in its scarcest dimension. Example: a slot needs 4 cpus and 8
-GiB. The host has 1 cpu and 6 GiB free. So 75 % of the cpus and 25 % of the memory are missing, and
-the missing part is 75 %.
+The missing part of a host is the missing part of its scarcest dimension. Example: a slot needs 4
+cpus and 8 GiB. The host has 1 cpu and 6 GiB free. So 75 % of the cpus and 25 % of the memory are
+missing, and the missing part is 75 %.
 
-A request is a gang of one. Members of a gang get hosts one after another, the largest member first.
-If this fails, the search that places gangs (`placement/gangs.py`) is tried. A slot that must grow
-has one candidate, its own host. Slots that outlasted a reservation are assumed never to end.
+A request is treated like a gang with one member. The members of a gang get hosts one after another,
+the largest member first. If some members get no host, the search that places gangs
+(`placement/gangs.py`) is tried. A slot that must grow has one candidate, its own host. The search
+assumes that slots that outlasted a reservation never end.
 """
 
 from __future__ import annotations
@@ -39,31 +40,31 @@ from resource_manager.engine.state import State
 MILLION = 1_000_000
 
 CANDIDATES_MAX = 50_000
-"""At most this many hosts are compared for one reservation. A host that is compared for two member
+"""The limit for hosts that are compared for one reservation. A host that is compared for two member
 requests counts twice.
 """
 
 LABEL_VALUES_MAX = 32
-"""At most this many values of a label are tried for a gang. Values whose hosts have the most free
-capacity come first.
+"""The limit for values of a label that are tried for a gang. The value whose hosts have the most
+free capacity comes first.
 """
 
 Candidate = tuple[int, int, str]
-"""A host as (missing part in millionths, negative number of its slots, id); the smallest is best.
+"""A host, as (missing part in millionths, negative number of its slots, id). The lowest tuple is
+best.
 
-On a tie, a host with more slots is preferred, because its slots are smaller. On a host with large
-slots, the owner does not need a reservation, because the end of one large slot frees enough
-capacity.
+If two hosts have the same missing part, the host with more slots is better, because its slots are
+smaller. On a host with large slots, the owner does not need a reservation, because the end of one
+large slot frees enough capacity.
 """
 
 Members = Sequence[tuple[MemberRequest, int]]
-"""Requests of a gang, each with its number of members on one host."""
+"""Member requests, each with its number of members on one host."""
 
 
 class _Unit(NamedTuple):
-    """Members of a gang that one host gets together, as (request index, count), and the number of
-    such units. If all members must share a host, they are one unit. Otherwise each member is a
-    unit.
+    """Members that must get the same host, as (index of the request, count), and the number of such
+    units. If all members must share a host, they are one unit. Otherwise each member is a unit.
     """
 
     members: Sequence[tuple[int, int]]
@@ -71,7 +72,7 @@ class _Unit(NamedTuple):
 
 
 class ReservationSearch:
-    """Finds hosts for one owner. The indexes must be fresh."""
+    """A search for hosts to reserve for one owner. The indexes must be up to date."""
 
     def __init__(self, state: State, owner: ReservationOwner) -> None:
         self._state, self._hosts, self.owner = state, state.hosts, owner
@@ -79,14 +80,14 @@ class ReservationSearch:
         self._waiting = state.gangs.waiting[owner.gang_id] if owner.gang_id else None
         self._outlasting = state.reservations.outlasting
         self._trials = TentativeCpus(self._cpus_if_others_ended)
-        # By host: the amounts of the members that the search has already put there.
+        # By host: the amounts of the members to which the search has already given this host.
         self._chosen: dict[str, Amounts] = {}
         self._everywhere: list[list[Candidate]] | None = None
 
     @cached_property
     def requests(self) -> Sequence[MemberRequest]:
-        """The owner's member requests, with the hosts that they must avoid now; empty for a slot
-        that must grow.
+        """The member requests of the owner, with the hosts that they must avoid now; empty for a
+        slot that must grow.
         """
         owner, state = self.owner, self._state
         if self._waiting is not None:
@@ -99,11 +100,11 @@ class ReservationSearch:
         return (MemberRequest(profile, labels, 1, elsewhere, cpus),)
 
     def choose(self, taken: Collection[str]) -> dict[str, list[Share]] | None:
-        """Returns the hosts to reserve, with the members that each would get; None if no suitable
-        hosts exist.
+        """Returns the hosts to reserve, each with the members that it would get; None if no
+        suitable hosts exist.
 
         Args:
-            taken: hosts that must not be used.
+            taken: the hosts that must not be used.
         """
         if self._slot is not None:
             own = self._slot.executor_id
@@ -113,8 +114,8 @@ class ReservationSearch:
         units = [_Unit([(at, 1)], count) for at, count in counts]
         if where.placement is GangPlacement.SAME_EXECUTOR:
             units = [_Unit(counts, 1)]
-        # The candidates include hosts in `taken`, because a second choice may be made without
-        # `taken`.
+        # The list of candidates includes the hosts of `taken`, because the caller may call `choose`
+        # again with fewer hosts in `taken`.
         if self._everywhere is None:
             most = CANDIDATES_MAX // len(units)
             self._everywhere = [self._candidates(unit, most) for unit in units]
@@ -127,9 +128,10 @@ class ReservationSearch:
         spread = where.placement is GangPlacement.SPREAD
         each = (self._fill(units, some, one_each=spread) for some in tries)
         found = next((shares for shares in each if shares is not None), None)
-        # For one slot the search above is complete, so a second search would not find more.
+        # For one slot the search above is complete, so another search would find nothing.
         if found is None and sum(count for _, count in counts) > 1:
-            # `seek` does not know which slots may never end, so it must avoid their hosts.
+            # `seek` does not know which slots may never end, so it must avoid the hosts of such
+            # slots.
             away = {
                 name
                 for name, host in self._hosts.items()
@@ -145,25 +147,25 @@ class ReservationSearch:
         return by_host
 
     def booked(self, host: Host, shares: Iterable[Share]) -> dict[str, int]:
-        """Returns the amounts that the owner would book on a host, and its number of slots there as
-        `SLOTS`.
+        """Returns the amounts that the owner would book on a host. `SLOTS` is the number of
+        slots.
         """
         if self._slot is not None:
             return {**growth(host, self._slot)}
         return _booked_by(host, _members(self.requests, shares))
 
     def suits(self, each: Reservation, names: Iterable[str]) -> bool:
-        """Returns True if the owner's requests are unchanged, and these hosts of its reservation
-        could still serve it if all other slots there ended.
+        """Returns True if the owner's requests are unchanged, and these hosts of the reservation
+        could still serve the owner if all other slots on them ended.
         """
-        # The requests also name the hosts to avoid, which change when older slots end.
+        # The requests also contain the hosts to avoid, which change when older slots end.
         if self.requests != each.requests:
             return False
         return all(self._suits(each, name) for name in names)
 
     def fits_now(self, each: Reservation) -> bool:
-        """Returns True if the owner can get cpus and NUMA nodes on its hosts now. The caller has
-        checked that the amounts are free.
+        """Returns True if the owner can get cpus and NUMA nodes on its reserved hosts now. The
+        caller has checked that the amounts are free.
         """
         if self._slot is not None:
             found = self._state.resizes.assignment_for(self._hosts.of(self._slot), self._slot)
@@ -175,11 +177,11 @@ class ReservationSearch:
         )
 
     def place(self, each: Reservation) -> None:
-        """Places the owner on its hosts. The caller has checked that all needed capacity is free
-        there.
+        """Places the owner on its reserved hosts. The caller has checked that all needed capacity
+        is free on them.
 
         Raises:
-            InvariantBroken: the host lacks cpus for a slot that must grow.
+            InvariantBroken: the host has too few suitable cpus for a slot that must grow.
         """
         state, owner = self._state, self.owner
         if self._slot is not None:
@@ -197,8 +199,8 @@ class ReservationSearch:
             state.queue.served(owner.waiter[0], [request])
 
     def _may_grow(self) -> bool:
-        """Returns True if the slot, its growth and slots that may never end fit together on its
-        host.
+        """Returns True if three things fit together on the host of the slot: the slot, its growth,
+        and the slots that may never end.
         """
         slot = self._slot
         if slot is None or slot.wanted is None:
@@ -217,15 +219,15 @@ class ReservationSearch:
         host, kept = self._hosts.get(name), each.hosts[name]
         if host is None:
             return False
-        # The need may have changed since the reservation was made, for example the size of a
-        # default slot.
+        # The need may have changed after the reservation was made. Example: the default slot of the
+        # host now has another size.
         need = self.booked(host, each.shares[name])
         if need != ({**kept.amounts, SLOTS: kept.slots} if kept.slots else kept.amounts):
             return False
         if self._slot is not None:
             return self._may_grow()
-        # Processes outside slots may use a part of the host only for a while, so the total counts.
-        # If the host has no slots, only its free capacity counts.
+        # Processes outside slots may use a part of the host only for a while, so the total of the
+        # host counts. But if the host has no slots, only its free capacity counts.
         most = host.total if host.slots or host.unowned else host.free()
         slots = host.executor.registration.slots_max or UNLIMITED
         members = _members(each.requests, each.shares[name])
@@ -236,14 +238,14 @@ class ReservationSearch:
         )
 
     def _candidates(self, unit: _Unit, most: int) -> list[Candidate]:
-        """Returns up to `most` hosts whose total amounts are enough for a unit. Whether these hosts
-        may serve the unit (`_admission`) is checked later, and only for the best hosts.
+        """Returns up to `most` hosts whose total amounts are enough for a unit. `_admission`, which
+        checks whether a host may serve the unit, runs later, and only for the best hosts.
         """
         members = self._of(unit)
         class_for = self._state.queue.class_for
         needs = [(needs_of(class_for(request.key)).amounts, n) for request, n in members]
         pooled, separate = (_sum((need[kind], n) for need, n in needs) for kind in (0, 1))
-        # The index counts reserved capacity as taken, so hosts without reservations are preferred.
+        # In the index, reserved capacity is not free. So hosts without reservations are preferred.
         index = self._hosts.indexes.main
         none = [[0] * len(index)]
         free_of = [
@@ -257,7 +259,8 @@ class ReservationSearch:
         for at in islice(index.covering(wanted), most):
             host_id = index.ids[at]
             host = self._hosts[host_id]
-            # The same as `_missing_part`, inlined for speed, because it runs for all hosts.
+            # This computes `_missing_part`. The code is inlined for speed, because it runs for all
+            # hosts.
             part = 0
             for n, free in free_of[host.separate_pools]:
                 if n and (missing := (n - free[at]) * MILLION // n) > part:
@@ -268,11 +271,11 @@ class ReservationSearch:
     def _by_value(
         self, units: Sequence[_Unit], candidates: Sequence[Sequence[Candidate]], label: str
     ) -> Iterator[list[list[Candidate]]]:
-        """Yields the candidates for each value of a label. The value whose hosts have the most free
-        capacity comes first.
+        """Yields, for each value of the label, the candidates that have this value. The value whose
+        hosts have the most free capacity comes first.
         """
         admissions = [_admission(self._of(unit)) for unit in units]
-        # Hosts that may not serve a member must not count for the order of the values.
+        # A host that may not serve a member must not influence the order of the values.
         candidates = [
             [each for each in some if admits(self._hosts[each[2]])]
             for admits, some in zip(admissions, candidates, strict=True)
@@ -280,7 +283,7 @@ class ReservationSearch:
         free: Counter[str] = Counter()
         for missing, _, host_id in chain.from_iterable(candidates):
             if value := self._hosts[host_id].labels.get(label):
-                # At least 1 per host, because the slots of a full host will end, too.
+                # Count at least 1 per host, because the slots of a full host will end, too.
                 free[value] += 1 + max(0, MILLION - missing)
         for value in sorted(free, key=lambda value: (-free[value], value))[:LABEL_VALUES_MAX]:
             yield [
@@ -298,7 +301,7 @@ class ReservationSearch:
         """Gives each unit the host with the smallest missing part, the largest unit first. Returns
         None if a unit gets no host.
         """
-        # Forgets the hosts that the search for another label value has given to members.
+        # Forget the hosts that were given to members for another value of the label.
         self._chosen.clear()
         self._trials.roll_back()
         counts: Counter[tuple[int, str]] = Counter()
@@ -316,7 +319,8 @@ class ReservationSearch:
                     or not admits(host)
                     or self._missing(host, members) is None
                 ):
-                    # The host is not put back, because room only shrinks during the search.
+                    # The host is not put back into the list, because during the search its room
+                    # only shrinks.
                     continue
                 booked = _booked_by(host, members)
                 self._chosen[host_id] = add(booked, self._chosen.get(host_id, {}))
@@ -342,8 +346,9 @@ class ReservationSearch:
         return size_of(self._state.queue.class_for(request.key), sums)
 
     def _missing(self, host: Host, members: Members) -> int | None:
-        """Returns the missing part of a host for these members and the members that it was already
-        given. None: the members would not fit even if all other slots there ended.
+        """Returns the missing part of a host for these members together with the members that the
+        search has already put there. None: the members would not fit even if all other slots on the
+        host ended.
         """
         need = add(_booked_by(host, members), self._chosen.get(host.host_id, {}))
         if not fits(need, self._if_others_ended(host)) or not self._trials.fit_all(members, host):
@@ -352,18 +357,18 @@ class ReservationSearch:
         return _missing_part((n, free.get(name, 0)) for name, n in need.items())
 
     def _if_others_ended(self, host: Host) -> dict[str, int]:
-        """Returns the amounts that a host would have free if all slots ended, except slots that may
-        never end.
+        """Returns the amounts that a host would have free if all its slots ended, except slots that
+        may never end.
         """
         stays = [slot.booked for key, slot in host.slots.items() if key in self._outlasting]
-        # This is less than the total if processes outside slots use a part of the host.
+        # This sum is lower than the total if processes outside slots use a part of the host.
         total, could = host.total, add(host.free(), host.booked)
         most = {name: min(amount, total.get(name, 0)) for name, amount in could.items()}
         slots = host.executor.registration.slots_max or UNLIMITED
         return {**subtract(most, total_of(stays)), SLOTS: slots - len(stays)}
 
     def _cpus_if_others_ended(self, host: Host) -> CpuLedger | None:
-        """Returns a copy of the host's cpu ledger that contains only the slots that may never end.
+        """Returns a copy of the host's cpu ledger that contains only the slots that may never end;
         None: the host has no cpu ledger.
         """
         if host.cpus is None:
@@ -375,8 +380,8 @@ class ReservationSearch:
 
 
 def _admission(members: Members) -> Callable[[Host], bool]:
-    """Returns a function that returns True for hosts that may serve these members, however much
-    capacity they have.
+    """Returns a function that tells whether a host may serve these members. The function does not
+    compare capacity.
     """
     checked = [(request, conditions_of(request)) for request, _ in members]
 
@@ -406,7 +411,7 @@ def _sum(many: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
 
 
 def _missing_part(needs: Iterable[tuple[int, int]]) -> int:
-    """Returns the largest part of a need that is not free, in millionths. `needs` has a pair
+    """Returns the largest part of a need that is not free, in millionths. `needs` contains a pair
     (needed, free) for each dimension.
     """
     return max((0, *((n - free) * MILLION // n for n, free in needs)))

@@ -1,34 +1,35 @@
-"""Reservations: capacity that is kept for starved requests, gangs and resizes.
+"""Makes and ends reservations. A reservation is capacity that hosts keep for a starved request,
+gang or resize.
 
-Every request that fits is placed, so small requests could delay a large request indefinitely. So
-the longest starved request, gang or resize becomes the owner of a reservation. Candidates are the
-hosts that could serve the owner if all other slots there ended. The reservation gets the hosts with
-the smallest missing part. Other requests may use the rest of these hosts
-(`ReservedCapacity.spare`), which does not delay the owner. The owner is placed there at the latest
-when all slots that existed at the time of the reservation have ended. If it fits on other hosts
-earlier, it is placed there.
+The scheduler places every request that fits, so small requests could delay a large request
+indefinitely. To prevent this, the longest starved request, gang or resize becomes the owner of a
+reservation. Candidates are the hosts that could serve the owner if all other slots on them ended.
+The hosts with the smallest missing part are reserved. Other requests may use the capacity of these
+hosts that the owner does not need (`ReservedCapacity.spare`). When all slots that existed at the
+time of the reservation have ended, the owner is placed on its hosts. If it fits earlier on other
+hosts, it is placed on these other hosts.
 
-Example: a request for 8 cpus is starved. Host a has 10 cpus and three slots of 2 cpus: 4 cpus are
-free, so half of the need is missing. Host b has 10 cpus and five slots of 2 cpus, so all of the
-need is missing. Host a is reserved. Other requests may use 2 of its 4 free cpus, because 2 + 8 <=
-10. Suppose a new slot gets them. When the three old slots have ended, 2 + 3 * 2 = 8 cpus are free,
-and the owner is placed.
+Example: a request for 8 cpus is starved. Host a has 10 cpus and three slots of 2 cpus, so 4 cpus
+are free, and half of the need is missing. Host b has 10 cpus and five slots of 2 cpus, so all of
+the need is missing. Host a is reserved. Other requests may use 2 of its 4 free cpus, because 2 + 8
+<= 10. Suppose a new slot gets these 2 cpus. When the three old slots have ended, 2 + 3 * 2 = 8 cpus
+are free, and the owner is placed.
 
-- A job has at most one reservation, a host keeps capacity for at most one owner, and there are at
-  most `reservations_max` reservations.
-- A job gets no reservation if it received more than its share, compared with jobs that were served
-  since its starvation clock started.
-- Reserved capacity is idle for a while. So only the longest starved owner may reserve all that it
-  needs. All other owners together reserve at most `reserved_part_max` of any resource.
-- If an owner finds no suitable host, because all suitable hosts are reserved, it claims these
-  hosts. Then owners that are starved for a shorter time must not reserve them.
+- A job has at most one reservation, a host keeps capacity for at most one owner, and at most
+  `reservations_max` reservations exist.
+- A job gets no reservation if it has received more than its share, compared with jobs that were
+  served after its starvation clock started.
+- Reserved capacity is idle for a while. So only the longest starved owner may reserve all capacity
+  that it needs. All other owners together reserve at most `reserved_part_max` of any resource.
+- If all hosts that are suitable for an owner are reserved, the owner claims these hosts. Then an
+  owner that is starved for a shorter time must not reserve them.
 - A reservation ends when its owner is placed or is no longer pending. It also ends when its hosts
-  can no longer serve the owner, or when a quota blocks the owner.
+  can no longer serve the owner, and when a quota blocks the owner.
 - A reservation expires if slots on its hosts do not end for a very long time, because such slots
-  may be services. The owner's next reservation then lasts twice as long.
+  may be services. The owner's next reservation lasts twice as long.
 
-The resource manager does not know how long slots will run. If this were known, only `spare` and
-`until_ms` would use it.
+The resource manager does not know how long a slot will run. If it knew, only the computation of
+`spare` and `until_ms` would change.
 """
 
 from __future__ import annotations
@@ -57,37 +58,40 @@ from resource_manager.engine.scheduling.reservation_search import ReservationSea
 from resource_manager.engine.state import State
 
 CHECK_INTERVAL_MS = SECOND_MS
-"""Starved waiters are examined at most this often."""
+"""The shortest time between two examinations of starved waiters."""
 
 EXAMINED_MAX = 250
-"""One check examines at most this many waiters. The next check continues where this check stopped.
+"""The limit for examined waiters in one check. The next check continues where this check
+stopped.
 """
 
 SEARCH_COST = 125
-"""A search for hosts counts as at least this many examined waiters."""
+"""A search for hosts counts as at least this number of examined waiters."""
 
 HOSTS_PER_WAITER = 20
-"""Searching this many hosts counts as one examined waiter."""
+"""A search of this number of hosts counts as one examined waiter."""
 
 SEARCHED_FOR_MS = 60 * SECOND_MS
-"""A failed search is repeated after this time even if hosts have not changed."""
+"""After this time, a failed search is repeated even if no host has changed."""
 
 EXPIRES_AFTER = 48
-"""A reservation expires after this many times the starvation timeout."""
+"""The time after which a reservation expires, as a multiple of the starvation timeout."""
 
 DOUBLED_MAX = 20
-"""The lifetime of a reservation is doubled at most this many times. It then lasts for years."""
+"""The limit for the number of times that the lifetime of a reservation is doubled. After this
+number, a reservation lasts for years.
+"""
 
 EARLIER_MAX = 64
-"""At most this many jobs with earlier requests of the same class are compared."""
+"""The limit for compared jobs that have earlier requests of the same class."""
 
 RIVALS_MAX = 256
-"""At most this many jobs with smaller pending requests are compared."""
+"""The limit for compared jobs that have smaller pending requests."""
 
 
 def serve_owners(state: State) -> None:
-    """Places owners whose hosts have room, and ends reservations that are no longer valid. Must be
-    called before other requests are placed.
+    """Places owners whose hosts have room, and ends reservations that are no longer valid. The
+    scheduling cycle must call this function before it places other requests.
     """
     for each in list(state.reservations.by_number.values()):
         why = _void(state, each) or _expired(state, each)
@@ -99,8 +103,8 @@ def serve_owners(state: State) -> None:
 
 
 def end_served(state: State) -> bool:
-    """Ends reservations whose owners were placed on other hosts. Returns True if it ended a
-    reservation, so that other requests may use the capacity.
+    """Ends reservations whose owners were placed on other hosts. Returns True if a reservation
+    ended, so that other requests may use its capacity.
     """
     reservations = state.reservations.by_number.values()
     served = [each for each in reservations if not each.owner.waits_in(state.queue)]
@@ -110,19 +114,19 @@ def end_served(state: State) -> bool:
 
 
 def reserve_for_starved(state: State) -> None:
-    """Makes reservations for starved waiters, if any wait. The indexes must be up to date."""
+    """Makes reservations for starved waiters, if there are any. The indexes must be up to date."""
     reservations = state.reservations
     if not state.settings.fairness.reservations_max:
         return
-    # If a clock has run long enough since the last check, the next check is made at once.
+    # If a starvation clock has run long enough since the last check, the next check is due at once.
     more = state.queue.starvation.is_over(reservations.next_since, state.settings.fairness)
     if more or state.journal.now_ms >= reservations.due_ms:
         _check(state)
-    # Wake up when time alone may change something: a clock has run long enough, or a reservation
-    # expires.
+    # Set the timer for the moment when time alone may change something: when the next starvation
+    # clock has run long enough, or a reservation expires.
     next_ms = reservations.next_since.ms + state.settings.fairness.starvation_timeout_ms
     wake_ms = [next_ms, *(each.until_ms for each in reservations.by_number.values())]
-    # Another check can find more only if time may help, or if a request was placed.
+    # Another check can make a reservation only if time may help, or if a request was placed.
     if reservations.stuck or state.flows.placements > reservations.placements:
         wake_ms.append(reservations.due_ms)
     wake_ms = [each for each in wake_ms if each > state.journal.now_ms]
@@ -134,23 +138,24 @@ def _check(state: State) -> None:
     """Examines starved waiters, the longest starved first, and reserves hosts for some of them."""
     reservations = state.reservations
     fairness, now_ms = state.settings.fairness, state.journal.now_ms
-    # Starts again with the longest starved waiter only when all have been examined.
+    # The examination starts again with the longest starved waiter only when all waiters were
+    # examined.
     waiting, reservations.next_since = state.queue.starvation.starved(fairness)
     if not reservations.unexamined:
-        # Reversed, because `pop` takes the last waiter first.
+        # Reversed, because `pop` takes from the end of the list.
         reservations.unexamined = list(waiting)[::-1]
-        # The examination starts again, so hosts are claimed again.
+        # The examination starts again, so waiters claim hosts again.
         reservations.claimed = set()
-    # Results of failed searches are dropped when hosts have changed, or after a minute.
+    # Drop the results of failed searches when hosts have changed, or after a minute.
     version, until_ms = reservations.searched_as_of
     if not reservations.searched or version != state.hosts.version or now_ms >= until_ms:
         reservations.searched_as_of = state.hosts.version, now_ms + SEARCHED_FOR_MS
         reservations.searched.clear()
-    # Examine the waiters, within the budget of one check.
+    # Examine waiters until the budget of one check is used up.
     shares = SharesSince(state.flows)
     budget, time_may_help = EXAMINED_MAX, False
     while reservations.unexamined and budget > 0:
-        # When a reservation ends, all waiters are examined again.
+        # When a reservation ends, the examination starts again with all waiters.
         if len(reservations) >= fairness.reservations_max:
             reservations.unexamined.clear()
             break
@@ -167,12 +172,12 @@ def _check(state: State) -> None:
             or not _is_owed(state, shares, owner, clock.since)
             or not _may_reserve(state, owner, since)
         ):
-            # Each of these three conditions may change with time, or when other requests are
+            # Each of the three conditions above may change with time, or when other requests are
             # placed.
             time_may_help = True
         elif waiter in reservations.searched:
-            # Waiters that are starved for a shorter time must not get the hosts that are suitable
-            # for this waiter.
+            # Waiters that are starved for a shorter time must not get hosts that are suitable for
+            # this waiter.
             reservations.claimed |= reservations.searched[waiter]
         else:
             _reserve(state, owner, clock, since)
@@ -184,13 +189,12 @@ def _check(state: State) -> None:
 
 def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark | None:
     """Returns the mark since which a waiter waits: its last placement, or else the start of its
-    clock.
-    None: the waiter is not starved.
+    clock. None: the waiter is not starved.
 
-    A waiter need not wait for the timeout if its job comes, in fair order, before a running job
-    with smaller pending requests. The small slots of the running job are too small for this waiter
-    when they end. So without a reservation, the waiter's requests would be placed only now and
-    then.
+    A waiter counts as starved before the timeout if its job comes, in fair order, before a running
+    job with smaller pending requests. When a small slot of the running job ends, the free capacity
+    is too small for the waiter. So without a reservation, requests of the waiter would be placed
+    only by chance.
     """
     mark, flows = clock.served or clock.since, state.flows
     if state.queue.starvation.is_over(mark, state.settings.fairness):
@@ -210,14 +214,15 @@ def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark
 
 
 def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: Mark) -> bool:
-    """Returns True if the owner's job has received no more than its share since `since`."""
+    """Returns True if the owner's job has not received more than its share since `since`."""
     if state.settings.fairness.order == "fair":
         return shares.is_owed(owner.job_id, since.ms)
     if isinstance(owner.waiter, int):
         return True
-    # In order of arrival, an owner must not overtake earlier requests of its class.
+    # If requests are served in order of arrival, an owner must not overtake earlier requests of its
+    # class.
     scheduling_class, _ = owner.waiter
-    # A request that a quota blocks would not be served first, so it does not count.
+    # An earlier request that a quota blocks does not count, because it would not be served first.
     return all(
         state.quotas.request_block(scheduling_class, earlier.job_id) is not None
         for earlier in scheduling_class.first_queues(EARLIER_MAX)
@@ -228,14 +233,14 @@ def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: 
 def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
     """Returns True if an owner may reserve capacity.
 
-    The longest starved owner may always reserve. The need of another owner must stay within
-    `reserved_part_max`, together with all reservations except the reservation of the longest
-    starved owner.
+    The longest starved owner may always reserve. For any other owner, its need and all reservations
+    together must stay within `reserved_part_max`. This sum does not include the reservation of the
+    longest starved owner.
     """
     in_order = sorted(state.reservations.by_number.values(), key=lambda each: each.order)
     if not in_order or (since.ms, owner.number) < in_order[0].order:
         return True
-    # The reservation of the longest starved owner does not count.
+    # `in_order[0]` is the reservation of the longest starved owner, which does not count.
     kept = (kept.amounts for each in in_order[1:] for kept in each.hosts.values())
     if not isinstance(owner.waiter, int):
         need = state.quotas.largest_booking(owner.waiter[0])
@@ -249,28 +254,30 @@ def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
 
 
 def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, since: Mark) -> None:
-    """Reserves the best hosts for an owner, or places it if it fits there now. If no suitable host
-    is left, it claims the hosts that would be suitable for the owner if they were not reserved.
+    """Reserves the best hosts for an owner, or places the owner if it fits there now. If all
+    suitable hosts are reserved or claimed, the owner claims them.
     """
     reservations, search = state.reservations, ReservationSearch(state, owner)
     taken = reservations.claimed.union(reservations.on_host)
     shares = search.choose(taken)
     if shares is None:
-        # Ignores reservations and claims, to find the hosts that the owner may get later.
+        # Search without regard to reservations and claims, to find the hosts that the owner may get
+        # later.
         found = frozenset((search.choose(()) or ()) if taken else ())
         reservations.searched[owner.waiter] = found
         reservations.claimed |= found
         return
     # Best-effort slots run on all cpus that no LSE slot has. New best-effort slots, one after
-    # another, could keep the last cpu from an LSE slot indefinitely, so they are not allowed on the
-    # host.
+    # another, could keep the last cpu from an LSE slot indefinitely. So the host must get no new
+    # best-effort slots.
     exclusive = any(each.cpus and each.cpus[0].qos is QosClass.LSE for each in search.requests)
     barred = frozenset({BEST_EFFORT_CPU_MILLI} if exclusive else ())
     hosts = {}
     for name, some in shares.items():
         amounts = search.booked(state.hosts[name], some)
         slots = amounts.pop(SLOTS, 0)
-        # The owner waits only for these slots. Slots that are booked later must leave room for it.
+        # The owner waits only for the end of these slots. Slots that are booked later must leave
+        # room for the owner.
         before = {key: slot.booked for key, slot in state.hosts[name].slots.items()}
         hosts[name] = ReservedCapacity(amounts, slots, before, barred)
     doubled = min(clock.expired, DOUBLED_MAX)
@@ -296,7 +303,7 @@ def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, sinc
     reservations.by_number[owner.number] = made
     for name, kept in hosts.items():
         state.hosts[name].reserved = kept
-        # The index is updated at once, because the search for the next owner reads it.
+        # Update the index at once, because the search for the next owner reads the index.
         state.hosts.indexes.follow(state.hosts[name])
     what = f"{len(hosts)} executors are reserved for it"
     if len(hosts) == 1:
@@ -310,8 +317,8 @@ def _end(state: State, ended: Reservation, why: str) -> None:
     for host in (state.hosts[name] for name in ended.hosts if name in state.hosts):
         host.reserved = None
         state.hosts.touch(host)
-        # A reserved host has no room for topology-constrained classes, even if amounts are free, so
-        # these classes must be tried again.
+        # For topology-constrained classes, a reserved host has no room even if amounts are free. So
+        # these classes must be tried again when the reservation ends.
         state.hosts.indexes.log_growth(host, state.queue)
     _record(state, "reservation_ended", ended, f"{ended.owner.title}: {why}")
 
@@ -327,11 +334,11 @@ def _record(state: State, kind: str, about: Reservation, message: str) -> None:
 
 
 def _void(state: State, each: Reservation) -> str:
-    """Returns why a reservation is no longer valid; empty: it is valid."""
+    """Returns why a reservation is no longer valid; empty: the reservation is valid."""
     if not each.owner.waits_in(state.queue):
         return "it no longer waits"
-    # While `hosts.version` is the same, all hosts would be suitable when empty. Refusals and
-    # reports do not change the version, so hosts that refused, and the host that lacks capacity,
+    # While `hosts.version` is unchanged, every host would be suitable when empty. But refusals and
+    # reports do not change the version. So hosts that refused, and the host that lacked capacity,
     # are always checked.
     names = [each.lacking, *(name for name in state.hosts.refusing if name in each.hosts)]
     if each.version != state.hosts.version:
@@ -343,10 +350,11 @@ def _void(state: State, each: Reservation) -> str:
 
 
 def _expired(state: State, each: Reservation) -> str:
-    """Returns why a reservation has expired; empty: it has not expired. Slots that did not end in
-    time are added to `outlasting`, so that other reservations do not wait for them.
+    """Returns why a reservation has expired; empty: the reservation has not expired. If it has
+    expired, adds the slots that did not end in time to `outlasting`, so that other reservations do
+    not wait for their end.
     """
-    # With room, the owner is placed in this cycle (`serve_owners`).
+    # If the hosts have room, `serve_owners` places the owner in this cycle.
     if state.journal.now_ms < each.until_ms or has_room(state, each):
         return ""
     lasting = [
@@ -356,17 +364,17 @@ def _expired(state: State, each: Reservation) -> str:
         for key, slot in state.hosts[name].slots.items()
         if key in kept.before and slot.state is not SlotState.FREEING and key != each.owner.slot
     ]
-    # All slots of `before` are being freed or have ended, so the missing capacity may soon be free.
+    # All slots of `before` have ended or are being freed, so the missing capacity may be free soon.
     if not lasting:
         each.until_ms = state.journal.now_ms + state.settings.fairness.starvation_timeout_ms
         return ""
     outlasting = state.reservations.outlasting
-    # Drops slots that have ended.
+    # Forget slots that have ended.
     outlasting.intersection_update(state.slots)
     outlasting.update(key for _, key in lasting)
     clock = state.queue.starvation.get(each.owner.waiter)
     if clock is not None:
-        # The next reservation lasts twice as long, so that a long slot cannot outlast every
+        # The owner's next reservation lasts twice as long, so that a long slot cannot outlast every
         # reservation.
         clock.expired += 1
     where, (allocation_id, _) = lasting[0]
@@ -375,8 +383,8 @@ def _expired(state: State, each: Reservation) -> str:
 
 
 def has_room(state: State, each: Reservation) -> bool:
-    """Returns True if the owner fits on its hosts now."""
-    # First checks the host that lacked capacity at the last check, because it probably still lacks
+    """Returns True if the owner fits on its reserved hosts now."""
+    # Check the host that lacked capacity at the last check first, because it probably still lacks
     # capacity.
     for name in (each.lacking, *each.hosts):
         if _lacks(state.hosts, each, name):
@@ -391,11 +399,11 @@ def _lacks(hosts: Hosts, each: Reservation, name: str) -> bool:
 
 
 def _owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
-    """Returns the owner that a reservation for a waiter would have. If the waiter is a job's
-    requests of one class, the owner is the oldest of these requests.
+    """Returns the owner that a reservation for a waiter would have. If the waiter stands for a
+    job's requests of one class, the owner is the oldest of these requests.
 
-    None: nothing is pending any more, or a maximum blocks the waiter. Time does not end such a
-    block, but an event does, such as the end of a slot.
+    None: nothing is pending any more, or a maximum blocks the waiter. Such a block ends with an
+    event, such as the end of a slot, and not with time.
     """
     if _quota_block_of(state, waiter) is not None:
         return None
@@ -417,7 +425,7 @@ def _owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
 
 
 def _quota_block_of(state: State, waiter: Waiter) -> QuotaBlock | None:
-    """Returns the maximum that blocks a waiter; None: no maximum blocks it."""
+    """Returns the maximum that blocks a waiter; None: no maximum blocks the waiter."""
     if not isinstance(waiter, int):
         return state.quotas.request_block(*waiter)
     item = state.queue.non_batchables.get(waiter)

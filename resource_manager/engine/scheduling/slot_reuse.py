@@ -1,18 +1,19 @@
 """Decides whether a slot whose work is done may serve another request of its job.
 
-Reuse is allowed if giving the slot back would have the same result: the slot's job would be served
-next with the freed capacity (`next_in_order.py`). Reuse then saves the time to free the slot and to
-carve a new slot. If reuse is not allowed, the slot is given back, and its request ends with the
-reason.
+Reuse is allowed if giving the slot back would have the same result, because the slot's job would be
+served next with the freed capacity (`next_in_order.py`). Then reuse saves the time to free the slot
+and to carve a new slot. Otherwise the job must give the slot back, and the slot's request ends with
+the reason.
 
 Example: job A has a slot whose work is done, and a pending request for an equal slot. Job B waits
-for a slot that would fit there. If A has the lower virtual time without the slot, its pending
-request is RELEASED with the reason REUSED, and the slot stays. Otherwise the slot is freed with the
-reason FAIR_SHARE.
+for a slot that would fit on the same host. If A has the lower virtual time without the slot, the
+pending request of A becomes RELEASED with the reason REUSED, and A keeps the slot. Otherwise the
+slot is freed with the reason FAIR_SHARE.
 
-The slots of a call are decided one after another. The result is stored in the requests that ended,
-so a repeated call gets the same result, also after a restart. Messages do not contain request ids:
-a range stores its ended members by reason and message, so different messages need more space.
+The slots of a call are decided one after another. The results are stored in the requests that
+ended, so a repeated call gets the same results, also after a restart. Messages do not contain
+request ids, because a range stores its ended members by reason and message: different messages
+would need more space.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.scheduling.next_in_order import NextInOrder
 from resource_manager.engine.state import State
 
-HANDED_ON = "another slot of its job was reused for its work"
+HANDED_ON = "a slot that the job already had was reused for this request"
 FAIR_SHARE = "other jobs come first for the capacity of the slot"
 NOT_WAITING = "the request that would reuse the slot is not pending"
 NOT_THE_SAME = "the request that would reuse the slot needs a different slot"
 NOT_HERE = "no new slots may be placed on the slot's executor"
 OF_A_GANG = "slots of gangs are not reused, and gangs do not reuse slots"
 RESIZED = "the slot was resized, or a resize is pending"
-ENDED = "its request has already ended"
-NOT_GRANTED = "its request was not granted"
+ENDED = "the request of the slot has already ended"
+NOT_GRANTED = "the request of the slot was not granted"
 
 
 def reuse_slots(state: State, event: SlotsReuseRequested) -> list[ItemOutcome]:
@@ -64,7 +65,8 @@ def _reuse_or_free(
     job_id = event.job_id
     allocation_id, generation, for_id = item
     request, waiting = state.requests.named(allocation_id), state.requests.named(for_id)
-    # The first cases need no comparison of jobs: unknown, repeated, ended or outdated.
+    # First the cases that need no comparison of jobs: the request is unknown, repeated, ended or
+    # outdated.
     if request is None or request.job_id != job_id:
         return ItemOutcome(
             allocation_id,
@@ -86,11 +88,11 @@ def _reuse_or_free(
             f" {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
-    # Compare with other jobs. Then reuse the slot, or give it back.
+    # Compare with other jobs. Then either reuse the slot, or give it back.
     reason, message = _obstacle(state.hosts, state.slots, request, waiting, following)
     if not reason and waiting is not None:
         _take_over(state, request, waiting)
-        # Later slots of this call must not take over the same work.
+        # Later slots of this call must not take over this work again.
         following.work_of(job_id)[for_id] = allocation_id
         return ItemOutcome(allocation_id)
     _end_thread(state.journal, state.slots, state.jobs, request)
@@ -105,16 +107,16 @@ def _reuse_or_free(
 def _was_reused(request: Request, waiting: Request, following: NextInOrder) -> bool:
     """Returns True if the slot of `request` probably took over the work of `waiting`.
 
-    The store does not say which slot took over the work. It was not this slot if another slot does
-    the work now, or if this slot was given back earlier.
+    The store does not contain which slot took over the work. It was another slot if another slot
+    does the work now, or if this slot was given back earlier.
     """
     if waiting.job_id != request.job_id or waiting.reason != Reason.REUSED:
         return False
-    # A slot that ended before the other request did cannot have taken over its work.
+    # If this slot ended before the other request ended, this slot cannot have taken over its work.
     if request.end_time_ms and waiting.end_time_ms and request.end_time_ms < waiting.end_time_ms:
         return False
     by = following.work_of(request.job_id).get(waiting.allocation_id)
-    # If no slot does the work any more, assume that this slot took it over.
+    # If no slot does this work any more, the function assumes that this slot took it over.
     return by in (None, request.allocation_id)
 
 
@@ -127,11 +129,11 @@ def _obstacle(
         hosts: all hosts.
         slots: all slots.
         request: the request that the slot serves.
-        waiting: the request that the slot would serve; None: it is unknown.
-        following: compares jobs.
+        waiting: the pending request that the slot would serve; None: the request is unknown.
+        following: the object that compares jobs.
 
     Returns:
-        Reason and message; both empty if the slot may be reused.
+        A reason and a message; both are empty if the slot may be reused.
     """
     slot = slots.of(request)
     why = ""
@@ -153,13 +155,13 @@ def _obstacle(
         why = NOT_HERE
     if why or slot is None:
         return Reason.NOT_REUSABLE, why
-    # The comparison of jobs costs most, so it comes last.
+    # The comparison of jobs costs most, so it is made last.
     return (Reason.FAIR_SHARE, FAIR_SHARE) if following.goes_to_another_job(slot) else ("", "")
 
 
 def _need_equal_slots(request: Request, waiting: Request) -> bool:
-    """Returns True if both requests would get equal slots: their specs are equal, except for the
-    ids and settings that do not affect the slot.
+    """Returns True if both requests would get equal slots. The specs must be equal, except for ids
+    and settings that do not affect the slot.
     """
     like = replace(
         waiting.spec,
@@ -172,7 +174,7 @@ def _need_equal_slots(request: Request, waiting: Request) -> bool:
 
 
 def _has_its_size(hosts: Hosts, slot: Slot, request: Request) -> bool:
-    """Returns True if the slot has the requested size, and no pending resize."""
+    """Returns True if the slot has the requested size, and no resize is pending."""
     if slot.ordered is not None or slot.wanted is not None:
         return False
     default = hosts.of(slot).executor.registration.default_profile
@@ -182,10 +184,10 @@ def _has_its_size(hosts: Hosts, slot: Slot, request: Request) -> bool:
 
 
 def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: Request) -> None:
-    """Counts the finished thread of a slot that is given back because it may not be reused.
+    """Counts the finished thread of a slot that the job must give back instead of reusing it.
 
-    The job master requested reuse because the thread is done. But `give_up` gets a reason, so it
-    treats the slot as taken away and does not count the thread.
+    The job master requested reuse because the thread is done. But the caller passes a reason to
+    `give_up`, which then treats the slot as taken away and does not count the thread.
     """
     slot = slots.of(request)
     if slot is not None and request.state is RequestState.GRANTED:
@@ -193,10 +195,10 @@ def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: R
 
 
 def _take_over(state: State, request: Request, waiting: Request) -> None:
-    """Reuses the slot of a request for the work of a pending request, which ends."""
+    """Reuses the slot of a request for the work of a pending request. The pending request ends."""
     slot = state.slots.of(request)
-    # Reuse counts as a placement. `served` is called before the pending request ends, because its
-    # end may stop the clock.
+    # Reuse counts as a placement. Call `served` before the pending request ends, because its end
+    # may stop the clock.
     state.queue.starvation.served((state.queue.class_of(waiting.spec), waiting.job_id))
     state.moves.end_request(waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON)
     if slot is not None:
