@@ -1,4 +1,6 @@
-"""Keeps the job queues that a quota blocks. Hosts may have room for their requests."""
+"""Keeps the job queues that a quota blocks. Such a queue waits even if a host has room for its
+requests.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from resource_manager.engine.queue.scheduling_classes import JobQueue, Schedulin
 
 class QuotaBlocked:
     """Job queues that a quota blocks, by group and scheduling class. All requests of a class book
-    the same amounts, so the quota of a group admits all queues of a class, or no queue.
+    the same amounts. So the quota of a group admits either all queues of a class, or no queue.
     """
 
     def __init__(self) -> None:
@@ -41,7 +43,7 @@ class QuotaBlocked:
         ] = None
 
     def take(self, job_queue: JobQueue) -> None:
-        """Removes a job queue."""
+        """Removes a job queue, if a quota blocks it."""
         scheduling_classes = self._by_group[job_queue.blocked_by]
         del scheduling_classes[job_queue.scheduling_class][job_queue]
         if not scheduling_classes[job_queue.scheduling_class]:
@@ -57,9 +59,9 @@ class QuotaBlocked:
         now.
 
         Args:
-            group_id: the group.
-            admits: returns True if the group admits one more slot of a class now.
-            most: upper limit of the result.
+            group_id: the id of the group.
+            admits: a function that returns True if the group admits one more slot of a class now.
+            most: the largest number of job queues to return.
         """
         scheduling_classes = self._by_group.get(group_id, {})
         admitted = (

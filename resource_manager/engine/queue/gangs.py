@@ -1,9 +1,9 @@
 """Keeps all gangs, and records which gangs are pending.
 
 A pending gang is one non-batchable item in the queue (`non_batchable.py`), with the arrival number
-of its first member. Gangs with equal requests have the same *kind*. If one gang of a kind does not
-fit, the other gangs of the kind do not fit either. So the result of a failed search is stored once
-for each kind.
+of its first member. Gangs with equal requests have the same *kind*. If a search finds no room for
+one gang, there is no room for any gang of the same kind. So the result of a failed search is stored
+once for each kind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from resource_manager.engine.queue.requests import Requests
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """How the members of a gang are placed relative to each other. `label` is used only with
+    """The rule for the hosts of a gang's members, relative to each other. `label` is used only with
     SAME_LABEL.
     """
 
@@ -47,20 +47,20 @@ class Where:
 
     @classmethod
     def of(cls, spec: GangSpec) -> Where:
-        """Returns the placement that a gang requests."""
+        """Returns the rule that a gang requests."""
         return cls(spec.placement, spec.label)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberRequest:
-    """Equal members of a gang: the request of each member, and the number of members.
+    """The request of equal members of a gang, and the number of these members.
 
     Attributes:
         profile: the resource profile of each member; None: the members get default slots.
-        labels: labels that the executor must carry.
-        count: number of members.
-        elsewhere: executors that must not serve the members, because they still have an older slot
-            of a member.
+        labels: the labels that the executor of a member must carry.
+        count: the number of members.
+        elsewhere: the executors that must not serve the members, because an older slot of a member
+            still exists on them.
         cpus: the CPU policy of each member; None: the members have no CPU policy.
     """
 
@@ -72,7 +72,7 @@ class MemberRequest:
 
     @property
     def key(self) -> SchedulingKey:
-        """The key of the scheduling class of an equal request outside a gang."""
+        """The key of the scheduling class that an equal request outside a gang would have."""
         return self.profile, self.labels, self.cpus
 
     @property
@@ -82,7 +82,7 @@ class MemberRequest:
 
     @property
     def topology_constrained(self) -> bool:
-        """True if amounts alone are not sufficient to decide whether a member fits on a host."""
+        """True if amounts alone do not decide whether a member fits on a host."""
         return is_topology_constrained(self.profile, self.cpus)
 
 
@@ -91,9 +91,9 @@ class Share:
     """Equal members of a gang that are placed on the same executor.
 
     Attributes:
-        request_index: position of their `MemberRequest` among the requests of the gang.
-        host_id: the executor.
-        count: number of members.
+        request_index: the position of the members' `MemberRequest` among the requests of the gang.
+        host_id: the id of the executor.
+        count: the number of members on the executor.
     """
 
     request_index: int
@@ -103,8 +103,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class FailedSearch:
-    """The time of a search that found no room: the version of the index of all executors, and the
-    length of its growth log. This log has the hosts that got more room.
+    """The state of the index of all executors when a search found no room: the version of the
+    index, and the length of its growth log. The entries that are added to this log later are the
+    hosts that got more room.
     """
 
     version: int
@@ -113,12 +114,12 @@ class FailedSearch:
 
 @dataclass(slots=True, eq=False)
 class GangKind:
-    """The requests that equal gangs share, with cached results."""
+    """The requests of equal gangs, with cached results for all these gangs."""
 
     where: Where
     member_requests: tuple[MemberRequest, ...]
-    users: int = 0  # pending gangs of this kind
-    # the last failed search; None: a new search may succeed
+    users: int = 0  # number of pending gangs of this kind
+    # the last failed search; None: a search may succeed
     failed_search: FailedSearch | None = None
     verdict: tuple[int, str] | None = None  # cached (version of the cluster, feasibility)
     # cached (version of the cluster, the largest amounts that all members together book)
@@ -127,33 +128,33 @@ class GangKind:
 
 @dataclass(slots=True, eq=False)
 class WaitingGang:
-    """A pending gang, with its members that have not ended, in order of arrival."""
+    """A pending gang with its members that have not ended, in order of arrival."""
 
     gang: Gang
     kind: GangKind
     members: list[Request]
     tried: bool = False
     may_reject: bool = False  # False: all members have `allow_pending`
-    steps: int = 0  # steps that the last exact search took
-    # The last failed search in which executors with older slots of members were excluded.
+    steps: int = 0  # number of steps of the last exact search
+    # The last failed search that excluded executors with older slots of members, with its requests.
     failed_search: tuple[tuple[MemberRequest, ...], FailedSearch] | None = None
-    # Cached (version of the state, the reasons why members wait, by scheduling class).
+    # cached: (version of the state, the reason why each member waits, by its scheduling key)
     reasons: tuple[int, dict[SchedulingKey, str]] = (-1, {})
 
 
 @dataclass(slots=True)
 class GangLedger:
     """All gangs by id. A gang that has not ended is pending, is being allocated, or is granted.
-    While it is being allocated, `unconfirmed` counts the slots that executors have not confirmed
-    yet.
+    While a gang is being allocated, `unconfirmed` counts its slots that executors have not
+    confirmed yet.
     """
 
     by_id: dict[str, Gang] = field(default_factory=dict)  # in order of arrival
     waiting: dict[str, WaitingGang] = field(default_factory=dict)  # in no order
     unconfirmed: dict[str, int] = field(default_factory=dict)
-    # by job: sum of `len(member_requests)` of its pending gangs
+    # by job: the sum of `len(member_requests)` over its pending gangs
     by_job: Counter[str] = field(default_factory=Counter)
-    moves: int = 0  # rises whenever a gang becomes pending or stops being pending
+    moves: int = 0  # rises whenever a gang becomes pending, and when it is no longer pending
     _kinds: dict[tuple[Where, tuple[MemberRequest, ...]], GangKind] = field(default_factory=dict)
 
     def in_order(self) -> list[WaitingGang]:
@@ -165,7 +166,9 @@ class GangLedger:
         return self.by_id[request.spec.gang_id] if request.spec.gang_id else None
 
     def waits(self, request: Request) -> bool:
-        """Returns True if a member is pending together with its gang, and has not ended."""
+        """Returns True if a member has not ended and waits together with its gang. %172-179 Puts a
+        gang into the queue, with its original arrival number.
+        """
         return request.spec.gang_id in self.waiting and request.state not in ENDED_REQUEST_STATES
 
     def begin_to_wait(
@@ -180,9 +183,9 @@ class GangLedger:
 
         Args:
             gang: the gang.
-            members: its members that have not ended, in order of arrival.
-            non_batchables: the queue.
-            tried: True if the gang was tried before, so that it does not count as new.
+            members: the members of the gang that have not ended, in order of arrival.
+            non_batchables: the items of the queue.
+            tried: True if an earlier pass tried the gang, so that the gang does not count as new.
         """
         self.moves += 1
         kind = self._kind_of(gang.spec, members)
@@ -190,8 +193,8 @@ class GangLedger:
         may_reject = not all(each.spec.allow_pending for each in members)
         self.waiting[gang.gang_id] = WaitingGang(gang, kind, members, tried, may_reject)
         self.by_job[gang.job_id] += len(kind.member_requests)
-        # A host must carry the labels that all members require, or it can serve no member. So only
-        # growth of hosts with these labels unblocks the gang.
+        # A host can serve a member only if it carries the labels that all members require. So the
+        # gang is unblocked only when a host with these labels gets more room.
         labels = set(members[0].spec.required_labels)
         labels.intersection_update(*(each.spec.required_labels for each in members))
         non_batchables.add(
@@ -207,7 +210,7 @@ class GangLedger:
         )
 
     def stop_waiting(self, gang: Gang, non_batchables: NonBatchables) -> None:
-        """Removes a gang from the queue, if it is queued."""
+        """Removes a gang from the queue, if it is pending."""
         waiting = self.waiting.pop(gang.gang_id, None)
         if waiting is None:
             return
@@ -218,32 +221,34 @@ class GangLedger:
         if not self.by_job[gang.job_id]:
             del self.by_job[gang.job_id]
         kind.users -= 1
-        # A kind and its cached results are kept only while a gang of that kind waits.
+        # A kind and its cached results are kept only while a gang of this kind is pending.
         if not kind.users:
             del self._kinds[kind.where, kind.member_requests]
 
     def forget(self, request: Request) -> Gang | None:
-        """Removes a deleted request from its gang, if it has a gang.
+        """Removes a deleted request from its gang, if the request has a gang.
 
         Returns:
-            The gang, which is deleted as well, if this was its last member; otherwise None.
+            The gang, if the request was its last member. The gang is then deleted as well.
+                Otherwise None.
         """
         gang = self.of(request)
         if gang is None:
             return None
-        # The latest requests of a job are deleted first, so this is the last member in the list.
+        # The latest requests of a job are deleted first, so the request is the last member in the
+        # list.
         gang.members.pop()
         return None if gang.members else self.by_id.pop(gang.gang_id)
 
     def restore(self, gangs: Iterable[Gang]) -> None:
-        """Adds stored gangs. The caller must then call `restore_member` for each request, and
-        `derive_states`.
+        """Adds stored gangs. The caller must then call `restore_member` for each request, and after
+        that `derive_states`.
         """
         self.by_id = {g.gang_id: g for g in sorted(gangs, key=lambda gang: gang.arrival_number)}
 
     def restore_member(self, request: Request) -> None:
-        """Adds a stored request to its gang, if it has a gang. The caller must pass requests in
-        order of arrival.
+        """Adds a stored request to its gang, if the request has a gang. The caller must pass
+        requests in order of arrival.
 
         Raises:
             InvariantBroken: the gang of the request is not stored.
@@ -261,16 +266,16 @@ class GangLedger:
     ) -> list[Gang]:
         """Computes the states of restored gangs from the states of their members.
 
-        A gang is granted if the slots of all its remaining members were carved. Otherwise members
-        with a carved slot return to ALLOCATING, and wait for the other members.
+        A gang is granted if the slots of all its remaining members have been carved. Otherwise,
+        members with a carved slot return to ALLOCATING, and wait for the other members.
 
         Args:
             requests: all requests, by allocation id.
-            transitions: the transitions that set the states.
+            transitions: the object that changes states.
             now: the time of the restart.
 
         Returns:
-            The gangs that must be queued.
+            The gangs that the caller must put into the queue.
         """
         waiting = []
         for gang in self.by_id.values():
@@ -288,9 +293,9 @@ class GangLedger:
                 waiting.append(gang)
             timeout_ms = gang.spec.timeout_ms
             if timeout_ms is not None:
-                # Uses the wall clock, because the monotonic clock of the previous process is
-                # unknown. If the wall clock was set back, the gang waits for at most its whole
-                # timeout again.
+                # Use the wall clock, because the monotonic clock of the previous process is
+                # unknown. If the wall clock was set back, the gang may wait for its whole timeout
+                # again, but not longer.
                 left = gang.waiting_since_time_ms + timeout_ms - now.time_ms
                 gang.waiting_until_ms = now.monotonic_ms + min(timeout_ms, max(0, left))
         return waiting
@@ -304,8 +309,8 @@ class GangLedger:
 
 
 def _state_of(members: list[Request]) -> GangState:
-    """Returns the state of a gang, computed from its remaining members. All remaining members have
-    the same state.
+    """Returns the state of a gang. It follows from the remaining members, which all have the same
+    state.
     """
     if not members:
         return GangState.ENDED
@@ -319,7 +324,7 @@ def _state_of(members: list[Request]) -> GangState:
 
 
 def living(requests: Requests, gang: Gang) -> Iterator[Request]:
-    """Yields the members that have not ended, in order of arrival."""
+    """Yields the members of a gang that have not ended, in order of arrival."""
     for allocation_id in gang.members:
         request = requests[allocation_id]
         if request.state not in ENDED_REQUEST_STATES:
@@ -327,21 +332,21 @@ def living(requests: Requests, gang: Gang) -> Iterator[Request]:
 
 
 def member_requests_of(members: Iterable[Request]) -> tuple[MemberRequest, ...]:
-    """Returns one `MemberRequest` for each set of equal members. The result is sorted, so that
-    equal gangs have equal keys.
+    """Returns one `MemberRequest` for each group of equal members. The result is sorted, so that
+    equal gangs have equal results.
     """
     return tuple(
         sorted(
             member_requests_for(each.spec for each in members),
-            # Profiles and policies have no order, so they are sorted by their texts.
+            # Python cannot compare profiles and policies, so they are sorted by their texts.
             key=lambda member: (repr(member.profile), member.labels, repr(member.cpus)),
         )
     )
 
 
 def member_requests_for(specs: Iterable[RequestSpec]) -> tuple[MemberRequest, ...]:
-    """Returns one `MemberRequest` for each set of equal specs, in the order of their first
-    occurrence.
+    """Returns one `MemberRequest` for each group of equal specs, in the order in which the specs
+    first occur.
     """
     counts = Counter(scheduling_key(spec) for spec in specs)
     return tuple(

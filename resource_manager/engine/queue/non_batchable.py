@@ -1,9 +1,9 @@
 """Keeps non-batchable items: gangs and resizes of slots, which are tried one at a time.
 
-Each item belongs to a job and has an arrival number, like a request. An item that does not fit is
-blocked until a host that could serve it has more room. Then the next pass tries it again. Within a
-pass, items are sorted by the order of their jobs in the fairness tree, then by arrival
-(`ItemOrder`).
+Each item belongs to a job and has an arrival number, like a request. If an item does not fit, it is
+blocked until a host that could serve it has more room. Then the next pass tries the item again.
+Within a pass, items are sorted by the order of their jobs in the fairness tree, then by arrival
+number (`ItemOrder`).
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from resource_manager.engine.model.scheduling_key import Labels
 from resource_manager.engine.queue.starvation import StarvationClocks
 
 OrderKey = tuple[SortKey, ...]
-"""The key by which jobs are sorted, in ascending order; see `fairness.choice.order_key_of`."""
+"""The key by which jobs are sorted, the lowest first; see `fairness.choice.order_key_of`."""
 
 Rank = tuple[OrderKey, int]
-"""The sort key of an item: the key of its job, then its arrival number."""
+"""The sort key of an item: first the key of its job, then its arrival number."""
 
 _ALL_JOBS = ""
-"""Used in place of a job's id if items are tried in order of arrival."""
+"""Stands for the id of the job if items are tried in order of arrival."""
 
 
 class ItemOrder:
     """The items of one pass, in the order in which they are tried.
 
-    Each job has a heap of its items. Each group above such a job has a heap of its children (groups
-    and jobs). The key of an entry is corrected only when the entry is at the top of its heap. This
-    is sufficient, because a placement moves the job and its groups back in the order, and moves no
-    entry forward. After a placement, only one entry of each level is corrected. So the cost does
-    not depend on the number of waiting jobs and items.
+    Each job has a heap of its items. Each group that contains such a job has a heap of its
+    children, which are groups and jobs. The key of an entry is corrected only when the entry is at
+    the top of its heap. This is sufficient, because a placement can only move the job and its
+    groups back in the order. After a placement, only one entry of each level is corrected. So the
+    cost does not depend on the number of waiting jobs and items.
 
-    Example: the group `a` has 1,000 jobs with one gang each, and the group `b` has one such job. A
-    gang of `a` is placed. The next call of `first` moves `a` behind `b` in the heap of the root. In
-    the heap of `a`, the key of one job is now outdated. The heap of `a` is not read until `a` comes
-    first again.
+    Example: group `a` has 1,000 jobs with one gang each, and group `b` has one such job. A gang of
+    `a` is placed. The next call of `first` moves `a` behind `b` in the heap of the root. In the
+    heap of `a`, the key of one job is now outdated. But this heap is not read until `a` comes first
+    again.
 
     Args:
         tree: the fairness tree that orders the jobs; None: items are tried in order of arrival.
@@ -49,10 +49,11 @@ class ItemOrder:
 
     def __init__(self, tree: FlowTree | None) -> None:
         self._tree = tree
-        self._jobs: dict[int, str] = {}  # id of the job, by arrival number of the item
-        # Heaps of arrival numbers. The number of a removed item stays until it is at the top.
+        self._jobs: dict[int, str] = {}  # the id of the job, by the item's arrival number
+        # By job: a heap of arrival numbers. The number of a removed item stays until it is at the
+        # top.
         self._by_job: dict[str, list[int]] = {}
-        # For each group, a heap of its children. A child's key may be outdated.
+        # By group: a heap of its children. The key of a child may be outdated.
         self._below: dict[Flow, list[tuple[SortKey, Flow]]] = {}
 
     def __len__(self) -> int:
@@ -62,8 +63,8 @@ class ItemOrder:
         return number in self._jobs
 
     def add(self, number: int, job_id: str) -> None:
-        """Adds an item. `refresh` must be called before `first`."""
-        if not self._jobs:  # the last pass has ended: drop its outdated numbers from the heaps
+        """Adds an item. The caller must call `refresh` before it calls `first`."""
+        if not self._jobs:  # the last pass has ended, so drop its outdated numbers
             self._by_job.clear()
         self._jobs[number] = job_id
         owner = job_id if self._tree is not None else _ALL_JOBS
@@ -74,7 +75,7 @@ class ItemOrder:
         self._jobs.pop(number, None)
 
     def refresh(self) -> None:
-        """Orders the jobs by their current virtual time. The caller must guarantee that no job
+        """Sorts the jobs by their current virtual times. The caller must guarantee that no job
         moves forward in the order until the next call.
         """
         tree = self._tree
@@ -86,8 +87,8 @@ class ItemOrder:
                 del self._by_job[job_id]
                 continue
             flow = tree.jobs[job_id]
-            # Adds the groups above the job, up to the first group that another job has already
-            # added.
+            # Add the groups that contain the job, up to the first group that was added for another
+            # job.
             while flow.parent is not None:
                 known = flow.parent in self._below
                 self._below.setdefault(flow.parent, []).append((tree.sort_key(flow), flow))
@@ -98,15 +99,15 @@ class ItemOrder:
             heapq.heapify(heap)
 
     def first(self) -> Rank | None:
-        """Returns the rank of the first item; None: there is no item."""
+        """Returns the rank of the first item; None: no item is left."""
         if self._tree is not None:
             return self._first_below(self._tree, self._tree.root)
         number = self._first_of(_ALL_JOBS)
         return None if number is None else ((), number)
 
     def _first_below(self, tree: FlowTree, flow: Flow) -> Rank | None:
-        """Returns the rank of the first item of a job, or of all jobs below a group. The rank has
-        only the keys of the levels below `flow`. None: there is no item.
+        """Returns the rank of the first item of a job, or of all jobs in a group. The rank contains
+        only the keys of the levels below `flow`. None: no item is left.
         """
         if flow.children is None:
             number = self._first_of(flow.name)
@@ -114,7 +115,7 @@ class ItemOrder:
         heap = self._below.get(flow, [])
         while heap:
             known, child = heap[0]
-            if (key := tree.sort_key(child)) != known:  # its virtual time has risen
+            if (key := tree.sort_key(child)) != known:  # the virtual time has risen
                 heapq.heapreplace(heap, (key, child))
             elif (found := self._first_below(tree, child)) is not None:
                 return (key, *found[0]), found[1]
@@ -123,7 +124,7 @@ class ItemOrder:
         return None
 
     def _first_of(self, job_id: str) -> int | None:
-        """Returns the arrival number of a job's oldest item."""
+        """Returns the arrival number of the oldest item of a job; None: the job has no item."""
         numbers = self._by_job.get(job_id, [])
         while numbers and numbers[0] not in self._jobs:
             heapq.heappop(numbers)
@@ -131,7 +132,7 @@ class ItemOrder:
 
 
 class Kind(StrEnum):
-    """The kind of an item."""
+    """The two kinds of items."""
 
     GANG = "GANG"
     RESIZE = "RESIZE"
@@ -139,18 +140,19 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NonBatchable:
-    """One pending item.
+    """One pending gang or resize.
 
     Attributes:
-        arrival_number: unique among requests and items.
-        kind: gang or resize.
-        name: the gang's id, or the allocation id of the slot.
-        job_id: the id of its job.
-        generation: the generation of the slot; 0 for a gang.
-        host_id: the only executor that can serve it; empty: any executor with `labels`.
-        labels: labels that all members require.
-        required_labels: the different sets of labels that its members require.
-        count: number of the gang's members; 1 for a resize.
+        arrival_number: the arrival number, which is unique among requests and items.
+        kind: the kind of the item, gang or resize.
+        name: the id of the gang, or the allocation id of the slot that must be resized.
+        job_id: the id of the item's job.
+        generation: the generation of the slot that must be resized; 0 for a gang.
+        host_id: the id of the only executor that can serve the item; empty: any executor with
+            `labels` may serve it.
+        labels: the labels that all members of the gang require.
+        required_labels: each set of labels that members of the gang require.
+        count: the number of members of the gang; 1 for a resize.
     """
 
     arrival_number: int
@@ -167,22 +169,22 @@ class NonBatchable:
 class NonBatchables:
     """All pending items, by arrival number.
 
-    Each item is in the current pass, waits for the next pass, or is blocked. There is one
-    exception: the item that is being tried has none of these states, until the caller removes or
-    blocks it.
+    Each item is in the current pass, or waits for the next pass, or is blocked. There is one
+    exception: while an item is tried, it is in none of these collections, until the caller removes
+    or blocks the item.
 
     Attributes:
         starvation: the starvation clocks of all pending requests and items.
-        in_pass: the items that were not tried in this pass yet.
+        in_pass: the items that the current pass has not tried yet.
     """
 
     def __init__(self, flows: FlowTree | None = None, *, fair: bool = True) -> None:
         """Makes an empty collection.
 
         Args:
-            flows: the fairness tree, which counts pending items; None: items are not counted, and
-                are tried in order of arrival.
-            fair: False: items are tried in order of arrival, even if `flows` is given.
+            flows: the fairness tree, which counts pending items. None: items are tried in order of
+                arrival, and are not counted.
+            fair: False: items are tried in order of arrival. The tree still counts them.
         """
         self.starvation = StarvationClocks(flows)
         self._flows = flows
@@ -190,15 +192,16 @@ class NonBatchables:
         self._by_job: dict[str, dict[int, NonBatchable]] = {}
         self._for_next_pass: dict[int, None] = {}
         self.in_pass = ItemOrder(flows if fair else None)
-        # Blocked items that only one executor can serve, by its id.
+        # Blocked items that only one executor can serve, by id of the executor.
         self._on_host: dict[str, dict[int, None]] = {}
-        # All other blocked items, first by their first label, then by all their labels. The first
-        # key reduces the number of sets that `grew` compares, because there may be very many.
+        # All other blocked items, first by their first label, then by all their labels. There may
+        # be many different sets of labels. The first key reduces the number of sets that `grew`
+        # compares.
         self._anywhere: dict[Labels, dict[Labels, dict[int, None]]] = {}
         self._required: Counter[Labels] = Counter()
-        # Items that a quota blocks, by group. They are also in `_on_host` or `_anywhere`.
+        # Items that a quota blocks, by group. These items are also in `_on_host` or `_anywhere`.
         self._quota_blocked: dict[str, dict[int, None]] = {}
-        self._blocked_by: dict[int, str] = {}  # the group by item
+        self._blocked_by: dict[int, str] = {}  # the group whose quota blocks the item, by item
 
     def __len__(self) -> int:
         return len(self._all)
@@ -207,7 +210,7 @@ class NonBatchables:
         return number in self._all
 
     def get(self, number: int) -> NonBatchable | None:
-        """Returns the item with this arrival number; None: there is none."""
+        """Returns the item with this arrival number; None: no such item exists."""
         return self._all.get(number)
 
     def all(self) -> list[NonBatchable]:
@@ -224,15 +227,15 @@ class NonBatchables:
 
     @property
     def unblocked(self) -> bool:
-        """True if some item can be tried, in this pass or the next pass."""
+        """True if the current pass or the next pass can try some item."""
         return bool(self._for_next_pass or self.in_pass)
 
     def is_required(self, labels: Labels) -> bool:
-        """Returns True if an item requires executors with these labels."""
+        """Returns True if some item requires executors with these labels."""
         return labels in self._required
 
     def add(self, item: NonBatchable) -> None:
-        """Adds an item, which the next pass tries."""
+        """Adds an item. The next pass tries it."""
         self._required.update(item.required_labels)
         self._all[item.arrival_number] = item
         self._by_job.setdefault(item.job_id, {})[item.arrival_number] = item
@@ -242,7 +245,7 @@ class NonBatchables:
             self._flows.wait(item.job_id, item.arrival_number, item.count)
 
     def remove(self, number: int) -> NonBatchable | None:
-        """Removes and returns the item with this arrival number; None: there is none."""
+        """Removes and returns the item with this arrival number; None: no such item exists."""
         item = self._all.pop(number, None)
         if item is not None:
             _discard(self._by_job, item.job_id, number)
@@ -260,7 +263,9 @@ class NonBatchables:
         return item
 
     def block(self, item: NonBatchable) -> None:
-        """Blocks an item that does not fit, unless it was unblocked while it was tried."""
+        """Blocks an item that does not fit. If the item was unblocked while it was tried, it is not
+        blocked.
+        """
         number = item.arrival_number
         if number not in self._all or number in self._for_next_pass:
             return
@@ -274,16 +279,16 @@ class NonBatchables:
         """Blocks an item because of the quota of a group."""
         number = item.arrival_number
         if number in self._all:
-            # The quota of another group may have blocked it before.
+            # The quota of another group may have blocked the item before.
             self._end_quota_block(number)
             self._quota_blocked.setdefault(group_id, {})[number] = None
             self._blocked_by[number] = group_id
         self.block(item)
 
     def unblock_by_quota(self, group_id: str) -> None:
-        """Unblocks all items that the quota of a group blocked. All items are unblocked in one
-        call. If this were done in parts, an item that is blocked again would join the remaining
-        items. So the caller would never finish.
+        """Unblocks all items that the quota of a group blocked, in one call. If the caller
+        unblocked only a part in each call, an item that is blocked again would be added to the
+        remaining part, so the caller might never finish.
         """
         for number in self._quota_blocked.pop(group_id, {}):
             del self._blocked_by[number]
@@ -295,14 +300,14 @@ class NonBatchables:
         return list(self._quota_blocked)
 
     def grew(self, host_id: str, labels: Mapping[str, str]) -> None:
-        """Unblocks the items that an executor may now serve, because it has more room or other
+        """Unblocks the items that an executor may serve now, because it has more room or other
         labels.
         """
         if unblocked_here := self._on_host.pop(host_id, None):
             self._for_next_pass.update(unblocked_here)
         if not self._anywhere:
             return
-        # Compares only the sets whose first label is one of this host's labels, and the empty set.
+        # Compare only the sets of labels that begin with a label of this host, and the empty set.
         for first in ((), *((label,) for label in labels.items())):
             groups = self._anywhere.get(first, {})
             for wanted in list(groups):
@@ -327,14 +332,14 @@ class NonBatchables:
 
     def order(self) -> None:
         """Sorts the items of this pass by the current order of their jobs. The caller must
-        guarantee that no item moves forward in the order until the next call, because `ItemOrder`
-        relies on it.
+        guarantee that no item moves forward in the order until the next call; `ItemOrder` depends
+        on this.
         """
         self.in_pass.refresh()
 
     def until(self, job_id: str = "") -> int | None:
-        """Returns the arrival number of the next item of this pass, if the item belongs to this job
-        (empty: to any job); otherwise None.
+        """Returns the arrival number of the next item of this pass, if the item belongs to this
+        job. An empty `job_id` means any job. Otherwise returns None.
         """
         first = self.in_pass.first()
         if first is None or (job_id and self._all[first[1]].job_id != job_id):
@@ -343,7 +348,7 @@ class NonBatchables:
 
     def next_before(self, rank: Rank | None) -> NonBatchable | None:
         """Removes the next item from this pass and returns it, if it comes before `rank`. If `rank`
-        is None, the next item is returned in any case. The caller must then call `remove` or
+        is None, the method always returns the next item. The caller must then call `remove` or
         `block`.
         """
         first = self.in_pass.first()
@@ -353,7 +358,7 @@ class NonBatchables:
         return self._all[first[1]]
 
     def problems(self) -> list[str]:
-        """Returns a sentence for each inconsistency; empty: there is none."""
+        """Returns a sentence for each inconsistency; empty: there is no inconsistency."""
         groups = list(self._blocked_items())
         blocked = {number for group in groups for number in group}
         found = []
@@ -384,7 +389,7 @@ class NonBatchables:
             _discard(self._quota_blocked, group_id, number)
 
     def _take_from_blocked(self, item: NonBatchable) -> None:
-        """Removes an item from the blocked items."""
+        """Removes an item from the collections of blocked items."""
         if item.host_id:
             _discard(self._on_host, item.host_id, item.arrival_number)
             return

@@ -1,9 +1,10 @@
-"""Chooses the job queue that is served next, and how many of its requests are placed at once.
+"""Chooses the job queue that is served next, and the number of its requests that are placed
+together.
 
-The fairness tree chooses the job. Among the active queues of this job, the queue with the oldest
-request comes first. Without the tree, requests are served in order of arrival.
+The fairness tree chooses the job. Of the active queues of this job, the queue with the oldest
+request comes first. If there is no tree, requests are served in order of arrival.
 
-`ClassPass` orders the scheduling classes of a pass by their oldest requests.
+`ClassPass` sorts the scheduling classes of a pass by their oldest requests.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from resource_manager.engine.queue.scheduling_classes import ActiveQueues, JobQu
 class ClassPass:
     """The classes of one pass, in the order of their oldest requests.
 
-    If a class moves or is removed, its old arrival number stays in the heap until it is at the top.
+    If a class moves or is removed, its old arrival number stays in the heap until the number is at
+    the top.
     """
 
     def __init__(self) -> None:
-        self._heap: list[int] = []  # arrival numbers
+        self._heap: list[int] = []  # heap of arrival numbers
         self._at: dict[int, SchedulingClass] = {}
-        self._head_of: dict[SchedulingClass, int] = {}  # the reverse of `_at`
+        self._head_of: dict[SchedulingClass, int] = {}  # inverse of `_at`
 
     def __len__(self) -> int:
         return len(self._at)
@@ -36,7 +38,7 @@ class ClassPass:
         return scheduling_class in self._head_of
 
     def begin(self, scheduling_classes: Iterable[SchedulingClass]) -> None:
-        """Begins a pass over these classes."""
+        """Starts a pass that contains these classes."""
         self._head_of, self._at = {}, {}
         for scheduling_class in scheduling_classes:
             if (head := scheduling_class.head()) is not None:
@@ -45,27 +47,31 @@ class ClassPass:
         self._heap = sorted(self._at)
 
     def put(self, scheduling_class: SchedulingClass, number: int) -> None:
-        """Adds a class with this arrival number, or moves it to this number."""
+        """Adds a class with this arrival number. If the pass contains the class, moves it to this
+        number.
+        """
         self.discard(scheduling_class)
         self._head_of[scheduling_class] = number
         self._at[number] = scheduling_class
         heapq.heappush(self._heap, number)
 
     def advance(self, scheduling_class: SchedulingClass, number: int) -> None:
-        """Moves a class of this pass forward to this arrival number, if its present number is
-        higher. A class that is not in the pass is ignored.
+        """Moves a class forward to this arrival number, if its present number is higher. A class
+        that is not in the pass is ignored.
         """
         if self._head_of.get(scheduling_class, -1) > number:
             self.put(scheduling_class, number)
 
     def discard(self, scheduling_class: SchedulingClass) -> None:
-        """Removes a class, if it is in the pass."""
+        """Removes a class from the pass, if the pass contains it."""
         number = self._head_of.pop(scheduling_class, None)
         if number is not None:
             del self._at[number]
 
     def first(self) -> int | None:
-        """Returns the arrival number of the oldest request of all classes; None: there is none."""
+        """Returns the arrival number of the oldest request of all classes; None: no class is
+        left.
+        """
         heap, at = self._heap, self._at
         while heap:
             number = heap[0]
@@ -75,11 +81,11 @@ class ClassPass:
             head = at[number].head()
             if head is None or head == number:
                 return number
-            self.put(at[number], head)  # the oldest request of the class has left the queue
+            self.put(at[number], head)  # the class's oldest request has left the queue
         return None
 
     def take(self) -> SchedulingClass | None:
-        """Removes and returns the first class; None: the pass is over."""
+        """Removes and returns the first class; None: no class is left, and the pass has ended."""
         number = self.first()
         if number is None:
             return None
@@ -89,23 +95,23 @@ class ClassPass:
 
 
 TOGETHER_MAX = 1_024
-"""The largest number of requests that are placed at once. The limit keeps lookups few: all these
-requests are looked up before the search shows how many of them fit.
+"""The largest number of requests that are placed together. All these requests are looked up before
+the search shows how many of them fit, so the limit avoids useless lookups.
 """
 
 _ALL_JOBS = ""
-"""Used in place of a job's id if requests are served in order of arrival."""
+"""Stands for the id of the job if requests are served in order of arrival."""
 
 
 class ServiceOrder:
-    """The active job queues of each job, and the non-batchable items.
+    """The active job queues of each job, with the non-batchable items.
 
     Attributes:
-        non_batchables: pending gangs and resizes.
+        non_batchables: the pending gangs and resizes.
     """
 
     def __init__(self, flows: FlowTree | None, *, fair: bool) -> None:
-        """Makes an empty order.
+        """Creates an order without queues and items.
 
         Args:
             flows: the fairness tree. None: requests are served in order of arrival.
@@ -117,12 +123,14 @@ class ServiceOrder:
         self._paused: list[str] = []
 
     def active(self) -> dict[str, ActiveQueues]:
-        """Returns the active queues by job id. Without fairness, all queues have the key ""."""
+        """Returns the active queues by job id. If requests are served in order of arrival, the only
+        key is "".
+        """
         return dict(self._by_job)
 
     def active_queues_of(self, job_id: str) -> ActiveQueues:
-        """Returns the collection of the job's active queues, which is made if it does not exist.
-        Without fairness, all jobs share one collection.
+        """Returns the collection of the job's active queues. Creates the collection if it does not
+        exist. If requests are served in order of arrival, all jobs share one collection.
         """
         owner = job_id if self._tree is not None else _ALL_JOBS
         among = self._by_job.get(owner)
@@ -131,7 +139,7 @@ class ServiceOrder:
         return among
 
     def forget(self, job_id: str) -> None:
-        """Drops a job without queues."""
+        """Deletes the collection of a job that has no queues."""
         if self._tree is not None:
             del self._by_job[job_id]
 
@@ -146,12 +154,13 @@ class ServiceOrder:
             self._tree.deactivate(job_queue.job_id)
 
     def next_queue(self) -> JobQueue | None:
-        """Returns the active job queue that is served next; None: there is none."""
+        """Returns the active job queue that is served next; None: no queue is active."""
         if self._tree is None:
             job_queues = self._by_job.get(_ALL_JOBS)
         else:
             job = self._tree.first_job()
-            # A job is active in the tree only while it has an active queue, so it is in `_by_job`.
+            # A job is active in the tree only while it has an active queue, so `_by_job` contains
+            # the job.
             job_queues = self._by_job[job.name] if job is not None else None
         return job_queues.first() if job_queues is not None else None
 
@@ -160,7 +169,8 @@ class ServiceOrder:
         `job_queue`. The caller must then remove the item from `non_batchables`, or block it.
 
         Args:
-            job_queue: the job queue that is served next; None: the item is returned in any case.
+            job_queue: the job queue that is served next; None: the next item is returned in any
+                case.
         """
         if not self.non_batchables.in_pass:
             return None
@@ -177,14 +187,14 @@ class ServiceOrder:
         if self._tree is None:
             return True
         job = self._tree.jobs[job_queue.job_id]
-        # If every group above the job has only one active child, no other job is active.
+        # If every group that contains the job has only one active child, no other job is active.
         return not self.non_batchables.in_pass and all(flow.active == 1 for flow in job.ancestors())
 
     def run_length(self, job_queue: JobQueue, cost: float) -> float:
-        """Returns how many slots a queue may get before another job comes first.
+        """Returns the number of slots that a queue may get before another job comes first.
 
         Args:
-            job_queue: the queue.
+            job_queue: the job queue.
             cost: the cost of each slot per second.
         """
         if self._tree is None:
@@ -192,8 +202,8 @@ class ServiceOrder:
         job = self._tree.jobs[job_queue.job_id]
         length = run_length(self._tree, job, cost)
         if self.non_batchables.in_pass and self.non_batchables.until(job_queue.job_id) is None:
-            # The next item belongs to another job, and the tree's run length does not consider
-            # items. The run is short, so that the item is soon served.
+            # The next item belongs to another job, but the run length of the tree does not include
+            # items. So the run is shortened, and the item is served soon.
             length = min(length, max(1, job.running // RUN_PART))
         return length
 
@@ -201,9 +211,10 @@ class ServiceOrder:
         """Returns up to `most` arrival numbers from the head of a job queue that precede every
         other pending item of the job.
         """
-        # `most` may be infinite, and `int` does not accept that.
+        # `most` may be infinite, and `int` does not accept infinity.
         count = TOGETHER_MAX if most > TOGETHER_MAX else int(most)
-        # Another queue of the job may have an older request, or a gang or a resize may be older.
+        # Another queue of the job may have an older request, or the job may have an older gang or
+        # resize.
         until = job_queue.active_queues.until(job_queue)
         if self.non_batchables.in_pass:
             item = self.non_batchables.until(job_queue.job_id if self._tree is not None else "")
@@ -211,18 +222,19 @@ class ServiceOrder:
         found: list[int] = []
         for start, end in job_queue.numbers.peek(count):
             if until is not None and end > until:
-                # Later requests of this queue come after another item of the job.
+                # Another item of the job comes before the later requests of this queue.
                 found.extend(range(start, until))
                 break
             found.extend(range(start, end))
         return found
 
     def pause(self, group_id: str) -> bool:
-        """Skips a group until `resume_paused`, because its quota admits none of the classes that
-        have room.
+        """Skips a group until `resume_paused`. The quota of the group admits none of the classes
+        that have room.
 
         Returns:
-            False if requests are served in order of arrival, because groups are then ignored.
+            False if requests are served in order of arrival. Then groups are ignored, and nothing
+                is paused.
         """
         if self._tree is None:
             return False
@@ -231,6 +243,6 @@ class ServiceOrder:
         return True
 
     def resume_paused(self) -> None:
-        """Ends the pause of all paused groups."""
+        """Ends the pause of all groups."""
         while self._paused and self._tree is not None:
             self._tree.resume(self._tree.groups[self._paused.pop().removeprefix(GROUP)])

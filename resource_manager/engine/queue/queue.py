@@ -1,12 +1,11 @@
 """Keeps all pending requests and items, and decides which request or item is tried next.
 
-Equal requests form a *scheduling class*. The requests of one job in a class form a *job queue*.
-Classes are tried in *passes*. A pass searches for each class once for a host with room. It may span
-several decisions. If no host has room for a class, the class is blocked until a host with its
-labels has more room. Among the classes with room, `order.py` chooses the job queue that is served
-next. A job queue is inactive while its class is blocked or a quota blocks the queue. The other
-queues of the job are still served. Gangs and resizes (`non_batchable.py`) are tried in the same
-passes.
+Equal requests form a *scheduling class*. The requests of one job in a class form a *job queue*. The
+scheduler tries classes in *passes*. A pass searches once for each class for a host with room, and
+may last for several decisions. If no host has room for a class, the class is blocked until a host
+with its labels has more room. If several classes have room, `order.py` chooses the job queue that
+is served next. A job queue is inactive while its class is blocked or a quota blocks the queue. The
+other queues of the job are still served. A pass also tries gangs and resizes (`non_batchable.py`).
 
 Example: one host has 3 free cpus, and two jobs with equal weight have run nothing yet.
 
@@ -17,7 +16,7 @@ Example: one host has 3 free cpus, and two jobs with equal weight have run nothi
 For each free cpu, the fairness tree chooses a job: first A, then B, then A again. (Of equal jobs,
 the job that has waited longest comes first.) So requests 1, 4 and 2 are placed. Then the host has
 no more room for the class of 1 cpu, so this class is blocked, too. When a slot ends, the host has
-more room. Both classes are unblocked (`for_next_pass`), and the next pass tries each of them once.
+more room. Both classes are unblocked (`for_next_pass`), and the next pass tries each class once.
 Request 5 is placed, and the class of 8 cpus is blocked again.
 """
 
@@ -49,30 +48,30 @@ class WaitingQueue:
     """All pending requests, by scheduling class and job.
 
     A class is in exactly one of `current_pass`, `fitting`, `for_next_pass` and `blocked`. There is
-    one exception: after `next_class`, a class is in no collection until the caller reports the
-    result of the search.
+    one exception: after `next_class` returned a class, the class is in no collection until the
+    caller reports the result of its search.
 
     Attributes:
-        order: chooses the job queue that is served next.
-        non_batchables: gangs and resizes that are pending.
-        current_pass: classes that were not tried in this pass yet.
-        fitting: classes that were tried in this pass and for which a host has room.
-        for_next_pass: classes that are new, or were unblocked during this pass.
-        blocked: classes for which no host has room, by labels.
-        quota_blocked: job queues that the quota of a group blocks.
-        quota_version: the version of the hosts when quotas were checked last.
+        order: the object that chooses the job queue that is served next.
+        non_batchables: the pending gangs and resizes.
+        current_pass: the classes that this pass has not tried yet.
+        fitting: the classes that this pass has tried, and for which a host has room.
+        for_next_pass: the classes that are new, or that were unblocked during this pass.
+        blocked: the classes for which no host has room, by labels.
+        quota_blocked: the job queues that the quota of a group blocks.
+        quota_version: the version of the hosts when quotas were last checked.
         by_job: the job queues of each job. Jobs without queues are left out.
-        passes: the number of passes that were begun.
-        moves: rises whenever a request is added or removed.
+        passes: the number of passes that have started.
+        moves: a counter that rises whenever a request is added or removed.
     """
 
     def __init__(self, flows: FlowTree | None = None, *, fair: bool = True) -> None:
-        """Makes an empty queue.
+        """Creates an empty queue.
 
         Args:
-            flows: the fairness tree; it must contain every job whose requests are added. None:
-                requests are served in order of arrival.
-            fair: False: requests are served in order of arrival. The tree is still updated.
+            flows: the fairness tree, which must contain the job of each request that is added.
+                None: requests are served in order of arrival.
+            fair: False: requests are served in order of arrival. The tree still counts them.
         """
         self._flows = flows
         self.order = ServiceOrder(flows, fair=fair)
@@ -90,7 +89,7 @@ class WaitingQueue:
         self._known = KnownClasses()
         self._fitting_blocked: dict[
             SchedulingClass, None
-        ] = {}  # classes in `blocked` for which hosts have room; quotas block all their queues
+        ] = {}  # classes in `blocked` for which hosts have room, but quotas block all their queues
         self._waiting = 0
 
     def __len__(self) -> int:
@@ -123,15 +122,17 @@ class WaitingQueue:
         ]
 
     def class_of(self, spec: RequestSpec) -> SchedulingClass:
-        """Returns the class of a request. The class need not have pending requests."""
+        """Returns the class of a request. The class may have no pending requests."""
         return self._known.of(scheduling_key(spec))
 
     def class_for(self, key: SchedulingKey) -> SchedulingClass:
-        """Returns the class with this key. The class need not have pending requests."""
+        """Returns the class with this key. The class may have no pending requests."""
         return self._known.of(key)
 
     def new_classes(self, job_id: str, specs: Iterable[RequestSpec]) -> int:
-        """Returns how many of the classes of these specs have no pending request of the job yet."""
+        """Returns the number of classes of these specs in which the job has no pending request
+        yet.
+        """
         keys = {scheduling_key(spec) for spec in specs}
         scheduling_classes = (self._known.waited_with.get(key) for key in keys)
         return sum(
@@ -140,8 +141,8 @@ class WaitingQueue:
         )
 
     def queue_of(self, spec: RequestSpec, job_id: str) -> JobQueue | None:
-        """Returns the queue of a job for requests equal to `spec`; None: no such request is
-        pending.
+        """Returns the queue of a job for requests equal to `spec`; None: no such request of the job
+        is pending.
         """
         scheduling_class = self._known.waited_with.get(scheduling_key(spec))
         return scheduling_class.job_queues.get(job_id) if scheduling_class is not None else None
@@ -155,9 +156,9 @@ class WaitingQueue:
 
         Args:
             spec: the spec of each request.
-            job_id: the id of their job.
-            number: arrival number of the first request.
-            count: number of requests.
+            job_id: the id of the requests' job.
+            number: the arrival number of the first request.
+            count: the number of requests.
         """
         self._add(spec, job_id, number, count)
 
@@ -185,23 +186,23 @@ class WaitingQueue:
         self.remove_run(request.spec, request.job_id, request.arrival_number, 1)
 
     def remove_run(self, spec: RequestSpec, job_id: str, number: int, count: int) -> None:
-        """Removes equal requests of a job. Requests that are not pending are ignored.
+        """Removes equal requests of a job. The method ignores requests that are not pending.
 
         Args:
             spec: the spec of each request.
             job_id: the id of their job.
-            number: arrival number of the first request.
-            count: number of consecutive arrival numbers.
+            number: the arrival number of the first request.
+            count: the number of consecutive arrival numbers.
         """
         job_queue = self.queue_of(spec, job_id)
         if job_queue is not None:
             self._leave(job_queue, number, number + count)
 
     def remove_job(self, job_id: str, most: int) -> int:
-        """Removes all requests of up to `most` job queues of a job.
+        """Removes all requests in up to `most` job queues of a job.
 
         Returns:
-            The number of removed queues.
+            The number of job queues that were removed.
         """
         job_queues = list(islice(self.by_job.get(job_id, ()), most))
         for job_queue in job_queues:
@@ -213,13 +214,13 @@ class WaitingQueue:
         for request in requests:
             job_queue = scheduling_class.job_queues.get(request.job_id)
             if job_queue is not None:
-                # This comes before the removal, because the clock stops when no request is left.
+                # Do this before the removal, because the clock stops when no request is left.
                 self.starvation.served((scheduling_class, request.job_id))
                 self._leave(job_queue, request.arrival_number, request.arrival_number + 1)
 
     def taken(self, job_queue: JobQueue, count: int) -> None:
         """Removes the first `count` requests of a job queue after they were placed."""
-        # This comes before the removal, because the clock stops when no request is left.
+        # Do this before the removal, because the clock stops when no request is left.
         self.starvation.served((job_queue.scheduling_class, job_queue.job_id))
         job_queue.numbers.take(count)
         self._left(job_queue, count)
@@ -228,7 +229,7 @@ class WaitingQueue:
 
     @property
     def unblocked(self) -> bool:
-        """True if some class or item can be tried, in this pass or the next pass."""
+        """True if the current pass or the next pass can try some class or item."""
         return (
             bool(self.current_pass or self.fitting or self.for_next_pass)
             or self.non_batchables.unblocked
@@ -240,10 +241,10 @@ class WaitingQueue:
         return bool(self.current_pass or self.fitting or self.non_batchables.in_pass)
 
     def begin_pass(self) -> bool:
-        """Begins the next pass, if the current pass has ended and some class or item can be tried.
+        """Starts the next pass, if the current pass has ended and some class or item can be tried.
 
         Returns:
-            True if the method began a pass.
+            True if a pass has started.
         """
         if self.in_pass or not self.unblocked:
             return False
@@ -255,10 +256,10 @@ class WaitingQueue:
         return True
 
     def next_class(self) -> SchedulingClass | None:
-        """Removes and returns the next class to try in this pass; None: all classes were tried.
+        """Removes and returns the next class of this pass; None: all classes were tried.
 
-        The caller searches for a host with room, and reports the result with `has_room`, `block`
-        or `continue_with`.
+        The caller must search for a host with room for the class, and must report the result with
+        `has_room`, `block` or `continue_with`.
         """
         scheduling_class = self.current_pass.take()
         if scheduling_class is not None:
@@ -266,12 +267,12 @@ class WaitingQueue:
         return scheduling_class
 
     def has_room(self, scheduling_class: SchedulingClass, most: int) -> int:
-        """Records that a host has room for a class, and activates up to `most` of the class's
-        inactive job queues.
+        """Records that a host has room for a class, and activates up to `most` inactive job queues
+        of the class.
 
         Returns:
-            The number of activated queues. If inactive queues are left, the class stays in the pass
-            and is tried again.
+            The number of activated queues. If inactive queues are left, the class stays in the
+                pass, and is tried again.
         """
         job_queues = (
             list(scheduling_class.inactive)[:most]
@@ -288,20 +289,20 @@ class WaitingQueue:
         return len(job_queues)
 
     def block_fitting(self) -> None:
-        """Blocks the classes for which hosts have room, because quotas block all their job queues.
-        These classes stay blocked until a quota or one of their job queues changes.
+        """Blocks the classes for which hosts have room but all job queues are blocked by quotas.
+        Such a class stays blocked until a quota or one of its job queues changes.
         """
         for scheduling_class in list(self.fitting):
             self.block(scheduling_class)
             self._fitting_blocked[scheduling_class] = None
 
     def deactivate(self, job_queue: JobQueue) -> None:
-        """Makes a job queue inactive until its class has room."""
+        """Makes a job queue inactive until a host has room for its class."""
         job_queue.scheduling_class.inactive[job_queue] = None
         self.order.deactivate(job_queue)
 
     def block_by_quota(self, job_queue: JobQueue, group_id: str) -> None:
-        """Makes a job queue inactive until the quota of a group admits it."""
+        """Makes a job queue inactive until the quota of a group admits the queue."""
         self.quota_blocked.put(job_queue, group_id)
         self.order.deactivate(job_queue)
 
@@ -309,15 +310,15 @@ class WaitingQueue:
         self, group_id: str, admits: Callable[[SchedulingClass], bool], most: int
     ) -> int:
         """Activates job queues that the quota of a group blocked, and unblocks all gangs and
-        resizes that it blocked.
+        resizes that this quota blocked.
 
         Args:
-            group_id: the group whose usage fell, or whose maximum rose.
-            admits: returns True if the group admits one more slot of a class now.
+            group_id: the id of the group, whose usage fell or whose maximum rose.
+            admits: a function that returns True if the group admits one more slot of a class now.
             most: the largest number of job queues to activate.
 
         Returns:
-            The number of activated job queues.
+            The number of job queues that were activated.
         """
         self.non_batchables.unblock_by_quota(group_id)
         for scheduling_class in [each for each in self._fitting_blocked if admits(each)]:
@@ -340,14 +341,16 @@ class WaitingQueue:
         self.blocked.setdefault(scheduling_class.labels, {})[scheduling_class] = None
 
     def continue_with(self, scheduling_class: SchedulingClass) -> None:
-        """Puts a class back into the current pass, because the search for room was not finished."""
-        # If the class was unblocked during the search, the next pass tries it anyway.
+        """Puts a class back into the current pass, because the search for a host was not
+        finished.
+        """
+        # If the class was unblocked during the search, the next pass will try it anyway.
         if scheduling_class not in self.for_next_pass:
             self._put_into_pass(scheduling_class)
 
     def unblock(self, labels: Labels) -> None:
-        """Unblocks all classes that require these labels. Called when a host with these labels has
-        more room.
+        """Unblocks all classes that require these labels. The caller has found that a host with
+        these labels has more room.
         """
         if scheduling_classes := self.blocked.pop(labels, None):
             self.for_next_pass.update(scheduling_classes)
@@ -361,12 +364,13 @@ class WaitingQueue:
         self._leave(job_queue, number, number + 1, counted=False)
 
     def take_back(self, request: Request) -> None:
-        """Adds a request again that `set_aside` removed. Its class is put into the next pass,
-        unless it is blocked or in the current pass.
+        """Adds a request again that `set_aside` removed. Puts its class into the next pass, unless
+        the class is blocked or in the current pass.
         """
         self._add(request.spec, request.job_id, request.arrival_number, 1, counted=False)
         scheduling_class = self._known.waited_with[scheduling_key(request.spec)]
-        # If no other request of the class was pending, `_add` has marked the class as not tried.
+        # If no other request of the class was pending, `_add` has recorded that the class was never
+        # tried.
         scheduling_class.tried = True
         if (
             scheduling_class not in self.current_pass
@@ -376,8 +380,8 @@ class WaitingQueue:
             self.for_next_pass[scheduling_class] = None
 
     def is_blocked(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if the class is blocked: either no host had room for it when it was last
-        tried, or `block_fitting` blocked it.
+        """Returns True if the class is blocked, because no host had room for it at the last try, or
+        because `block_fitting` blocked it.
         """
         return scheduling_class in self.blocked.get(scheduling_class.labels, ())
 
@@ -393,40 +397,41 @@ class WaitingQueue:
             scheduling_class, job_id
         )
         job_queue.may_reject |= not spec.allow_pending
-        # Requests that are already pending are not counted again.
+        # A request that is already pending is not counted again.
         added = job_queue.numbers.add_run(number, number + count)
         scheduling_class.waiting += added
         self._waiting += added
         if counted and self._flows is not None:
             self._flows.wait(job_id, number, added)
-        # If the first added request is now the oldest of its queue, the queue and its class may
-        # move forward. Otherwise nothing else changes.
+        # If the first added request is now the oldest request of its queue, the queue and its class
+        # may move forward. Otherwise nothing else changes.
         if job_queue.numbers.first != number:
             return
         scheduling_class.activate(job_queue, number)
-        # The next pass sorts its classes when it begins, so only the current pass is updated.
+        # The next pass will sort its classes when it starts, so only the current pass must be
+        # updated.
         if scheduling_class not in self.for_next_pass:
             self.current_pass.advance(scheduling_class, number)
         if job_queue.position != INACTIVE:
             job_queue.active_queues.advance(job_queue, number)
         elif job_queue not in scheduling_class.inactive and not job_queue.blocked_by:
-            # If only quotas have blocked the class, it is tried again, because the quota of this
+            # If only quotas block the class, the class is tried again, because the quota of this
             # job may admit the request.
             if scheduling_class in self._fitting_blocked:
                 self._reconsider(scheduling_class)
-            # The queue becomes active even if no host has room. The cycle deactivates it when it
-            # comes first.
+            # The queue becomes active even if no host has room. The scheduling cycle deactivates
+            # the queue when the queue comes first.
             self.order.activate(job_queue)
 
     def _begin(self, key: SchedulingKey) -> SchedulingClass:
-        """Adds a class that had no pending request, and puts it into the next pass."""
+        """Adds a class that had no pending request until now, and puts it into the next pass."""
         scheduling_class = self._known.begin(key)
         self.for_next_pass[scheduling_class] = None
         scheduling_class.tried = False
         return scheduling_class
 
     def _begin_job_queue(self, scheduling_class: SchedulingClass, job_id: str) -> JobQueue:
-        """Makes the queue of a job in a class."""
+        """Creates the queue of a job in a class."""
         job_queue = scheduling_class.job_queues[job_id] = JobQueue(
             scheduling_class, job_id, self.order.active_queues_of(job_id)
         )
@@ -435,15 +440,15 @@ class WaitingQueue:
         return job_queue
 
     def _leave(self, job_queue: JobQueue, start: int, end: int, *, counted: bool = True) -> None:
-        """Removes the pending requests with arrival numbers from `start` up to, but not including,
-        `end`.
+        """Removes the pending requests with arrival numbers from `start` up to `end`, which is not
+        included.
         """
         left = job_queue.numbers.remove_run(start, end)
         if left:
             self._left(job_queue, left, counted=counted)
 
     def _left(self, job_queue: JobQueue, left: int, *, counted: bool = True) -> None:
-        """Updates the counts after `left` requests of a job queue were removed."""
+        """Updates the counts after `left` requests have been removed from a job queue."""
         scheduling_class = job_queue.scheduling_class
         self.moves += 1
         self._waiting -= left
@@ -461,7 +466,8 @@ class WaitingQueue:
         """Deletes an empty job queue."""
         scheduling_class, job_id = job_queue.scheduling_class, job_queue.job_id
         del scheduling_class.job_queues[job_id]
-        # A queue is active, or blocked by a quota, or inactive because its class has no room.
+        # A queue is either active, or blocked by a quota, or inactive because its class has no
+        # room.
         if job_queue.position != INACTIVE:
             self.order.deactivate(job_queue)
         elif job_queue.blocked_by:
@@ -474,7 +480,7 @@ class WaitingQueue:
             self.order.forget(job_id)
 
     def _close(self, scheduling_class: SchedulingClass) -> None:
-        """Removes a class without pending requests from all collections."""
+        """Removes a class that has no pending requests from all collections."""
         self._known.end(scheduling_class)
         self.current_pass.discard(scheduling_class)
         self.fitting.pop(scheduling_class, None)

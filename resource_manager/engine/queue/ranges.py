@@ -1,15 +1,18 @@
-"""Keeps the ranges of requests, and the state of each member.
+"""Keeps the ranges of requests, and the state of each member of a range.
 
-A range is stored in *parts* of at most `PART_MEMBERS_MAX` members, with one database row for each
-part. A member has one of three states:
+A range is stored in *parts* of at most `PART_MEMBERS_MAX` members. Each part has one database row.
+A member has one of three states:
 
-- *waiting*: it was never placed. It is only an index in an interval.
-- *materialized*: it was placed at least once. It is a `Request` like any other. When it is queued
-  again for the first time, it also gets its own row, so that its generation survives a crash.
-- *ended*: it is again only an index in an interval, and the interval is stored.
+- *waiting*: the member was never placed. The only record of the member is its index, in an interval
+  of indexes.
+- *materialized*: the member was placed at least once. The member is a `Request`, like a request
+  outside a range. When the member is queued again for the first time, it also gets its own row, so
+  that its generation survives a crash.
+- *ended*: the only record of the member is again its index, in an interval that is stored.
 
 So members that were never placed, or that have ended, need almost no memory. After a restart, a
-member is waiting if the rows show that it has not ended and has neither a slot nor its own row.
+member is waiting if the rows show that the member has not ended, has no slot, and has no row of its
+own.
 """
 
 from __future__ import annotations
@@ -36,12 +39,12 @@ if TYPE_CHECKING:
     from resource_manager.engine.queue.queue import WaitingQueue
 
 PART_MEMBERS_MAX = 10_000
-"""The largest number of members of one part. The row of the part is written whenever a member ends.
-In the worst case, when every second member has ended, the row has about 50 KiB.
+"""The largest number of members of one part. The row of a part is written whenever a member of the
+part ends. In the worst case, when every second member has ended, the row has about 50 KiB.
 """
 
 INDEX_END = 1_000_000_000_000
-"""Every index of a member is smaller than this."""
+"""An upper limit: the index of every member is lower."""
 
 _INDEX_DIGITS_MAX = len(str(INDEX_END))
 
@@ -54,10 +57,10 @@ class Part:
     """A part of a range: its row, and the members that are waiting or materialized.
 
     Attributes:
-        row: the stored row, which also lists the members that have ended.
-        waiting: indexes of pending members that were never placed.
-        materialized: indexes of members that have a `Request`.
-        stored: indexes of materialized members that have their own row.
+        row: the stored row, which also contains the members that have ended.
+        waiting: the indexes of pending members that were never placed.
+        materialized: the indexes of members that have a `Request`.
+        stored: the indexes of materialized members that have their own row.
     """
 
     row: RequestRange
@@ -67,7 +70,7 @@ class Part:
 
     @classmethod
     def of(cls, row: RequestRange) -> Part:
-        """Makes a part from its row, with no member materialized."""
+        """Creates a part from its row. No member is materialized yet."""
         first, end = row.spec.first_index, row.spec.first_index + row.spec.count
         waiting = IntervalSet([(first, end)])
         for indexes in row.ended.values():
@@ -77,27 +80,27 @@ class Part:
 
     @property
     def spec(self) -> RangeSpec:
-        """The spec of this part, as it was requested."""
+        """The spec of this part of the requested range."""
         return self.row.spec
 
     @property
     def first(self) -> int:
-        """Index of the first member."""
+        """The index of the first member."""
         return self.row.spec.first_index
 
     @property
     def end(self) -> int:
-        """Index after the last member."""
+        """The index after the last member."""
         return self.row.spec.first_index + self.row.spec.count
 
     @property
     def last_arrival(self) -> int:
-        """Arrival number of the last member."""
+        """The arrival number of the last member."""
         return self.row.arrival_number + self.row.spec.count - 1
 
     @property
     def live(self) -> int:
-        """Number of members that have not ended."""
+        """The number of members that have not ended."""
         return len(self.waiting) + len(self.materialized)
 
     def arrival_of(self, index: int) -> int:
@@ -113,8 +116,8 @@ class Part:
         return f"{self.row.spec.request.allocation_id}.{index}"
 
     def how_ended(self, index: int) -> tuple[Ended, int] | None:
-        """Returns how a member ended, and the end (exclusive) of the run of members after it that
-        ended in the same way. None: the member has not ended.
+        """Returns how a member ended, and up to which index (exclusive) the following members ended
+        in the same way. None: the member has not ended.
         """
         for how, indexes in self.row.ended.items():
             if index in indexes:
@@ -122,7 +125,7 @@ class Part:
         return None
 
     def member(self, index: int) -> Request:
-        """Returns a member as a temporary `Request`. Changes to it are not stored."""
+        """Returns a member as a temporary `Request`. Changes to this object are not stored."""
         request = Request(
             spec=_member_spec(
                 self.row.spec.request,
@@ -134,7 +137,7 @@ class Part:
             arrival_number=self.arrival_of(index),
             create_time_ms=self.row.create_time_ms,
         )
-        # A waiting member has not ended, so the sets of ended members need not be searched.
+        # A waiting member has not ended, so `how_ended` need not be called for it.
         if index not in self.waiting and (ended := self.how_ended(index)) is not None:
             request.state, request.reason, request.message = ended[0]
         return request
@@ -143,21 +146,21 @@ class Part:
         """Records that members have ended.
 
         Args:
-            start: index of the first member.
-            end: index after the last member.
-            how: how the members ended.
+            start: the index of the first member.
+            end: the index after the last member.
+            how: the reason and message with which the members ended.
         """
         if how not in self.row.ended:
             self.row.ended[how] = IntervalSet()
         self.row.ended[how].add_run(start, end)
-        # The members may have been in any of these sets.
+        # A member may have been in any of these sets.
         for indexes in (self.waiting, self.materialized, self.stored):
             indexes.remove_run(start, end)
 
     def intervals(self, after_arrival: int = 0) -> Iterator[tuple[RequestState | None, Run]]:
-        """Yields the members after an arrival number in order, as runs of indexes with the same
-        state. The state is PENDING for members that were never placed, None for a materialized
-        member, and the final state for members that have ended.
+        """Yields the members after an arrival number in order, as runs of indexes whose members
+        have the same state. The state is PENDING for members that were never placed, None for a
+        materialized member, and the final state for members that have ended.
 
         Raises:
             InvariantBroken: a member is neither waiting, materialized nor ended.
@@ -165,8 +168,8 @@ class Part:
         index = max(self.first, self.index_of(after_arrival + 1))
         while index < self.end:
             if index in self.materialized:
-                # The request of a materialized member has the state, so each such member is a
-                # separate run.
+                # The `Request` of a materialized member contains its state, so each materialized
+                # member is a run of its own.
                 state, until = None, index + 1
             elif index in self.waiting:
                 state, until = (
@@ -188,9 +191,10 @@ class RangeLedger:
     """All parts of all ranges.
 
     Attributes:
-        members: materialized members, by arrival number.
+        members: the materialized members, by arrival number.
         by_job: the parts of each job, in order of arrival. Jobs without parts are left out.
-        ends: ids of all requests and ranges, without members of ranges, by their end.
+        ends: the ids of all requests and ranges by the last characters of the id, without members
+            of ranges.
     """
 
     def __init__(self) -> None:
@@ -198,41 +202,43 @@ class RangeLedger:
         self.by_job: dict[str, list[Part]] = {}
         self.ends = IdEnds()
         self._parts: list[Part] = []  # in order of arrival
-        self._starts: list[int] = []  # first arrival number of each part
+        self._starts: list[int] = []  # the first arrival number of each part
         self._by_range: dict[str, list[Part]] = {}  # in order of index
-        # Ids of requests and ranges that have the form of a member's id: the id X.k is stored as k
-        # under X.
+        # Ids of requests and ranges that look like the id of a member: the id X.k is stored as the
+        # number k under X.
         self._others: dict[str, IntervalSet] = {}
 
     def __contains__(self, range_id: object) -> bool:
         return range_id in self._by_range
 
     def parts(self, after_arrival: int = 0) -> Iterator[Part]:
-        """Yields the parts that have members after an arrival number, in order of arrival."""
-        # The last part that begins before this number may have members after the number.
+        """Yields, in order of arrival, the parts that have members after an arrival number."""
+        # The last part that begins at or before this number may have members after it.
         at = max(0, bisect_right(self._starts, after_arrival) - 1)
         for part in self._parts[at:]:
             if part.last_arrival > after_arrival:
                 yield part
 
     def parts_of(self, job_id: str, after_arrival: int = 0) -> Iterator[Part]:
-        """Yields the parts of one job that have members after an arrival number, in order."""
+        """Yields, in order of arrival, the parts of one job that have members after an arrival
+        number.
+        """
         parts = self.by_job.get(job_id, [])
         at = bisect_right(parts, after_arrival, key=_last_arrival)
         yield from parts[at:]
 
     def add(self, part: Part) -> None:
-        """Adds a part.
+        """Adds a part of a range.
 
         Raises:
-            InvariantBroken: the part has a lower arrival number than the last part.
+            InvariantBroken: the part has a lower arrival number than the part that was added last.
         """
         range_id = part.spec.range_id
         if range_id not in self._by_range:
             self._by_range[range_id] = []
-            # The id may have the form of a member's id, such as "X.3".
+            # The id of the range may look like the id of a member, such as "X.3".
             self.reserve(range_id)
-        # Parts are added in order of arrival, but their indexes may be in any order.
+        # The order of arrival may differ from the order of indexes.
         insort(self._by_range[range_id], part, key=_first_index)
         if self._starts and part.row.arrival_number < self._starts[-1]:
             raise InvariantBroken(f"part {part.id_of(part.first)} was added out of order")
@@ -261,15 +267,15 @@ class RangeLedger:
             self.give_back(range_id)
 
     def reserve(self, name: str) -> None:
-        """Records the id of a request or range, so that its end finds it. If it has the form of a
-        member's id, no member gets the same id.
+        """Records the id of a request or range, so that a search by the last characters finds the
+        id. If the id looks like the id of a member, no member can get the same id.
         """
         self.ends.add(name)
         if "." in name and (found := split(name)) is not None:
             self._others.setdefault(found[0], IntervalSet()).add(found[1])
 
     def give_back(self, name: str) -> None:
-        """Releases an id that `reserve` has recorded."""
+        """Releases an id that `reserve` recorded."""
         self.ends.discard(name)
         if (found := split(name)) is not None and found[0] in self._others:
             self._others[found[0]].discard(found[1])
@@ -280,24 +286,24 @@ class RangeLedger:
         """Returns True if no other request or range has the id of one of these members.
 
         Args:
-            range_id: the range.
-            first: index of the first member.
-            end: index after the last member.
+            range_id: the id of the range.
+            first: the index of the first member.
+            end: the index after the last member.
         """
         others = self._others.get(range_id)
         return others is None or next(others.runs_within(first, end), None) is None
 
     def named_parts(self, range_id: str) -> list[Part]:
-        """Returns all parts of a range, in order of index; empty: there is no such range."""
+        """Returns all parts of a range, in order of index; empty: the range does not exist."""
         return self._by_range.get(range_id, [])
 
     def overlapping(self, range_id: str, first: int, end: int) -> list[Part]:
-        """Returns the parts that contain some of these members, in order.
+        """Returns, in order of index, the parts that contain some of these members.
 
         Args:
-            range_id: the range.
-            first: index of the first member.
-            end: index after the last member.
+            range_id: the id of the range.
+            first: the index of the first member.
+            end: the index after the last member.
         """
         parts = self._by_range.get(range_id, [])
         at = max(0, bisect_right(parts, first, key=_first_index) - 1)
@@ -328,8 +334,8 @@ class RangeLedger:
         return (parts[0], found[1]) if parts else None
 
     def request_at(self, arrival_number: int) -> Request | None:
-        """Returns the member with this arrival number: its `Request` if it is materialized,
-        otherwise a temporary one.
+        """Returns the `Request` of the member with this arrival number: the stored object if the
+        member is materialized, otherwise a temporary object.
         """
         request = self.members.get(arrival_number)
         if request is not None:
@@ -338,8 +344,8 @@ class RangeLedger:
         return part.member(part.index_of(arrival_number)) if part is not None else None
 
     def request_named(self, allocation_id: str) -> Request | None:
-        """Returns the member with this allocation id: its `Request` if it is materialized,
-        otherwise a temporary one.
+        """Returns the `Request` of the member with this allocation id: the stored object if the
+        member is materialized, otherwise a temporary object.
         """
         found = self.named(allocation_id)
         if found is None:
@@ -348,7 +354,7 @@ class RangeLedger:
         return self.members.get(part.arrival_of(index)) or part.member(index)
 
     def materialize(self, part: Part, request: Request) -> None:
-        """Records that a waiting member now has a `Request`."""
+        """Records that a waiting member has a `Request` now."""
         index = part.index_of(request.arrival_number)
         part.waiting.remove(index)
         part.materialized.add(index)
@@ -356,41 +362,41 @@ class RangeLedger:
 
 
 def enqueue_members(queue: WaitingQueue, part: Part, start: int, end: int) -> None:
-    """Queues members that were never placed.
+    """Adds members that were never placed to the queue.
 
     Args:
-        queue: the queue.
+        queue: the queue of pending requests.
         part: the part that contains the members.
-        start: index of the first member.
-        end: index after the last member.
+        start: the index of the first member.
+        end: the index after the last member.
     """
     first = part.arrival_of(start)
     queue.add_run(part.spec.request, part.row.job_id, first, end - start)
 
 
 def dequeue_members(queue: WaitingQueue, part: Part, start: int, end: int) -> None:
-    """Removes members from the queue that were never placed.
+    """Removes members that were never placed from the queue.
 
     Args:
-        queue: the queue.
+        queue: the queue of pending requests.
         part: the part that contains the members.
-        start: index of the first member.
-        end: index after the last member.
+        start: the index of the first member.
+        end: the index after the last member.
     """
     first = part.arrival_of(start)
     queue.remove_run(part.spec.request, part.row.job_id, first, end - start)
 
 
 def split(allocation_id: str) -> tuple[str, int] | None:
-    """Returns the range id and the index, if this could be the allocation id of a member; otherwise
-    None.
+    """Splits an id that may be the allocation id of a member into the range id and the index; None:
+    the id cannot be the id of a member.
     """
     range_id, dot, digits = allocation_id.rpartition(".")
-    # `isdecimal` also accepts digits of other scripts, which are not allowed in an index.
+    # `isdecimal` also accepts digits of other scripts, but an index must not have them.
     if not dot or not range_id or not digits.isdecimal() or not digits.isascii():
         return None
     # An index has no leading zeros, so that each member has only one id. The check of the length
-    # prevents the conversion of very long texts.
+    # avoids the conversion of very long texts.
     if len(digits) > _INDEX_DIGITS_MAX or (digits[0] == "0" and digits != "0"):
         return None
     index = int(digits)
@@ -398,7 +404,7 @@ def split(allocation_id: str) -> tuple[str, int] | None:
 
 
 def parts_of(spec: RangeSpec) -> Iterator[RangeSpec]:
-    """Yields the specs of a range's parts."""
+    """Yields the spec of each part of a range."""
     end = spec.first_index + spec.count
     for first in range(spec.first_index, end, PART_MEMBERS_MAX):
         yield RangeSpec(spec.request, first, min(PART_MEMBERS_MAX, end - first))
@@ -413,5 +419,5 @@ def _last_arrival(part: Part) -> int:
 
 
 def live(parts: Iterable[Part]) -> int:
-    """Returns how many members of these parts have not ended."""
+    """Returns the number of members of these parts that have not ended."""
     return sum(part.live for part in parts)

@@ -1,8 +1,8 @@
-"""Decides when infeasible requests are rejected, and which requests must be checked at that time.
+"""Decides when infeasible requests are rejected, and which requests must be checked then.
 
 The clock restarts whenever other requests may have become feasible, for example when an executor
-registers. The clock is not stored. After a restart of the resource manager it starts with the first
-registration. `scheduling/rejecting.py` checks and rejects the requests.
+registers. The clock is not stored: after a restart of the resource manager, it starts with the
+first registration. `scheduling/rejecting.py` checks and rejects the requests.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 
 class RejectionClock:
-    """Measures the time since executors changed last, and collects the requests that must be
+    """Measures the time since the last change of executors, and collects the requests that must be
     checked when this time reaches `after_ms`.
 
     Attributes:
-        since_ms: when the clock restarted last (monotonic); None: no executor has registered since
-            the resource manager started.
+        since_ms: the time of the last restart of the clock (monotonic); None: no executor has
+            registered since the resource manager started.
         everything: True if every pending request and gang must be checked.
-        scheduling_classes: classes to check if `everything` is False. The value is the arrival
+        scheduling_classes: the classes to check if `everything` is False. The value is the arrival
             number of the first request to check; earlier requests were already checked.
-        gangs: ids of the gangs to check if `everything` is False.
+        gangs: the ids of the gangs to check if `everything` is False.
     """
 
     def __init__(self, timers: Timers, after_ms: int) -> None:
@@ -34,10 +34,11 @@ class RejectionClock:
 
     @property
     def due_ms(self) -> int | None:
-        """When infeasible requests are rejected; None: an executor must register first.
+        """The time at which infeasible requests are rejected; None: an executor must register
+        first.
 
-        After a stall of the resource manager, the time counts from the end of the stall, because
-        the resource manager could receive no registration during the stall.
+        After a stall of the resource manager, the clock counts from the end of the stall, because
+        the resource manager could not receive registrations during the stall.
         """
         if self.since_ms is None:
             return None
@@ -55,8 +56,8 @@ class RejectionClock:
     def requeued(self, scheduling_class: SchedulingClass, now_ms: int) -> None:
         """Records that a request of this class is pending again after it had a slot."""
         if not self.everything:
-            # 0, because the request keeps its old arrival number, and later numbers may have been
-            # checked before.
+            # The request keeps its old arrival number, and the check may have passed this number
+            # already. So the check begins at 0 again.
             self.scheduling_classes[scheduling_class] = 0
             self._arm(now_ms)
 

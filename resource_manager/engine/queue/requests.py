@@ -1,5 +1,5 @@
-"""Keeps all requests, by id and by arrival number. Objects for members of ranges are made when they
-are needed.
+"""Keeps all requests, by id and by arrival number. The `Request` of a member of a range is created
+only when it is needed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _ARRIVAL = attrgetter("arrival_number")
 
 
 class Requests(ByName):
-    """Requests by allocation id, including materialized members of ranges. They are iterated in
-    order of arrival.
+    """All requests by allocation id, including materialized members of ranges. An iteration yields
+    them in order of arrival.
 
     Attributes:
-        by_arrival: requests by arrival number, in order, without members of ranges.
+        by_arrival: the requests by arrival number, in order, without members of ranges.
         ranges: all ranges, with the states of their members.
-        live: number of requests that have not ended, including members of ranges.
+        live: the number of requests that have not ended, including members of ranges.
     """
 
     def __init__(self, ranges: RangeLedger) -> None:
@@ -48,22 +48,23 @@ class Requests(ByName):
         return ((request.allocation_id, request) for request in self.values())
 
     def of_job(self, job: Job, after: int = 0) -> Iterator[Request]:
-        """Yields the job's requests with arrival numbers above `after`, in order. Members of ranges
-        are left out.
+        """Yields the job's requests with arrival numbers above `after`, in order, without members
+        of ranges.
         """
         arrivals = job.arrivals
         for at in range(bisect_right(arrivals, after), len(arrivals)):
             yield self.by_arrival[arrivals[at]]
 
     def known_at(self, arrival_number: int) -> Request | None:
-        """Returns the request with this arrival number. None: there is no such request, or it is a
-        member of a range and is not materialized.
+        """Returns the request with this arrival number; None: there is no such request, or the
+        request is a member of a range that is not materialized.
         """
         return self.by_arrival.get(arrival_number) or self.ranges.members.get(arrival_number)
 
     def at(self, arrival_number: int) -> Request:
-        """Returns the request with this arrival number. For a member of a range that is not
-        materialized, this is a temporary object. Changes to it are not stored.
+        """Returns the request with this arrival number. If the request is a member of a range that
+        is not materialized, returns a temporary object. Changes to a temporary object are not
+        stored.
 
         Raises:
             InvariantBroken: no request has this number.
@@ -74,22 +75,22 @@ class Requests(ByName):
         return request
 
     def named(self, allocation_id: str) -> Request | None:
-        """Returns the request with this id; None: there is no such request. For a member of a range
-        that is not materialized, this is a temporary object.
+        """Returns the request with this id; None: there is no such request. If the request is a
+        member of a range that is not materialized, returns a temporary object.
         """
         found = self.get(allocation_id)
-        # If there are no ranges, the id need not be parsed.
+        # If no ranges exist, the id need not be split.
         if found is None and self.ranges.by_job:
             found = self.ranges.request_named(allocation_id)
         return found
 
     def is_taken(self, allocation_id: str) -> bool:
-        """Returns True if a request, a member of a range or a range has this id."""
+        """Returns True if this is the id of a request, of a member of a range, or of a range."""
         return self.named(allocation_id) is not None or allocation_id in self.ranges
 
     def served_by(self, slot: Slot) -> Request | None:
         """Returns the request that this slot serves; None: the request has ended, or another slot
-        serves it.
+        serves the request.
         """
         request = self.get(slot.allocation_id)
         if (

@@ -1,9 +1,9 @@
 """Defines scheduling classes (equal requests), and the job queues of each class.
 
-Requests with the same profile, labels and CPU policy fit the same hosts. So the result of a failed
+Requests with equal profile, labels and CPU policy fit on the same hosts. So the result of a failed
 search is stored once for each class. A job queue stores arrival numbers as intervals, so a million
-requests that arrived together need as much memory as one request. `ActiveQueues` orders the active
-queues of a job by their oldest request.
+requests that arrived together need as much memory as one request. `ActiveQueues` sorts the active
+queues of a job by their oldest requests.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ from resource_manager.engine.model.scheduling_key import (
 )
 
 _NEVER = 1 << 62
-"""Larger than every arrival number."""
+"""A number that is higher than every arrival number."""
 
 INACTIVE = -1
-"""Position of a job queue that is not active."""
+"""The position of a job queue that is not active."""
 
 STALE_MAX = 64
-"""A heap may have this many entries in addition to two for each queue. Then its outdated entries
-are removed.
+"""The number of entries that a heap may have in addition to two entries for each queue. A heap with
+more entries is rebuilt without its outdated entries.
 """
 
 
 IDLE_CLASSES_MAX = 1_024
-"""At most this many classes without pending requests are kept, with their cached search results."""
+"""The largest number of classes without pending requests that are kept with their cached search
+results.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """Where the search for a class stopped in one tier of its index.
+    """The state in which the search for a class stopped in one tier of its index.
 
-    No host before position `frontier` fits, except perhaps the hosts at the positions `again`. This
-    was true when the index had this `version`, and its growth log had `log_length` entries.
+    The class fits on no host before the position `frontier`, except perhaps on the hosts at the
+    positions `again`. This was true when the index had the version `version`, and its growth log
+    had `log_length` entries.
     """
 
     version: int = -1
@@ -54,7 +57,7 @@ class Cursor:
 
 
 NOT_SEARCHED = (-1, 0)
-"""Value of `SchedulingClass.searched` if the last search found a host, or did not check all
+"""The value of `SchedulingClass.searched` if the last search found a host, or did not check all
 hosts.
 """
 
@@ -64,27 +67,27 @@ class SchedulingClass:
     """Equal requests that are pending.
 
     Attributes:
-        number: order of creation; breaks ties.
-        profile: the resource profile of the requests; None: they get default slots.
-        labels: labels that a host must carry.
-        needs: amounts that a host must have; None: not computed yet (see `placement/columns.py`).
+        number: the order in which classes were created; it breaks ties.
+        profile: the resource profile of the requests; None: the requests get default slots.
+        labels: the labels that a host must carry.
+        needs: the amounts that a host must have; None: not computed yet (see
+            `placement/columns.py`).
         cpus: the CPU policy of the requests; None: the requests have no CPU policy.
-        waiting: number of pending requests.
+        waiting: the number of pending requests.
         job_queues: the job queues of the class, by job.
-        inactive: job queues that wait until a host has room for the class.
-        tried: whether the class was tried since its first request arrived.
-        cursors: where the last search stopped, by tier of hosts.
+        inactive: the job queues that wait until a host has room for the class.
+        tried: True if the class was tried since its first request arrived.
+        cursors: the state in which the last search stopped, by tier of hosts.
         searched: the version of the index and the length of its growth log at the last search, if
-            this search checked all hosts and found no host.
-        verdict: cached (version of the cluster, feasibility).
-        reason: cached (version of the state, reason why the requests wait).
-        need: cached (version of the cluster, largest amounts that one request books).
-        heads: heap of the first arrival numbers of job queues. Some entries may be outdated; see
-            `head`.
-        key: the key that all requests of the class share.
+            this search checked all hosts and found none with room.
+        verdict: cached: (version of the cluster, feasibility).
+        reason: cached: (version of the state, the reason why the requests wait).
+        need: cached: (version of the cluster, the largest amounts that one request books).
+        heads: a heap of the first arrival numbers of the job queues. Some entries may be outdated;
+            see `head`.
+        key: the scheduling key that all requests of the class have.
         best_effort: True if the requests book best-effort cpu.
-        topology_constrained: True if amounts alone are not sufficient to decide whether a request
-            fits on a host.
+        topology_constrained: True if amounts alone do not decide whether a request fits on a host.
     """
 
     number: int
@@ -117,10 +120,10 @@ class SchedulingClass:
         return PLAIN if self.cpus is None else self.cpus[0]
 
     def head(self) -> int | None:
-        """Returns the arrival number of the oldest request; None: there is no request."""
+        """Returns the arrival number of the oldest request; None: no request is pending."""
         heads = self.heads
-        # Requests leave in any order, so entries may be outdated. They are corrected only here,
-        # when they are at the top.
+        # Requests leave in any order, so entries may be outdated. An entry is corrected here, when
+        # it is at the top of the heap.
         while heads:
             number, job_queue = heads[0]
             if not job_queue.numbers:
@@ -139,17 +142,17 @@ class SchedulingClass:
         while len(found) < most and self.head() is not None:
             # the heap may have several entries of one queue
             found[heapq.heappop(self.heads)[1]] = None
-        # Adds the popped queues again, with one entry for each queue.
+        # Add the popped queues again, with one entry for each queue.
         for job_queue in found:
             heapq.heappush(self.heads, (job_queue.numbers.first, job_queue))
         return list(found)
 
     def activate(self, job_queue: JobQueue, number: int) -> None:
-        """Updates `heads` after the oldest request of a job queue became `number`, which is lower
-        than before.
+        """Updates `heads` after the oldest request of a job queue became `number`. This number is
+        lower than the old number.
         """
         heapq.heappush(self.heads, (number, job_queue))
-        # Rebuilds the heap when it has more than about two entries for each queue.
+        # Rebuild the heap when it has more than about two entries for each queue.
         if len(self.heads) > STALE_MAX + 2 * len(self.job_queues):
             self.heads = [
                 (job_queue.numbers.first, job_queue) for job_queue in self.job_queues.values()
@@ -157,11 +160,11 @@ class SchedulingClass:
             heapq.heapify(self.heads)
 
     def runs(self) -> Iterator[Run]:
-        """Yields the arrival numbers of all requests in order, as intervals. An interval may begin
+        """Yields, in order, the arrival numbers of all requests as intervals. An interval may begin
         directly after the end of the previous interval. The class must not change during the
         iteration.
         """
-        # Corrects the first entry. The loop corrects other entries when they are at the top.
+        # Correct the first entry here. The loop corrects each other entry when it is at the top.
         self.head()
         left = list(self.heads)
         while left:
@@ -169,26 +172,26 @@ class SchedulingClass:
             start = job_queue.numbers.next_from(number)
             if start is None:
                 continue
-            if left and left[0][0] <= start:  # another entry may come first
+            if left and left[0][0] <= start:  # another entry may come first now
                 if left[0][1] is not job_queue or left[0][0] != start:
                     heapq.heappush(left, (start, job_queue))
                 continue  # a second entry of the same queue
             _, end = next(job_queue.numbers.runs_within(start, _NEVER))
-            # The next number may belong to another queue.
+            # The next arrival number may belong to another queue.
             if left:
                 end = min(end, left[0][0])
             yield start, end
             heapq.heappush(left, (end, job_queue))
 
     def numbers(self) -> Iterator[int]:
-        """Yields the arrival numbers of all requests in order. The class must not change during the
-        iteration.
+        """Yields, in order, the arrival numbers of all requests. The class must not change during
+        the iteration.
         """
         for start, end in self.runs():
             yield from range(start, end)
 
     def count_before(self, number: int) -> int:
-        """Returns how many requests have an arrival number below this one."""
+        """Returns the number of requests whose arrival number is lower than `number`."""
         return sum(
             job_queue.numbers.count_within(0, number) for job_queue in self.job_queues.values()
         )
@@ -200,12 +203,12 @@ class JobQueue:
 
     Attributes:
         numbers: the arrival numbers of the requests.
-        position: the arrival number by which the queue is ordered among the job's active queues. It
-            is the first of `numbers`, or the lower number of a request that has left the queue.
-            `INACTIVE`: the queue is not active.
-        blocked_by: id of the group whose quota blocks the queue; empty: no quota blocks it.
-        may_reject: True if some of its requests may be rejected as infeasible. False: all of them
-            have `allow_pending`, so they wait until a suitable executor registers.
+        position: the arrival number that determines the place of the queue among the job's active
+            queues. It is either the first number of `numbers`, or the lower number of a request
+            that has left the queue. `INACTIVE`: the queue is not active.
+        blocked_by: the id of the group whose quota blocks the queue; empty: no quota blocks it.
+        may_reject: True if some requests of the queue may be rejected as infeasible. False: all
+            requests have `allow_pending`, so they wait until a suitable executor registers.
     """
 
     scheduling_class: SchedulingClass
@@ -217,8 +220,8 @@ class JobQueue:
     may_reject: bool = False
 
     def __lt__(self, other: JobQueue) -> bool:
-        """Lets heaps compare entries with equal numbers. At most one of such entries is current, so
-        their order does not matter.
+        """Allows heaps to compare entries with equal numbers. At most one of these entries is
+        current, so their order does not matter.
         """
         return False
 
@@ -226,11 +229,11 @@ class JobQueue:
 class ActiveQueues:
     """The active queues of one job, or of all jobs if requests are served in order of arrival.
 
-    The heap may have outdated entries. They are skipped when they are at the top, and removed when
-    there are too many.
+    The heap may contain outdated entries. An outdated entry is skipped when it is at the top. If
+    there are too many, all outdated entries are removed.
 
     Attributes:
-        active_count: number of active queues.
+        active_count: the number of active queues.
     """
 
     __slots__ = ("_heap", "active_count", "job_id")
@@ -241,13 +244,13 @@ class ActiveQueues:
         self._heap: list[tuple[int, JobQueue]] = []
 
     def activate(self, job_queue: JobQueue) -> bool:
-        """Activates a job queue. Returns True if it is now the only active queue."""
+        """Activates a job queue. Returns True if no other queue is active."""
         self._put(job_queue, job_queue.numbers.first)
         self.active_count += 1
         return self.active_count == 1
 
     def deactivate(self, job_queue: JobQueue) -> bool:
-        """Makes a job queue inactive. Returns True if it was the only active queue."""
+        """Makes a job queue inactive. Returns True if no queue is active any more."""
         job_queue.position = INACTIVE
         self.active_count -= 1
         if not self.active_count:
@@ -255,7 +258,7 @@ class ActiveQueues:
         return not self.active_count
 
     def advance(self, job_queue: JobQueue, number: int) -> None:
-        """Moves an active queue forward, because its oldest request is now `number`."""
+        """Moves an active queue forward after its oldest request became `number`."""
         if number < job_queue.position:
             self._put(job_queue, number)
 
@@ -267,7 +270,7 @@ class ActiveQueues:
             if job_queue.position != number:
                 heapq.heappop(heap)
             elif (head := job_queue.numbers.first) != number:
-                # The oldest request of the queue has left, so the queue moves back in the order.
+                # The oldest request has left the queue, so the queue moves back in the order.
                 job_queue.position = head
                 heapq.heapreplace(heap, (head, job_queue))
             else:
@@ -275,12 +278,13 @@ class ActiveQueues:
         return None
 
     def until(self, job_queue: JobQueue) -> int | None:
-        """Returns the position of the second queue; None: there is no second queue.
+        """Returns the position of the second queue in the order; None: only one queue is active.
 
         `job_queue` must be the first queue.
         """
         heap = self._heap
-        # Pops the entry of the first queue, then outdated entries. The second queue is then on top.
+        # Pop the entry of the first queue, then outdated entries. Then the second queue is at the
+        # top.
         heapq.heappop(heap)
         while heap and (heap[0][1].position != heap[0][0] or heap[0][1] is job_queue):
             heapq.heappop(heap)
@@ -291,7 +295,7 @@ class ActiveQueues:
     def _put(self, job_queue: JobQueue, number: int) -> None:
         job_queue.position = number
         heapq.heappush(self._heap, (number, job_queue))
-        # Rebuilds the heap when it has more than about two entries for each active queue.
+        # Rebuild the heap when it has more than about two entries for each active queue.
         if len(self._heap) > STALE_MAX + 2 * self.active_count:
             there = {
                 job_queue: number
@@ -306,15 +310,17 @@ class KnownClasses:
     """All scheduling classes by their keys.
 
     Attributes:
-        waited_with: the classes with pending requests.
+        waited_with: the classes that have pending requests, by key.
     """
 
     def __init__(self) -> None:
         self.waited_with: dict[SchedulingKey, SchedulingClass] = {}
         self._idle: dict[
             SchedulingKey, SchedulingClass
-        ] = {}  # classes without pending requests; the longest unused class comes first
-        self._required: dict[Labels, int] = {}  # number of classes with pending requests
+            # classes without pending requests; the class that was unused for longest comes first
+        ] = {}
+        # by labels: the number of classes with pending requests
+        self._required: dict[Labels, int] = {}
         self._made = 0
 
     def is_required(self, labels: Labels) -> bool:
@@ -322,7 +328,7 @@ class KnownClasses:
         return labels in self._required
 
     def of(self, key: SchedulingKey) -> SchedulingClass:
-        """Returns the class with this key; it need not have pending requests."""
+        """Returns the class with this key. The class may have no pending requests."""
         scheduling_class = self.waited_with.get(key) or self._idle.get(key)
         if scheduling_class is None:
             scheduling_class = self._make(key)
@@ -330,14 +336,14 @@ class KnownClasses:
         return scheduling_class
 
     def begin(self, key: SchedulingKey) -> SchedulingClass:
-        """Returns the class with this key, when its first pending request arrives."""
+        """Returns the class with this key. The caller then adds its first pending request."""
         scheduling_class = self._idle.pop(key, None) or self._make(key)
         self.waited_with[key] = scheduling_class
         self._required[scheduling_class.labels] = self._required.get(scheduling_class.labels, 0) + 1
         return scheduling_class
 
     def end(self, scheduling_class: SchedulingClass) -> None:
-        """Records that a class no longer has pending requests."""
+        """Records that a class has no pending requests any more."""
         key = scheduling_class.key
         del self.waited_with[key]
         self._required[scheduling_class.labels] -= 1
@@ -347,7 +353,7 @@ class KnownClasses:
         self._retire(key, scheduling_class)
 
     def _retire(self, key: SchedulingKey, scheduling_class: SchedulingClass) -> None:
-        """Keeps a class and its cached search results for the next equal request. If too many
+        """Keeps a class with its cached search results for the next equal request. If too many
         classes are kept, the method deletes the class that was unused for longest.
         """
         self._idle[key] = scheduling_class

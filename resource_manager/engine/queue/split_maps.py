@@ -1,7 +1,8 @@
-"""Maps of requests, by name and by arrival number, that consist of many small dictionaries.
+"""Stores requests by name and by arrival number, in maps that consist of many small dictionaries.
 
-When a dictionary grows, it moves all its entries. With a million requests in one dictionary, such
-an insertion takes 25 ms. Small dictionaries grow at different times, and each grows quickly.
+When a dictionary grows, Python moves all its entries. If one dictionary contained a million
+requests, such an insertion would take 25 ms. Small dictionaries grow at different times, and each
+grows quickly.
 """
 
 from __future__ import annotations
@@ -12,30 +13,33 @@ from typing import Final
 from resource_manager.engine.model.entities import Request
 
 _NUMBER_BITS = 12
-"""Each dictionary has the requests of 2 ** 12 consecutive arrival numbers."""
+"""Each dictionary contains the requests of 2 ** 12 consecutive arrival numbers."""
 
 _NAME_PARTS = 256
-"""Number of dictionaries for names. It is a power of 2."""
+"""The number of dictionaries for names. It must be a power of 2."""
 
 _HASH_SHIFT = 48
-"""The dictionary of a name is chosen by the bits of its hash from this bit on. The lowest bits
-cannot choose it: the dictionary itself uses them, so they must differ between its names.
+"""The bits of a name's hash from this bit on choose the dictionary of the name. The lowest bits
+cannot choose it: the dictionary itself uses these bits, so they must differ between its names.
 """
 
 
 END_LENGTH: Final = 4
-"""Shortest end that can be found, and the length of the keys."""
+"""The length of the keys. A search needs at least this many characters."""
 
 NAMES_MAX: Final = 256
-"""Most ids that are kept for one key, so that each change takes a limited time.
+"""The largest number of ids that are stored for one key, so that each change takes a limited time.
 
-With random ids, a million have about 15 for each key. Ids that a client chose may all end alike;
-those beyond the limit are found by their beginning only.
+If a million ids are random, about 15 ids have the same key. Ids that clients chose may all have the
+same last characters. A search by last characters does not find ids that exceed the limit; a search
+by first characters does.
 """
 
 
 class ByArrival:
-    """Requests by arrival number, in order. An added request must have the highest number."""
+    """Requests by arrival number, in order. A request that is added must have the highest
+    number.
+    """
 
     def __init__(self) -> None:
         self._parts: dict[int, dict[int, Request]] = {}
@@ -52,7 +56,7 @@ class ByArrival:
         return self._parts[number >> _NUMBER_BITS][number]
 
     def get(self, number: int) -> Request | None:
-        """Returns the request with this number; None: there is none."""
+        """Returns the request with this number; None: no such request exists."""
         part = self._parts.get(number >> _NUMBER_BITS)
         return part.get(number) if part is not None else None
 
@@ -94,18 +98,19 @@ class ByName:
         self._parts[hash(name) >> _HASH_SHIFT & _NAME_PARTS - 1][name] = request
 
     def get(self, name: str) -> Request | None:
-        """Returns the request with this name; None: there is none."""
+        """Returns the request with this name; None: no such request exists."""
         return self._parts[hash(name) >> _HASH_SHIFT & _NAME_PARTS - 1].get(name)
 
     def discard(self, name: str) -> None:
-        """Removes the request with this name, if there is one."""
+        """Removes the request with this name, if it exists."""
         self._parts[hash(name) >> _HASH_SHIFT & _NAME_PARTS - 1].pop(name, None)
 
 
 class IdEnds:
-    """Ids by their last four characters, because people type the end of an id.
+    """Ids by their last four characters, because people often type only the end of an id.
 
-    UUIDv7 begin with the time, so all ids of a minute begin alike; their last 62 bits are random.
+    A UUIDv7 begins with the time, so all ids of one minute begin with the same characters. The last
+    62 bits are random.
     """
 
     def __init__(self) -> None:
@@ -118,7 +123,7 @@ class IdEnds:
             names.append(name)
 
     def discard(self, name: str) -> None:
-        """Removes an id, if it is there."""
+        """Removes an id, if it is stored."""
         key = name[-END_LENGTH:]
         names = self._names.get(key, [])
         if name in names:
@@ -127,7 +132,9 @@ class IdEnds:
                 del self._names[key]
 
     def find(self, end: str) -> list[str]:
-        """Returns the ids that end with a text; none if the text has fewer than four characters."""
+        """Returns the stored ids that end with a text; empty if the text has fewer than four
+        characters.
+        """
         if len(end) < END_LENGTH:
             return []
         return [name for name in self._names.get(end[-END_LENGTH:], ()) if name.endswith(end)]
